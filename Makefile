@@ -1,0 +1,37 @@
+# Needs python3 (3.11 or newer, with venv and pip) and make; everything else is installed into .venv.
+PYTHON ?= python3
+PORT ?= 5006
+BIN := .venv/bin
+
+.PHONY: demo test lint docs clean
+
+demo: .venv/.installed-base
+	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
+	 else exec $(BIN)/workbench demo --port $(PORT); fi
+
+test: .venv/.installed-all
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-all
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+docs: .venv/.installed-all
+	$(BIN)/mkdocs build --strict
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Workbench needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed-base: pyproject.toml | .venv/bin/python
+	@echo "installing Workbench into .venv (about a minute, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.installed-all: pyproject.toml | .venv/bin/python
+	@echo "installing Workbench and what its tests need into .venv (about two minutes, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	@touch $@ .venv/.installed-base
+
+clean:
+	rm -rf .venv build site *.egg-info

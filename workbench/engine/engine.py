@@ -1,0 +1,507 @@
+"""The engine: a real model, one scheduler step at a time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.engine.detokenizer import IncrementalDetokenizer
+from workbench.engine.engine_thread import EngineThread
+from workbench.engine.model_runner import ModelRunner
+from workbench.engine.outputs import RequestOutput
+from workbench.engine.packed_batch import PackedBatch, prepare_unified
+from workbench.engine.request import Request
+from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.scheduler import ScheduledBatch, Scheduler
+from workbench.engine.validation import check_prompt, resolve_config, tokenize_prompt
+from workbench.models.load import LoadedModel, load_model
+from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from workbench.models.tokenizer import Tokenizer
+
+log = logging.getLogger("workbench")
+
+
+class _Progress:
+    """What the engine keeps of a request beside the scheduler's own state."""
+
+    def __init__(self, request: Request, prompt: str, detokenizer: IncrementalDetokenizer | None) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.detokenizer = detokenizer
+        self.logprobs: list[dict[int, float]] = []
+        self.finish_reason: str | None = None
+        self.error = ""
+        self.delivered = False
+
+
+class Engine:
+    """An inference engine that can be opened.
+
+    Args:
+        model: "smollm2" (bundled), a GGUF file, an MLX or Hugging Face folder, a repository name, or a LoadedModel.
+        config: Limits and policies; defaults suit a notebook.
+
+    Attributes:
+        config: The configuration with ``max_model_len`` resolved.
+        trace: The record of every step so far, always on.
+        scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
+
+    Raises:
+        ValueError: A configuration the model cannot serve.
+        UnsupportedModelError: A model the preflight cannot serve, with the reason.
+
+    Example:
+        >>> engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=64))      # doctest: +SKIP
+        >>> engine.add_request("The capital of France is", SamplingParams(max_tokens=8))
+        'r0'
+        >>> step = engine.step()
+        >>> step.chunks[0].num_tokens
+        5
+        >>> engine.run()[0].text
+    """
+
+    def __init__(self, model: str | Path | LoadedModel = "smollm2", config: EngineConfig | None = None) -> None:
+        self._thread = EngineThread("workbench-engine")
+        weakref.finalize(self, self._thread._executor.shutdown, wait=False)
+        self._started = time.perf_counter()
+        self._progress: dict[str, _Progress] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._pause = threading.Event()
+        self._running = False
+        self._phases: Generator[tuple[str, Any], None, StepRecord] | None = None
+        self._thread.call(lambda: self._load(model, config or EngineConfig()))
+
+    def _load(self, model: str | Path | LoadedModel, config: EngineConfig) -> None:
+        self.model = model if isinstance(model, LoadedModel) else load_model(model)
+        self.config = resolve_config(config, self.model)
+        self.runner = ModelRunner(self.model, self.config)
+        self.scheduler = Scheduler(self.config, clock=self._clock)
+        self.sampler = Sampler(self.config.seed)
+        self.trace = Trace(
+            TraceMeta(
+                source="engine",
+                config=self.config.to_dict(),
+                model=self.runner.describe(),
+                versions=_versions(),
+                created=time.time(),
+            )
+        )
+
+    def _clock(self) -> float:
+        """Seconds since the engine was made; monotonic, so a change of the wall clock does not show."""
+        return time.perf_counter() - self._started
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.model.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: ``encode(str)``, ``decode(ids)``, ``apply_chat_template(messages)``."""
+        if self.model.tokenizer is None:
+            raise ValueError(f"model {self.name!r} came without a tokenizer: give prompts as lists of token ids")
+        return self.model.tokenizer
+
+    def add_request(
+        self,
+        prompt: str | Sequence[int] | Sequence[dict[str, str]],
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request. It is checked here and scheduled by the next step.
+
+        Args:
+            prompt: Text, token ids, or chat messages ({"role": ..., "content": ...}) for the chat template.
+            sampling: How to sample and when to stop.
+            request_id: A name of your own; "r0", "r1", ... by default.
+            priority: Smaller is served first under policy "priority".
+
+        Returns:
+            The request id.
+
+        Raises:
+            ValueError: An empty or too long prompt, an unknown token id, an id in use, or a request that the KV
+                pool could never hold. Nothing is queued then.
+        """
+        sampling = sampling or SamplingParams()
+        text, token_ids = tokenize_prompt(prompt, self.model.tokenizer)
+        check_prompt(token_ids, sampling, self.config, self.model)
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise ValueError(f"request_id must be a string that is not empty, got {request_id!r}")
+        with self._lock:
+            if request_id is None:
+                request_id = next(rid for rid in (f"r{n}" for n in self._ids) if rid not in self._progress)
+            elif request_id in self._progress:
+                raise ValueError(f"request_id {request_id!r} is in use: every request of an engine needs its own")
+            request = Request(
+                request_id,
+                token_ids,
+                sampling,
+                priority=priority,
+                arrival_time=self._clock(),
+                eos_token_ids=self.model.eos_token_ids,
+            )
+            tokenizer = self.model.tokenizer
+            hidden = frozenset() if sampling.ignore_eos else self.model.eos_token_ids
+            detokenizer = IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden) if tokenizer else None
+            self._progress[request_id] = _Progress(request, text, detokenizer)
+            self._inbox.append(lambda: self._enqueue(request, text))
+        return request_id
+
+    def _enqueue(self, request: Request, text: str) -> None:
+        request.arrival_step = self.scheduler.step
+        self.scheduler.add_request(request)
+        self.trace.add_request(
+            RequestInfo(
+                request_id=request.request_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                prompt_token_ids=tuple(request.token_ids[: request.num_prompt_tokens]),
+                prompt=text,
+                max_tokens=request.max_tokens,
+                arrival_step=request.arrival_step,
+                arrival_time=request.arrival_time,
+                priority=request.priority,
+                sampling=request.sampling.non_default(),
+            )
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; its blocks come back then. A finished request stays as it is.
+
+        Raises:
+            ValueError: There is no such request.
+        """
+        self._known(request_id)
+        self._inbox.append(lambda: self._abort(request_id))
+
+    def _abort(self, request_id: str) -> None:
+        progress = self._progress[request_id]
+        if progress.finish_reason is None and self.scheduler.abort_request(request_id):
+            progress.finish_reason = "abort"
+
+    def _known(self, request_id: str) -> _Progress:
+        try:
+            return self._progress[request_id]
+        except KeyError:
+            raise ValueError(
+                f"request_id {request_id!r} is unknown; known are {', '.join(self._progress) or 'none yet'}"
+            ) from None
+
+    def output(self, request_id: str) -> RequestOutput:
+        """What a request has produced so far.
+
+        Raises:
+            ValueError: There is no such request.
+        """
+        progress = self._known(request_id)
+        request = progress.request
+        tokens = tuple(request.token_ids)
+        return RequestOutput(
+            request_id=request_id,
+            prompt=progress.prompt,
+            prompt_token_ids=tokens[: request.num_prompt_tokens],
+            token_ids=tokens[request.num_prompt_tokens :],
+            text=progress.detokenizer.text if progress.detokenizer else "",
+            finish_reason=progress.finish_reason,
+            logprobs=tuple(progress.logprobs) if request.sampling.logprobs is not None else None,
+            error=progress.error,
+        )
+
+    @property
+    def outputs(self) -> dict[str, RequestOutput]:
+        """Every request's output so far, by request id, in order of arrival."""
+        return {request_id: self.output(request_id) for request_id in list(self._progress)}
+
+    # -- one step ---------------------------------------------------------------------------------------------
+
+    def step(self) -> StepRecord | None:
+        """Take one scheduler step.
+
+        Returns:
+            The record of the step, or None when there is nothing to do.
+        """
+        return self._thread.call(self._step)
+
+    def _step(self) -> StepRecord | None:
+        phases = self._phases or self._begin()
+        self._phases = None
+        if phases is None:
+            return None
+        while True:
+            try:
+                next(phases)
+            except StopIteration as stop:
+                return stop.value
+
+    def step_into(self) -> tuple[str, Any] | StepRecord | None:
+        """Take one phase of a step: "schedule", "prepare", "forward", "sample", then the finished record.
+
+        Returns:
+            The phase's name and what it made (ScheduledBatch, PackedBatch, logits, sampled tokens), the StepRecord
+            after the last phase, or None when there is nothing to do. ``step()`` and ``run()`` finish a step that
+            was begun.
+
+        Example:
+            >>> name, batch = engine.step_into()        # doctest: +SKIP
+            >>> name
+            'schedule'
+        """
+
+        def advance() -> tuple[str, Any] | StepRecord | None:
+            if self._phases is None:
+                self._phases = self._begin()
+                if self._phases is None:
+                    return None
+            try:
+                return next(self._phases)
+            except StopIteration as stop:
+                self._phases = None
+                return stop.value
+
+        return self._thread.call(advance)
+
+    def _begin(self) -> Generator[tuple[str, Any], None, StepRecord] | None:
+        while self._inbox:
+            self._inbox.popleft()()
+        return self._run_phases() if self.scheduler.has_unfinished_requests() else None
+
+    def _run_phases(self) -> Generator[tuple[str, Any], None, StepRecord]:
+        """One step, phase by phase. An exception in a phase ends the requests of the batch, and only those."""
+        timings: dict[str, float] = {}
+
+        def timed(name: str, work: Callable[[], Any]) -> Any:
+            start = time.perf_counter()
+            result = work()
+            timings[name] = time.perf_counter() - start
+            return result
+
+        batch: ScheduledBatch = timed("schedule", self.scheduler.schedule)
+        yield "schedule", batch
+        kernel = None
+        sampled: list[SampledToken] = []
+        try:
+            if batch.chunks:
+                packed: PackedBatch = timed("prepare", lambda: prepare_unified(batch, self.config.block_size))
+                yield "prepare", packed
+                logits: mx.array = timed("forward", lambda: self.runner.forward(packed))
+                kernel = self.runner.kernel_launch(packed)
+                yield "forward", logits
+                rows = [chunk.request for chunk in batch.chunks if chunk.samples]
+                sampled = timed("sample", lambda: self.sampler.sample(logits, rows))
+                yield "sample", sampled
+        except Exception as problem:
+            log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step)
+            record = self.scheduler.fail(batch)
+            for chunk in batch.chunks:
+                self._progress[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
+        else:
+            record = timed("update", lambda: self._update(batch, sampled, timings, kernel))
+        for request_id, reason in record.finish_reasons.items():
+            self._progress[request_id].finish_reason = reason
+        self.trace.append(record)
+        return record
+
+    def _update(
+        self,
+        batch: ScheduledBatch,
+        sampled: list[SampledToken],
+        timings: dict[str, float],
+        kernel: Any,
+    ) -> StepRecord:
+        tokens: list[int | None] = []
+        texts: list[str] = []
+        finish: dict[str, str] = {}
+        remaining = iter(sampled)
+        for chunk in batch.chunks:
+            if not chunk.samples:
+                tokens.append(None)
+                texts.append("")
+                continue
+            result = next(remaining)
+            progress = self._progress[chunk.request.request_id]
+            tokens.append(result.token_id)
+            if result.token_id is None:
+                finish[chunk.request.request_id] = "error"
+                progress.error = result.error
+                texts.append("")
+                continue
+            if result.logprobs is not None:
+                progress.logprobs.append(result.logprobs)
+            texts.append(progress.detokenizer.append(result.token_id) if progress.detokenizer else "")
+            if progress.detokenizer and progress.detokenizer.stopped_by:
+                finish[chunk.request.request_id] = "stop"
+        return self.scheduler.update(batch, tokens, texts=texts, finish=finish, timings=timings, kernel=kernel)
+
+    # -- many steps -------------------------------------------------------------------------------------------
+
+    def run(self, *, progress: bool = True) -> list[RequestOutput]:
+        """Step until every request has ended.
+
+        Ctrl-C stops after the step that is under way; the engine can go on from there.
+
+        Args:
+            progress: Show a progress bar of requests that ended.
+
+        Returns:
+            The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
+        """
+        self._pause.clear()
+        with tqdm(total=self._num_open(), desc=self.name, unit="request", disable=not progress) as bar:
+            self._thread.call(lambda: self._loop(bar.update), interrupt=self._pause.set)
+        ended = [p for p in self._progress.values() if p.finish_reason is not None and not p.delivered]
+        for item in ended:
+            item.delivered = True
+        return [self.output(item.request.request_id) for item in ended]
+
+    def _num_open(self) -> int:
+        return sum(progress.finish_reason is None for progress in self._progress.values())
+
+    def _loop(self, on_finished: Callable[[int], Any] = lambda count: None) -> None:
+        self._running = True
+        try:
+            while not self._pause.is_set():
+                record = self._step()
+                if record is None:
+                    return
+                on_finished(len(record.finished) + len(record.aborted))
+        finally:
+            self._running = False
+
+    def start(self) -> None:
+        """Run in the background until there is nothing to do, or until pause(); returns at once."""
+        self._pause.clear()
+        if not self._running:
+            self._running = True
+            self._thread.submit(self._loop)
+
+    def pause(self) -> None:
+        """Stop a background run after the step that is under way, and wait for it."""
+        self._pause.set()
+        self._thread.call(lambda: None)
+
+    @property
+    def state(self) -> str:
+        """ "running" while steps are taken in the background, "paused" with work left, else "idle"."""
+        if self._running:
+            return "running"
+        return "paused" if self._inbox or self.scheduler.has_unfinished_requests() else "idle"
+
+    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None) -> Iterator[str]:
+        """Add a request and yield its text as it grows, taking steps as needed.
+
+        Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
+        """
+        request_id = self.add_request(prompt, sampling)
+        progress = self._progress[request_id]
+        longest = max((len(stop) for stop in progress.request.sampling.stop), default=1)
+        done = 0
+        while progress.finish_reason is None:
+            if self._running:
+                time.sleep(0.01)
+            elif self.step() is None:
+                break
+            text = self.output(request_id).text
+            upto = len(text) if progress.finish_reason else max(done, len(text) - longest + 1)
+            if upto > done:
+                yield text[done:upto]
+                done = upto
+
+    def peek_next_batch(self) -> tuple[bool, int]:
+        """Whether the next step holds a prefill, and how many tokens it has; nothing is changed but the queue."""
+
+        def peek() -> tuple[bool, int]:
+            while self._inbox:
+                self._inbox.popleft()()
+            return self.scheduler.peek_next_batch()
+
+        return self._thread.call(peek)
+
+    def fork(self, at_step: int = 0, **config_changes: Any) -> Trace:
+        """What if: the same arrivals and the same sampled tokens under another configuration, simulated.
+
+        Args:
+            at_step: The first step under the new configuration.
+            **config_changes: EngineConfig fields to change.
+
+        Returns:
+            The trace of the simulated run, from step 0.
+        """
+        from workbench.engine.fork import fork
+
+        return fork(self.trace, at_step, **config_changes)
+
+    def watch(self) -> Any:
+        """A live view of the engine for a notebook cell; each call makes a new view."""
+        from workbench.viz import watch
+
+        return watch(self)
+
+    def close(self) -> None:
+        """Stop after the step under way and end the engine's thread. The trace stays readable."""
+        self._pause.set()
+        self._thread.close()
+
+    # -- how it looks -----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        config, scheduler = self.config, self.scheduler
+        return (
+            f"Engine({self.name!r}, {self.runner.backend_name} attention, {self.state}: step {scheduler.step}, "
+            f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
+            f"{scheduler.num_free_blocks} of {config.num_blocks - 1} KV blocks free)"
+        )
+
+    def _repr_html_(self) -> str:
+        from workbench.viz.reprs import engine_html
+
+        return engine_html(self.facts(), self.trace)
+
+    def facts(self) -> dict[str, Any]:
+        """What the engine is and where it stands, by name, for the views."""
+        from workbench.blas import backend_info
+
+        scheduler = self.scheduler
+        return {
+            "model": self.name,
+            "state": self.state,
+            "step": scheduler.step,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
+            "free_blocks": scheduler.num_free_blocks,
+            "num_blocks": self.config.num_blocks - 1,
+            "backend": self.runner.backend_name,
+            "attention": self.runner.mode,
+            "blas": backend_info(),
+        }
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    import workbench
+
+    return {
+        "workbench": workbench.__version__,
+        **{package: version(package) for package in ("mlx", "mlx-lm", "numpy")},
+    }

@@ -1,0 +1,193 @@
+"""Sampling: from logits to tokens, for all rows of a step at once.
+
+Random numbers are keyed by (request, position). Each token that is drawn at random uses exactly one uniform number,
+and that number depends on nothing but the request's key and the position of the token. So the text of a request
+does not depend on chunk size, on its batch mates, or on having been preempted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+if TYPE_CHECKING:
+    from workbench.engine.request import Request
+
+
+class SampledToken(NamedTuple):
+    """One sampled token.
+
+    Attributes:
+        token_id: The token; None when the row's logits were not numbers, see ``error``.
+        logprobs: {token_id: log-probability} of the most likely tokens and the sampled one, over the whole
+            vocabulary, before penalties and temperature; None when the request did not ask.
+        error: Why no token could be sampled.
+    """
+
+    token_id: int | None
+    logprobs: dict[int, float] | None = None
+    error: str = ""
+
+
+def random_key(seed: int, request: Request) -> str:
+    """The key of a request's random numbers: its own seed, or the engine's seed and the request id."""
+    own_seed = request.sampling.seed
+    return f"seed {own_seed}" if own_seed is not None else f"engine {seed} {request.request_id}"
+
+
+def keyed_bits(key: str, position: int) -> int:
+    """64 random bits that depend on the key and the position alone (BLAKE2b as a counter-based generator)."""
+    return int.from_bytes(hashlib.blake2b(f"{key}:{position}".encode(), digest_size=8).digest(), "little")
+
+
+def keyed_uniform(key: str, position: int) -> float:
+    """A uniform number in [0, 1) that depends on the key and the position alone."""
+    return (keyed_bits(key, position) >> 11) * 2.0**-53
+
+
+class Sampler:
+    """Samples the rows of a step that finished their prefill, or decode.
+
+    Args:
+        seed: The engine's seed, for requests without one of their own.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def sample(self, logits: mx.array, requests: Sequence[Request]) -> list[SampledToken]:
+        """Sample one token per row.
+
+        Args:
+            logits: float32 [num_rows, vocab_size], evaluated or not.
+            requests: The request of each row.
+
+        Returns:
+            One SampledToken per row, in order.
+        """
+        if not requests:
+            return []
+        best = mx.argmax(logits, axis=-1)
+        # A row with a NaN anywhere sums to NaN; a row of -inf alone cannot be sampled either.
+        broken = mx.isnan(mx.sum(logits, axis=-1)) | ~mx.isfinite(mx.max(logits, axis=-1))
+        mx.eval(best, broken)
+        tokens, errors = best.tolist(), broken.tolist()
+        sampled = []
+        for row, request in enumerate(requests):
+            if errors[row]:
+                sampled.append(SampledToken(None, error="the model returned logits that are not finite numbers"))
+            elif request.sampling.is_plain_greedy:
+                sampled.append(SampledToken(tokens[row]))
+            else:
+                sampled.append(self._sample_row(logits[row], request))
+        return sampled
+
+    def _sample_row(self, logits: mx.array, request: Request) -> SampledToken:
+        params = request.sampling
+        raw = np.array(logits, dtype=np.float64)
+        adjusted = adjust_logits(raw, request)
+        if params.logits_processors:
+            processed = mx.array(adjusted.astype(np.float32))[None]
+            history = mx.array(request.token_ids, dtype=mx.int32)
+            for processor in params.logits_processors:
+                processed = processor(history, processed)
+            adjusted = np.array(processed[0].astype(mx.float32), dtype=np.float64)
+        if not np.isfinite(adjusted.max()):
+            return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
+        key, position = random_key(self.seed, request), len(request.token_ids)
+        if params.sampler is not None:
+            # mlx-lm's samplers draw from MLX's global state: keying it first makes them independent of the batch.
+            mx.random.seed(keyed_bits(key, position))
+            token = int(params.sampler(mx.array(log_softmax(adjusted).astype(np.float32))[None]).item())
+        elif params.temperature == 0.0:
+            token = int(adjusted.argmax())
+        else:
+            probabilities = filter_probabilities(
+                log_softmax(adjusted / params.temperature), params.top_k, params.top_p, params.min_p
+            )
+            token = draw(probabilities, keyed_uniform(key, position))
+        wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
+        return SampledToken(token, wanted)
+
+
+def adjust_logits(logits: np.ndarray, request: Request) -> np.ndarray:
+    """Apply logit_bias and the three penalties; vLLM's order and meaning.
+
+    ``repetition_penalty`` (Keskar et al., 2019) divides positive and multiplies negative logits of every token in
+    prompt or output; ``frequency_penalty`` and ``presence_penalty`` (OpenAI) subtract per occurrence, and once, for
+    tokens of the output alone.
+
+    Args:
+        logits: float64 [vocab_size]; not changed.
+        request: Whose parameters and tokens to use.
+
+    Returns:
+        float64 [vocab_size].
+    """
+    params, adjusted = request.sampling, logits.copy()
+    for token, bias in params.logit_bias.items():
+        adjusted[token] += bias
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(request.token_ids)
+        values = adjusted[seen]
+        adjusted[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        output = request.token_ids[request.num_prompt_tokens :]
+        if output:
+            tokens, counts = np.unique(output, return_counts=True)
+            adjusted[tokens] -= params.frequency_penalty * counts + params.presence_penalty
+    return adjusted
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities of logits [vocab_size]."""
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def filter_probabilities(logprobs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Probabilities with the unlikely tokens set to 0; not normalised.
+
+    Args:
+        logprobs: float64 [vocab_size], after temperature.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set whose probability reaches top_p (Holtzman et al., 2020).
+        min_p: Drop tokens less likely than min_p times the most likely one (Nguyen et al., 2024).
+
+    Returns:
+        float64 [vocab_size]; the most likely token is always kept.
+    """
+    probabilities = np.exp(logprobs)
+    if min_p > 0.0:
+        probabilities[probabilities < min_p * probabilities.max()] = 0.0
+    if 0 < top_k < len(probabilities) or top_p < 1.0:
+        # Ties are broken by token id, so that the kept set does not depend on the sort.
+        order = np.argsort(-probabilities, kind="stable")
+        if 0 < top_k < len(order):
+            probabilities[order[top_k:]] = 0.0
+        if top_p < 1.0:
+            ranked = probabilities[order]
+            before = np.cumsum(ranked) - ranked
+            probabilities[order[before >= top_p * ranked.sum()]] = 0.0
+    return probabilities
+
+
+def draw(probabilities: np.ndarray, uniform: float) -> int:
+    """Draw a token by inverting the cumulative distribution at ``uniform`` in [0, 1)."""
+    cumulative = np.cumsum(probabilities)
+    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+
+
+def top_logprobs(logits: np.ndarray, count: int, token: int) -> dict[int, float]:
+    """The ``count`` most likely tokens, most likely first, and ``token`` if it is not among them."""
+    logprobs = log_softmax(logits)
+    count = min(count, len(logprobs))
+    best = np.argpartition(-logprobs, count - 1)[:count] if count else np.empty(0, dtype=np.int64)
+    ranked = sorted(best.tolist(), key=lambda candidate: (-logprobs[candidate], candidate))
+    if token not in ranked:
+        ranked.append(token)
+    return {candidate: float(logprobs[candidate]) for candidate in ranked}

@@ -1,0 +1,94 @@
+"""Checks of an engine's configuration and requests against its model, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.models.load import LoadedModel
+
+
+def resolve_config(config: EngineConfig, model: LoadedModel) -> EngineConfig:
+    """The configuration with ``max_model_len`` set from the model, or checked against it.
+
+    Raises:
+        ValueError: max_model_len is longer than the model's context.
+    """
+    if config.max_model_len is None:
+        return config.replace(max_model_len=model.max_position)
+    if config.max_model_len > model.max_position:
+        raise ValueError(
+            f"max_model_len={config.max_model_len} is longer than the context of {model.name!r} "
+            f"({model.max_position} tokens): use a value from 2 to {model.max_position}, or leave it out"
+        )
+    return config
+
+
+def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
+    """The prompt as text and as token ids.
+
+    Args:
+        prompt: Text, token ids, or chat messages.
+        tokenizer: The model's tokenizer, or None.
+
+    Raises:
+        ValueError: The prompt is none of these, is empty, or is text and there is no tokenizer.
+    """
+    if isinstance(prompt, (bytes, bytearray)) or (
+        not isinstance(prompt, (str, Sequence)) and not hasattr(prompt, "tolist")
+    ):
+        raise ValueError(
+            f"prompt must be a str, a list of token ids or a list of chat messages, got {type(prompt).__name__}"
+        )
+    if not isinstance(prompt, (str, Sequence)):
+        prompt = prompt.tolist()
+    if len(prompt) == 0:
+        raise ValueError("prompt is empty: give at least one token")
+    if isinstance(prompt, str) or isinstance(prompt[0], dict):
+        if tokenizer is None:
+            raise ValueError("prompt is text but the model came without a tokenizer: give a list of token ids")
+        text = prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(list(prompt))
+        token_ids = tokenizer.encode(text)
+        if not token_ids:
+            raise ValueError("prompt has no tokens: the tokenizer turned the text into nothing")
+        return text, token_ids
+    for index, token in enumerate(prompt):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ValueError(f"prompt[{index}]={token!r} is not a token id: token ids are integers")
+    token_ids = [int(token) for token in prompt]
+    return "", token_ids
+
+
+def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineConfig, model: LoadedModel) -> None:
+    """Refuse a request that could never be served.
+
+    Raises:
+        ValueError: Naming the field, its value and the limit.
+    """
+    if not isinstance(sampling, SamplingParams):
+        raise ValueError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
+    for index, token in enumerate(token_ids):
+        if not 0 <= token < model.vocab_size:
+            raise ValueError(f"prompt[{index}]={token} is outside the vocabulary: 0 to {model.vocab_size - 1}")
+    for field in ("logit_bias", "stop_token_ids"):
+        for token in getattr(sampling, field):
+            if not 0 <= token < model.vocab_size:
+                raise ValueError(f"{field} holds token {token}, outside the vocabulary: 0 to {model.vocab_size - 1}")
+    if sampling.stop and model.tokenizer is None:
+        raise ValueError("stop needs a tokenizer, and the model came without one: use stop_token_ids")
+    limit = config.max_model_len
+    if len(token_ids) >= limit:
+        raise ValueError(
+            f"prompt has {len(token_ids)} tokens; max_model_len={limit} leaves room for {limit - 1} and one "
+            "output token: shorten the prompt or raise max_model_len"
+        )
+    longest = min(len(token_ids) + sampling.max_tokens, limit)
+    # The last sampled token is returned but never fed to the model, so it needs no KV.
+    needed = -(-(longest - 1) // config.block_size)
+    if needed > config.num_blocks - 1:
+        raise ValueError(
+            f"num_blocks={config.num_blocks} is too small for this request: {len(token_ids)} prompt tokens and "
+            f"max_tokens={sampling.max_tokens} need {needed} blocks of {config.block_size}, the pool has "
+            f"{config.num_blocks - 1}: shorten the prompt, lower max_tokens or raise num_blocks"
+        )
