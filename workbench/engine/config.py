@@ -1,0 +1,332 @@
+"""What a person may configure: the engine (`EngineConfig`) and one request (`SamplingParams`).
+
+Both are frozen and checked when they are made, so nothing behind them checks again. Names are vLLM's. A value
+that cannot work is refused with the field, the value, the allowed range and what to do about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+POLICIES = ("fcfs", "priority")
+ATTENTION_BACKENDS = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
+MAX_INT32 = 2**31 - 1
+"""Block ids, positions and cumulative lengths are int32 in every kernel."""
+
+
+# -- checks of one value: each returns the value to keep -----------------------------------------------------
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> int:
+    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer {allowed}, got {value!r}{hint}") from None
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be {allowed}, got {number}{hint}")
+    return number
+
+
+def _number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> float:
+    if high == math.inf:
+        allowed = f"{'>' if low_open else '>='} {low:g} and finite"
+    else:
+        allowed = f"in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number {allowed}, got {value!r}") from None
+    below = number <= low if low_open else number < low
+    above = number >= high if high_open else number > high
+    if not math.isfinite(number) or below or above:
+        raise ValueError(f"{name} must be {allowed}, got {number}")
+    return number
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def _choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+class _Frozen:
+    """What both configurations share: keeping checked values, listing what differs from the defaults."""
+
+    def _keep(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _changed(self) -> dict[str, Any]:
+        changed = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                changed[field.name] = value
+        return changed
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"{type(self).__name__}({given})"
+
+
+@dataclass(frozen=True, repr=False)
+class EngineConfig(_Frozen):
+    """How an engine schedules, how much KV cache it has and which attention backend it runs.
+
+    Attributes:
+        max_num_batched_tokens: Token budget of a step: rows of the packed batch at most.
+        max_num_scheduled_tokens: Token budget of the scheduler where it is to stay below
+            ``max_num_batched_tokens``; None for the same.
+        max_num_seqs: Running requests at most.
+        max_num_active_seqs: A lower limit on running requests than ``max_num_seqs``; None for the same.
+        block_size: Tokens per KV block.
+        num_blocks: KV blocks of the pool. Block 0 is never handed out, so ``num_blocks - 1`` can be used.
+        max_model_len: Longest sequence in tokens, prompt and output; None for the model's own limit.
+        enable_prefix_caching: Find KV blocks of an equal prefix instead of computing them again.
+        policy: Order of the waiting queue: "fcfs", or "priority" (smaller first, then time of arrival).
+        watermark: Fraction of the pool that stays free when a request is admitted while others run.
+        scheduler_reserve_full_isl: Admit a request only when all of its tokens fit into free blocks now;
+            False asks that of its first chunk only.
+        long_prefill_token_threshold: Tokens of one request in a step at most while others run or wait;
+            0 for no cap.
+        long_prefill_token_threshold_adaptive: Raise that cap to the fair share
+            ``max_num_batched_tokens // requests``.
+        max_num_partial_prefills: Prompts that are split over steps at the same time; None for off.
+        max_long_partial_prefills: How many of those may be long; None for off.
+        attention_backend: "auto" takes the best backend of the device.
+        seed: Seed of the requests that have none of their own.
+
+    Raises:
+        ValueError: A value is outside its range; the message names field, value and range.
+    """
+
+    max_num_batched_tokens: int = 512
+    max_num_scheduled_tokens: int | None = None
+    max_num_seqs: int = 16
+    max_num_active_seqs: int | None = None
+    block_size: int = 16
+    num_blocks: int = 512
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    attention_backend: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        budget = _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_INT32)
+        seqs = _integer("max_num_seqs", self.max_num_seqs, 1, MAX_INT32)
+        if self.max_model_len is not None:
+            self._keep(max_model_len=_integer("max_model_len", self.max_model_len, 1, MAX_INT32))
+        self._keep(
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            block_size=_integer("block_size", self.block_size, 1, 65536),
+            num_blocks=_integer(
+                "num_blocks",
+                self.num_blocks,
+                2,
+                MAX_INT32,
+                " (block 0 is never handed out: 2 is one usable block)",
+            ),
+            enable_prefix_caching=_flag("enable_prefix_caching", self.enable_prefix_caching),
+            policy=_choice("policy", self.policy, POLICIES),
+            watermark=_number("watermark", self.watermark, 0.0, 1.0, high_open=True),
+            scheduler_reserve_full_isl=_flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
+            long_prefill_token_threshold=_integer(
+                "long_prefill_token_threshold",
+                self.long_prefill_token_threshold,
+                0,
+                self.max_model_len or MAX_INT32,
+            ),
+            long_prefill_token_threshold_adaptive=_flag(
+                "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
+            ),
+            attention_backend=_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
+            seed=_integer("seed", self.seed, 0, 2**64 - 1),
+        )
+        for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
+            if (value := getattr(self, name)) is not None:
+                self._keep(**{name: _integer(name, value, 1, high)})
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name} is not available yet: leave it at None (off), got {value!r}")
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens the scheduler may hand out in a step."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """KV blocks that can hold tokens: all but the null block 0."""
+        return self.num_blocks - 1
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some fields changed, checked like a new one.
+
+        Raises:
+            ValueError: An unknown field, or a value outside its range.
+        """
+        return self.from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, as JSON can hold them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """A configuration from names and values; None stands for the default.
+
+        Raises:
+            ValueError: An unknown field, or a value outside its range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"unknown EngineConfig field {name!r}; the fields are {', '.join(known)}")
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True, repr=False)
+class SamplingParams(_Frozen):
+    """How the tokens of one request are chosen and when it ends.
+
+    Attributes:
+        max_tokens: Output tokens at most.
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 or -1 for all.
+        top_p: Keep the smallest set of most likely tokens whose probability reaches this.
+        min_p: Drop tokens less likely than this fraction of the most likely one.
+        repetition_penalty: Divides (multiplies, where negative) the logits of tokens in prompt and output.
+        presence_penalty: Taken from the logit of every token seen in the output.
+        frequency_penalty: Taken from the logit once for each time the token was seen in the output.
+        logit_bias: Added to the logits of these token ids.
+        stop: Strings that end the output.
+        stop_token_ids: Tokens that end the output.
+        ignore_eos: Go on after the model's end-of-sequence token.
+        logprobs: Also report this many log-probabilities per token; None for none.
+        seed: Seed of this request; None takes the engine's.
+        sampler: Chooses the token instead of temperature, top_k, top_p and min_p: a callable as mlx-lm's
+            ``make_sampler`` returns.
+        logits_processors: Callables as mlx-lm's ``make_logits_processors`` returns, applied in order.
+
+    Raises:
+        ValueError: A value is outside its range; the message names field, value and range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+    sampler: Callable[..., Any] | None = None
+    logits_processors: Sequence[Callable[..., Any]] = ()
+
+    def __post_init__(self) -> None:
+        self._keep(
+            max_tokens=_integer("max_tokens", self.max_tokens, 1, MAX_INT32),
+            temperature=_number("temperature", self.temperature, 0.0),
+            top_k=max(0, _integer("top_k", self.top_k, -1, MAX_INT32, " (0 or -1 keeps all tokens)")),
+            top_p=_number("top_p", self.top_p, 0.0, 1.0, low_open=True),
+            min_p=_number("min_p", self.min_p, 0.0, 1.0),
+            repetition_penalty=_number("repetition_penalty", self.repetition_penalty, 0.0, low_open=True),
+            presence_penalty=_number("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            frequency_penalty=_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            logit_bias=self._checked_logit_bias(),
+            stop=self._checked_stop(),
+            stop_token_ids=tuple(
+                _integer(f"stop_token_ids[{i}]", token, 0, MAX_INT32)
+                for i, token in enumerate(_items("stop_token_ids", self.stop_token_ids, "token ids"))
+            ),
+            ignore_eos=_flag("ignore_eos", self.ignore_eos),
+            logits_processors=tuple(_items("logits_processors", self.logits_processors, "callables")),
+        )
+        if self.logprobs is not None:
+            self._keep(logprobs=_integer("logprobs", self.logprobs, 0, MAX_INT32))
+        if self.seed is not None:
+            self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
+        if self.sampler is not None and not callable(self.sampler):
+            raise ValueError(f"sampler must be callable, got {self.sampler!r}")
+        for i, processor in enumerate(self.logits_processors):
+            if not callable(processor):
+                raise ValueError(f"logits_processors[{i}] must be callable, got {processor!r}")
+
+    def _checked_logit_bias(self) -> dict[int, float] | None:
+        if not self.logit_bias:
+            return None
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+        return {
+            _integer("logit_bias token id", token, 0, MAX_INT32): _number(f"logit_bias[{token}]", bias, -100, 100)
+            for token, bias in self.logit_bias.items()
+        }
+
+    def _checked_stop(self) -> tuple[str, ...]:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(_items("stop", self.stop, "strings"))
+        for i, text in enumerate(stop):
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop[{i}] must be a string that is not empty, got {text!r}")
+        return stop
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked like a new one."""
+        return dataclasses.replace(self, **changes)
+
+    def non_default(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, as JSON can hold them (callables by their repr)."""
+        return {name: _jsonable(value) for name, value in self._changed().items()}
+
+
+def _items(name: str, value: Any, what: str) -> Iterable[Any]:
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"{name} must be a list of {what}, got {value!r}")
+    return value
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_jsonable(item) for item in value]
+    return repr(value) if callable(value) else value
