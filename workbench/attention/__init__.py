@@ -1,1 +1,37 @@
-"""attention."""
+"""Paged varlen attention: one function, several backends, one work list."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.attention.backend import BACKEND_NAMES, AttentionBackend, get_backend
+    from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.paged_varlen import paged_varlen_attention
+    from workbench.attention.work_list import build_work_list
+
+_HOMES = {
+    "AttentionBackend": "backend",
+    "AttentionMetadata": "metadata",
+    "BACKEND_NAMES": "backend",
+    "build_work_list": "work_list",
+    "get_backend": "backend",
+    "paged_varlen_attention": "paged_varlen",
+}
+
+__all__ = [
+    "BACKEND_NAMES",
+    "AttentionBackend",
+    "AttentionMetadata",
+    "build_work_list",
+    "get_backend",
+    "paged_varlen_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first used, so that importing a name costs no MLX."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"workbench.attention.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'workbench.attention' has no attribute {name!r}")

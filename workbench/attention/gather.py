@@ -1,0 +1,128 @@
+"""Paged attention from MLX operations alone: runs on any device, in every dtype, and needs no compiler.
+
+Each sequence's blocks are gathered into one run of keys and values and handed to
+``mx.fast.scaled_dot_product_attention``. It is the yardstick of the other backends and the fallback where
+none of them can run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.attention.backend import AttentionBackend
+
+if TYPE_CHECKING:
+    from workbench.attention.metadata import AttentionMetadata
+
+
+class GatherBackend(AttentionBackend):
+    """Gathers the blocks of each sequence, then attends sequence by sequence.
+
+    Only positions that some row of the sequence may see are gathered, so what a stale slot or a block before
+    the window holds can never reach an output.
+    """
+
+    name = "gather"
+
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+        """All rows of a sequence at once, against all of its context."""
+        return 2**31 - 1, 2**31 - 1
+
+    def attend(
+        self,
+        q: mx.array,
+        k_cache: mx.array,
+        v_cache: mx.array,
+        metadata: AttentionMetadata,
+        *,
+        softmax_scale: float,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """See `AttentionBackend.attend`."""
+        left = window_size[0]
+        if sinks is not None:
+            sinks = mx.array(sinks).astype(q.dtype)
+        outputs = []
+        for seq in np.flatnonzero(metadata.query_lens):
+            start, stop = metadata.cu_seqlens_q[seq : seq + 2].tolist()
+            first, keys = visible_range(metadata, seq, left)
+            k, v = (gather_positions(cache, metadata, seq, first, keys) for cache in (k_cache, v_cache))
+            mask = causal_mask(stop - start, keys - first, left)
+            heads_first = (x.swapaxes(0, 1)[None] for x in (q[start:stop], k.astype(q.dtype), v.astype(q.dtype)))
+            out = scaled_dot_product_attention(*heads_first, softmax_scale, mask, softcap, sinks)
+            outputs.append(out[0].swapaxes(0, 1))
+        return mx.concatenate(outputs) if outputs else mx.zeros_like(q)
+
+
+def visible_range(metadata: AttentionMetadata, seq: int, left: int) -> tuple[int, int]:
+    """The KV positions [first, end) that at least one query row of a sequence may see."""
+    end = int(metadata.seqused_k[seq])
+    first_row = end - int(metadata.query_lens[seq])
+    return (max(first_row - left, 0) if left >= 0 else 0), end
+
+
+def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, first: int, end: int) -> mx.array:
+    """KV positions [first, end) of one sequence as a contiguous [end - first, num_kv_heads, head_dim]."""
+    size = metadata.block_size
+    blocks = metadata.block_table[seq, first // size : -(-end // size)]
+    run = cache[mx.array(blocks)].flatten(0, 1)
+    skipped = first // size * size
+    return run[first - skipped : end - skipped]
+
+
+def causal_mask(num_rows: int, num_keys: int, left: int) -> mx.array | str | None:
+    """The mask of ``num_rows`` rows that are the last of ``num_keys`` positions, in the form MLX takes."""
+    if left < 0 or num_keys <= left + 1:
+        return "causal" if num_rows > 1 else None
+    if num_rows == 1:
+        return None
+    rows = mx.arange(num_keys - num_rows, num_keys)[:, None]
+    keys = mx.arange(num_keys)[None]
+    return (keys <= rows) & (keys >= rows - left)
+
+
+def scaled_dot_product_attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    softcap: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    """MLX's attention, with the soft cap that it lacks.
+
+    Args:
+        q: [1, num_heads, rows, head_dim].
+        k: [1, num_kv_heads, keys, head_dim].
+        v: Like ``k``.
+        scale: Factor on q · k.
+        mask: "causal", a bool array [rows, keys] that is True where a row may attend, or None.
+        softcap: 0 for none.
+        sinks: [num_heads] or None.
+
+    Returns:
+        [1, num_heads, rows, head_dim] in q's dtype.
+    """
+    if not softcap:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
+    _, num_heads, rows, head_dim = q.shape
+    num_kv_heads, keys = k.shape[1:3]
+    q32 = q.astype(mx.float32).reshape(1, num_kv_heads, -1, rows, head_dim) * scale
+    scores = q32 @ k.astype(mx.float32)[:, :, None].swapaxes(-1, -2)
+    scores = softcap * mx.tanh(scores / softcap)
+    if isinstance(mask, str):
+        mask = mx.arange(keys)[None] <= mx.arange(keys - rows, keys)[:, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf)
+    if sinks is not None:
+        column = sinks.astype(mx.float32).reshape(1, num_kv_heads, -1, 1, 1)
+        scores = mx.concatenate([scores, mx.broadcast_to(column, (*scores.shape[:-1], 1))], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., :keys]
+    out = weights @ v.astype(mx.float32)[:, :, None]
+    return out.reshape(1, num_heads, rows, head_dim).astype(q.dtype)
