@@ -25,7 +25,7 @@ from workbench.engine.sampler import SampledToken, Sampler
 from workbench.engine.scheduler import ScheduledBatch, Scheduler
 from workbench.engine.validation import check_prompt, resolve_config, tokenize_prompt
 from workbench.models.load import LoadedModel, load_model
-from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace import StepRecord, Trace, TraceMeta
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -172,19 +172,7 @@ class Engine:
     def _enqueue(self, request: Request, text: str) -> None:
         request.arrival_step = self.scheduler.step
         self.scheduler.add_request(request)
-        self.trace.add_request(
-            RequestInfo(
-                request_id=request.request_id,
-                num_prompt_tokens=request.num_prompt_tokens,
-                prompt_token_ids=tuple(request.token_ids[: request.num_prompt_tokens]),
-                prompt=text,
-                max_tokens=request.max_tokens,
-                arrival_step=request.arrival_step,
-                arrival_time=request.arrival_time,
-                priority=request.priority,
-                sampling=request.sampling.non_default(),
-            )
-        )
+        self.trace.add_request(request.info(text))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its blocks come back then. A finished request stays as it is.
@@ -402,7 +390,7 @@ class Engine:
 
     @property
     def state(self) -> str:
-        """ "running" while steps are taken in the background, "paused" with work left, else "idle"."""
+        """One of "running" (in the background or in run()), "paused" (work is left) and "idle"."""
         if self._running:
             return "running"
         return "paused" if self._inbox or self.scheduler.has_unfinished_requests() else "idle"

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 if TYPE_CHECKING:
+    from workbench.engine.config import SamplingParams
     from workbench.engine.request import Request
 
 
@@ -80,7 +81,7 @@ class Sampler:
         for row, request in enumerate(requests):
             if errors[row]:
                 sampled.append(SampledToken(None, error="the model returned logits that are not finite numbers"))
-            elif request.sampling.is_plain_greedy:
+            elif is_plain_greedy(request.sampling):
                 sampled.append(SampledToken(tokens[row]))
             else:
                 sampled.append(self._sample_row(logits[row], request))
@@ -114,6 +115,20 @@ class Sampler:
         return SampledToken(token, wanted)
 
 
+def is_plain_greedy(params: SamplingParams) -> bool:
+    """True when the token is the argmax of the model's own logits and nothing more is asked for."""
+    return (
+        params.temperature == 0.0
+        and params.logprobs is None
+        and params.sampler is None
+        and not params.logits_processors
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+    )
+
+
 def adjust_logits(logits: np.ndarray, request: Request) -> np.ndarray:
     """Apply logit_bias and the three penalties; vLLM's order and meaning.
 
@@ -129,7 +144,7 @@ def adjust_logits(logits: np.ndarray, request: Request) -> np.ndarray:
         float64 [vocab_size].
     """
     params, adjusted = request.sampling, logits.copy()
-    for token, bias in params.logit_bias.items():
+    for token, bias in (params.logit_bias or {}).items():
         adjusted[token] += bias
     if params.repetition_penalty != 1.0:
         seen = np.unique(request.token_ids)

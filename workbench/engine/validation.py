@@ -72,7 +72,7 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
         if not 0 <= token < model.vocab_size:
             raise ValueError(f"prompt[{index}]={token} is outside the vocabulary: 0 to {model.vocab_size - 1}")
     for field in ("logit_bias", "stop_token_ids"):
-        for token in getattr(sampling, field):
+        for token in getattr(sampling, field) or ():
             if not 0 <= token < model.vocab_size:
                 raise ValueError(f"{field} holds token {token}, outside the vocabulary: 0 to {model.vocab_size - 1}")
     if sampling.stop and model.tokenizer is None:
