@@ -1,0 +1,170 @@
+"""One forward pass per step: an unmodified mlx-lm model over the paged KV pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from workbench.attention.backend import get_backend
+from workbench.attention.metadata import AttentionMetadata
+from workbench.engine.config import EngineConfig
+from workbench.engine.packed_batch import PackedBatch
+from workbench.models.final_norm import FinalNorm
+from workbench.models.load import LoadedModel
+from workbench.models.paged_cache import PagedKVCache, bytes_per_block
+from workbench.models.preflight import PreflightResult, forward_rows, preflight
+from workbench.models.swap import Swap, swap_attention
+from workbench.trace.records import KernelLaunch
+
+
+class ModelRunner:
+    """Holds a model, its KV pool and its attention backend, and runs packed batches.
+
+    Attributes:
+        model: The mlx-lm model. While it is held here its attention dispatches on the cache it is given, and it
+            still works with mlx-lm's own caches.
+        preflight: How the model is served, and how that was found out.
+        kv_cache: The block pool.
+        backend_name: Name of the attention backend.
+    """
+
+    def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig) -> None:
+        """Preflight the model and allocate its KV pool.
+
+        Args:
+            model: A loaded model, or an mlx-lm model alone.
+            config: ``num_blocks``, ``block_size`` and ``attention_backend`` are used.
+
+        Raises:
+            UnsupportedModelError: The model cannot be served; the message gives the reason.
+            RuntimeError: The attention backend cannot run on this machine.
+        """
+        self.loaded = None if isinstance(model, nn.Module) else model
+        self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
+        self.backend = get_backend(config.attention_backend)
+        self.backend_name = self.backend.name
+        self.preflight: PreflightResult = preflight(self.model, self.backend)
+        kernel = self.preflight.mode == "kernel"
+        self.kv_cache = PagedKVCache(
+            self.preflight.layers, config.num_blocks, config.block_size, self.backend if kernel else None
+        )
+        self._swap: Swap | None = swap_attention(self.model) if kernel else None
+        path = self.preflight.final_norm
+        self._final_norm = FinalNorm(self.model, path) if path is not None else None
+        self._described: tuple[PackedBatch, AttentionMetadata] | None = None
+
+    @property
+    def mode(self) -> str:
+        """How attention is served: "kernel" or "gather", see `PreflightResult`."""
+        return self.preflight.mode
+
+    def close(self) -> None:
+        """Leave the model as it was before."""
+        if self._swap is not None:
+            self._swap.restore()
+        if self._final_norm is not None:
+            self._final_norm.restore()
+
+    def forward(self, packed: PackedBatch) -> mx.array:
+        """Run the model once on a packed batch; its keys and values are in the pool afterwards.
+
+        Returns:
+            Logits of ``packed.logits_rows`` in their order, float32 [len(logits_rows), vocab_size], evaluated.
+
+        Raises:
+            ValueError: The batch was packed for another block size, or names blocks outside the pool.
+        """
+        self._check(packed)
+        metadata = AttentionMetadata(
+            packed.cu_seqlens_q,
+            packed.seqused_k,
+            packed.block_table,
+            packed.slot_mapping,
+            packed.block_size,
+        )
+        self._described = (packed, metadata)
+        rows = packed.logits_rows
+        samples = len(rows) > 0
+        self.kv_cache.begin_step(packed.positions, metadata)
+        try:
+            wanted = rows if samples else np.zeros(1, dtype=np.int32)
+            logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
+            if samples:
+                mx.eval(logits, self.kv_cache.arrays)
+            else:
+                # Only the pool is evaluated: what follows the last layer's attention is never computed.
+                mx.eval(self.kv_cache.arrays)
+                logits = mx.zeros((0, logits.shape[1]), dtype=mx.float32)
+        finally:
+            self.kv_cache.end_step()
+        if any(reads != 1 for reads in self.kv_cache.reads):
+            raise RuntimeError(f"attention ran {self.kv_cache.reads} times per layer; the preflight saw 1 each")
+        return logits
+
+    def _check(self, packed: PackedBatch) -> None:
+        if packed.block_size != self.kv_cache.block_size:
+            raise ValueError(
+                f"the batch was packed for block_size {packed.block_size}, the pool has {self.kv_cache.block_size}"
+            )
+        largest = int(packed.block_table.max())
+        if largest >= self.kv_cache.num_blocks:
+            index = int(packed.block_table.max(axis=1).argmax())
+            raise ValueError(
+                f"{packed.sequence_name(index)}: block id {largest} is outside the pool of "
+                f"{self.kv_cache.num_blocks} blocks"
+            )
+
+    def kernel_launch(self, packed: PackedBatch) -> KernelLaunch:
+        """What the attention of the latest step was handed, for its record.
+
+        Raises:
+            ValueError: ``packed`` is not the batch that ran last.
+        """
+        if self._described is None or self._described[0] is not packed:
+            raise ValueError("kernel_launch describes the batch that ran last: call forward(packed) before")
+        layers = self.preflight.layers
+        windows = tuple(layer.window for layer in layers)
+        shape: dict[str, Any] = {
+            "num_heads": self.preflight.num_heads,
+            "num_kv_heads": layers[0].num_kv_heads,
+            "head_dim": layers[0].k_head_dim,
+            "dtype": str(layers[0].dtype).removeprefix("mlx.core."),
+            "windows": windows if len(set(windows)) > 1 else windows[:1],
+        }
+        if self.mode == "gather":
+            details = {"reason": self.preflight.reason}
+            return KernelLaunch(backend="model attention over gathered context", details=details, **shape)
+        return self.backend.describe(self._described[1], **shape)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes one KV block takes over all layers."""
+        return bytes_per_block(self.preflight.layers, self.kv_cache.block_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the model and how it is served, for the head of a trace."""
+        layers = self.preflight.layers
+        facts: dict[str, Any] = {
+            "num_layers": len(layers),
+            "num_heads": self.preflight.num_heads,
+            "num_kv_heads": layers[0].num_kv_heads,
+            "head_dim": layers[0].k_head_dim,
+            "kv_dtype": str(layers[0].dtype).removeprefix("mlx.core."),
+            "windows": sorted(set(self.preflight.windows)),
+            "attention_backend": self.backend_name,
+            "attention_mode": self.mode,
+            "kv_bytes_per_block": self.bytes_per_block,
+            "preflight_error": self.preflight.max_error,
+        }
+        if self.loaded is not None:
+            facts |= {
+                "name": self.loaded.name,
+                "architecture": self.loaded.architecture,
+                "num_parameters": self.loaded.num_parameters,
+                "dtype": self.loaded.dtype,
+                "vocab_size": self.loaded.vocab_size,
+            }
+        return facts

@@ -1,0 +1,283 @@
+"""Find out how a model can be served, by running it: no list of model names.
+
+Three short sequences are computed by the plain model, unchunked, and again in two packed steps that mix chunks and
+decodes over permuted blocks. The paged path is accepted only when the logits agree, when every layer really went
+through the paged attention exactly once, and when the same comparison fails as it should with positions shifted by 3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from workbench.attention.backend import AttentionBackend
+from workbench.attention.metadata import AttentionMetadata
+from workbench.models.final_norm import FinalNorm, norm_candidates
+from workbench.models.paged_cache import LayerKV, PagedKVCache
+from workbench.models.swap import swap_attention
+
+log = logging.getLogger("workbench")
+
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
+"""Largest error of the logits, relative to their spread, that rounding explains; by the KV cache's dtype."""
+
+BLOCK_SIZE = 8
+NUM_SEQS, NUM_TOKENS = 3, 12
+BLOCK_TABLES = ((5, 2), (1, 6), (4, 3))
+STEPS = (
+    ((2, 0, 9), (0, 0, 11), (1, 0, 1)),
+    ((0, 11, 1), (2, 9, 3), (1, 1, 11)),
+)
+"""Packed steps as (sequence, start, num_tokens): chunks first, then a decode among the chunks that finish."""
+POSITION_SHIFT = 3
+
+
+class UnsupportedModelError(ValueError):
+    """A model that cannot be served, with the reason; it is refused rather than run wrong."""
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """How a model is to be served.
+
+    Attributes:
+        mode: "kernel" when an attention backend reads the block pool itself, "gather" when the model's own
+            attention is handed gathered context.
+        layers: What each cache keeps per token.
+        num_heads: Query heads, 0 in mode "gather".
+        final_norm: Dotted name of the norm that lets only wanted rows reach the head; None when there is none,
+            and all rows are projected.
+        max_error: Largest error against the plain model, relative to the spread of its logits.
+        control_error: The same with positions shifted by 3: what a wrong path looks like.
+        reason: Why not "kernel"; empty when it is.
+    """
+
+    mode: Literal["kernel", "gather"]
+    layers: tuple[LayerKV, ...]
+    num_heads: int
+    final_norm: str | None
+    max_error: float
+    control_error: float
+    reason: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return len(self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Sliding window of each layer, -1 for full attention."""
+        return tuple(layer.window for layer in self.layers)
+
+
+class _Mismatch(Exception):
+    """A way to serve the model that does not give the plain model's logits; the message says how."""
+
+
+def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
+    """Find out how ``model`` can be served with an attention backend.
+
+    The model is left as it was found.
+
+    Raises:
+        UnsupportedModelError: It cannot be served; the message gives the reason.
+    """
+    caches = make_prompt_cache(model)
+    windows = [_window_of(index, cache) for index, cache in enumerate(caches)]
+    token_ids = _token_ids(model)
+    try:
+        reference = np.array(model(mx.array(token_ids), cache=caches).astype(mx.float32))
+    except Exception as problem:
+        raise UnsupportedModelError(f"the plain model does not run here: {_one_line(problem)}") from problem
+    if not np.isfinite(reference).all():
+        raise UnsupportedModelError("the plain model's logits are not finite; its weights may be damaged")
+    layers = tuple(_layer_kv(index, cache, window) for index, (cache, window) in enumerate(zip(caches, windows)))
+    trial = _Trial(model, layers, token_ids, reference)
+
+    try:
+        return trial.run("kernel", backend)
+    except _Mismatch as problem:
+        reason = str(problem)
+    try:
+        result = trial.run("gather", None, reason)
+    except _Mismatch as problem:
+        raise UnsupportedModelError(
+            f"paged attention does not reproduce the model: with a kernel, {reason}; with gathered context, {problem}"
+        ) from None
+    log.info("attention gathers context instead of running a kernel: %s", reason)
+    return result
+
+
+def _window_of(index: int, cache: Any) -> int:
+    """Sliding window of a layer, from the cache mlx-lm would use for it."""
+    if type(cache) is KVCache:
+        return -1
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return cache.max_size
+    kinds = {
+        "ArraysCache": "recurrent state, which has no blocks",
+        "CacheList": "several caches in one layer",
+        "ChunkedKVCache": "chunked attention",
+        "RotatingKVCache": "a sliding window that keeps its first tokens",
+    }
+    name = type(cache).__name__
+    raise UnsupportedModelError(
+        f"layer {index} uses a {name}: {kinds.get(name, 'an unknown kind of cache')} cannot live in the paged KV "
+        "pool; models whose layers all use KVCache or RotatingKVCache can be served"
+    )
+
+
+def _token_ids(model: nn.Module) -> np.ndarray:
+    """Distinct small token ids, int32 [NUM_SEQS, NUM_TOKENS], inside every embedding table."""
+    tables = [m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding | nn.QuantizedEmbedding)]
+    return np.random.default_rng(0).integers(1, min(tables, default=32), (NUM_SEQS, NUM_TOKENS), dtype=np.int32)
+
+
+def _layer_kv(index: int, cache: KVCache | RotatingKVCache, window: int) -> LayerKV:
+    """What the plain run put into a layer's cache."""
+    if cache.keys is None:
+        raise UnsupportedModelError(f"layer {index} never stored keys in its cache")
+    _, num_kv_heads, _, k_head_dim = cache.keys.shape
+    return LayerKV(num_kv_heads, k_head_dim, cache.values.shape[-1], cache.keys.dtype, window)
+
+
+def _one_line(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+
+
+@dataclass
+class _Trial:
+    """Serves the model in one way and compares it with the plain run."""
+
+    model: nn.Module
+    layers: tuple[LayerKV, ...]
+    token_ids: np.ndarray
+    reference: np.ndarray
+
+    def run(
+        self, mode: Literal["kernel", "gather"], backend: AttentionBackend | None, reason: str = ""
+    ) -> PreflightResult:
+        """The result when the model can be served like this.
+
+        Raises:
+            _Mismatch: It cannot.
+        """
+        num_blocks = 1 + max(max(table) for table in BLOCK_TABLES)
+        kv_cache = PagedKVCache(self.layers, num_blocks, BLOCK_SIZE, backend)
+        swap = swap_attention(self.model) if mode == "kernel" else None
+        try:
+            final_norm, max_error = self._with_any_norm(kv_cache)
+            control_error = self._step_error(kv_cache, STEPS[-1], None, shift=POSITION_SHIFT)
+        finally:
+            if swap is not None:
+                swap.restore()
+        if control_error <= max(self.tolerance, 4 * max_error):
+            raise _Mismatch(
+                f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
+                "tell right from wrong"
+            )
+        num_heads = kv_cache.layers[0].num_heads
+        return PreflightResult(mode, self.layers, num_heads, final_norm, max_error, control_error, reason)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error that rounding explains."""
+        return max(TOLERANCE.get(layer.dtype, 0.0) for layer in self.layers)
+
+    def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, float]:
+        """The first norm that can select rows, or None, and the error of the logits with it."""
+        for path in norm_candidates(self.model):
+            final_norm = FinalNorm(self.model, path)
+            try:
+                return path, self._error(kv_cache, final_norm)
+            except _Mismatch:
+                continue
+            finally:
+                final_norm.restore()
+        return None, self._error(kv_cache, None)
+
+    def _error(self, kv_cache: PagedKVCache, final_norm: FinalNorm | None) -> float:
+        error = max(self._step_error(kv_cache, step, final_norm) for step in STEPS)
+        if not error <= self.tolerance:
+            raise _Mismatch(f"logits differ from the plain model's by {error:.1e} of their spread")
+        return error
+
+    def _step_error(
+        self,
+        kv_cache: PagedKVCache,
+        step: Sequence[tuple[int, int, int]],
+        final_norm: FinalNorm | None,
+        shift: int = 0,
+    ) -> float:
+        """Run one packed step; the largest difference of its last rows' logits, relative to their spread."""
+        metadata, positions, token_ids = _pack(step, self.token_ids)
+        last_rows = metadata.cu_seqlens_q[1:] - 1
+        kv_cache.begin_step(positions + np.int32(shift), metadata)
+        try:
+            logits = forward_rows(self.model, token_ids, kv_cache, last_rows, final_norm)
+            mx.eval(logits, kv_cache.arrays)
+            computed = np.array(logits)
+        except Exception as problem:
+            raise _Mismatch(f"the model fails with it ({_one_line(problem)})") from problem
+        finally:
+            kv_cache.end_step()
+        if kv_cache.reads != [1] * len(kv_cache.layers):
+            raise _Mismatch(f"layers went through it {sorted(set(kv_cache.reads))} times, once was expected")
+        expected = np.stack([self.reference[seq, start + count - 1] for seq, start, count in step])
+        if computed.shape != expected.shape:
+            raise _Mismatch(f"logits have shape {computed.shape}, expected {expected.shape}")
+        return float(np.abs(computed - expected).max() / expected.std())
+
+
+def forward_rows(
+    model: Callable[..., mx.array],
+    token_ids: np.ndarray,
+    kv_cache: PagedKVCache,
+    rows: np.ndarray,
+    final_norm: FinalNorm | None,
+) -> mx.array:
+    """One call of the model on a packed batch: the logits of ``rows``, float32 [len(rows), vocab], not evaluated.
+
+    Args:
+        model: The model, its attention swapped where ``kv_cache`` needs it.
+        token_ids: int32 [T].
+        kv_cache: The pool, in a step.
+        rows: int32 [num_rows], not empty.
+        final_norm: Selects the rows before the head; None to project all rows and select then.
+    """
+    if final_norm is None:
+        logits = model(mx.array(token_ids)[:, None], cache=kv_cache.layers)[mx.array(rows)]
+    else:
+        final_norm.rows = mx.array(rows)
+        try:
+            logits = model(mx.array(token_ids)[:, None], cache=kv_cache.layers)
+        finally:
+            final_norm.rows = None
+    return logits.squeeze(1).astype(mx.float32)
+
+
+def _pack(
+    step: Sequence[tuple[int, int, int]], token_ids: np.ndarray
+) -> tuple[AttentionMetadata, np.ndarray, np.ndarray]:
+    """A packed step of the preflight: its metadata, positions and token ids."""
+    sequences, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*step))
+    ranges = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts)]
+    tables = np.array(BLOCK_TABLES, dtype=np.int32)[sequences]
+    slots = [table[r // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + r % BLOCK_SIZE for table, r in zip(tables, ranges)]
+    metadata = AttentionMetadata(
+        cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        seqused_k=starts + counts,
+        block_table=tables,
+        slot_mapping=np.concatenate(slots),
+        block_size=BLOCK_SIZE,
+    )
+    tokens = np.concatenate([token_ids[seq, r] for seq, r in zip(sequences, ranges)])
+    return metadata, np.concatenate(ranges), tokens
