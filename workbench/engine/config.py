@@ -81,12 +81,9 @@ class _Frozen:
             object.__setattr__(self, name, value)
 
     def _changed(self) -> dict[str, Any]:
-        changed = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if value != field.default:
-                changed[field.name] = value
-        return changed
+        default = type(self)()
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(default, name)}
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
@@ -252,7 +249,7 @@ class SamplingParams(_Frozen):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -290,9 +287,9 @@ class SamplingParams(_Frozen):
             if not callable(processor):
                 raise ValueError(f"logits_processors[{i}] must be callable, got {processor!r}")
 
-    def _checked_logit_bias(self) -> dict[int, float] | None:
-        if not self.logit_bias:
-            return None
+    def _checked_logit_bias(self) -> dict[int, float]:
+        if self.logit_bias is None:
+            return {}
         if not isinstance(self.logit_bias, Mapping):
             raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         return {

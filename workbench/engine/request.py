@@ -138,6 +138,14 @@ class Request:
             return "length"
         return None
 
+    def copy(self) -> Request:
+        """A request in the same state that can be scheduled without changing this one. Tokens are shared."""
+        clone = Request.__new__(Request)
+        for name in Request.__slots__:
+            setattr(clone, name, getattr(self, name))
+        clone.block_table = self.block_table.copy()
+        return clone
+
     def info(self, prompt: str = "") -> RequestInfo:
         """What the request asked for, as a trace keeps it.
 

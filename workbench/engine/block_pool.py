@@ -1,0 +1,176 @@
+"""KV blocks: who holds them, which are free and in what order, and which hold a prefix that can be found again.
+
+The rules, block ids and order of the free queue are those of vLLM 0.33 V1:
+
+- Block 0 is never handed out. Free blocks are taken from the head of the queue, at first 1, 2, 3, ...
+- A freed block whose content is known to the prefix cache goes to the tail and can be found there until it is
+  handed out again, so the queue is in least-recently-used order. Any other block goes to the head.
+- A request's blocks are freed from its last to its first, because a prefix serves more requests than its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+_ROOT_HASH = hashlib.sha256(b"workbench KV block").digest()
+"""Parent of the first block of every sequence."""
+
+
+def extend_block_hashes(hashes: list[bytes], token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
+    """Append the hashes of full blocks until there are ``num_blocks`` of them.
+
+    A block's hash covers its tokens and its parent's hash, so that equal hashes mean equal prefixes: sha256
+    makes a collision, which would serve another prompt's KV, a thing that does not happen.
+
+    Args:
+        hashes: Hashes of the leading blocks; extended in place.
+        token_ids: Tokens of the sequence, at least ``num_blocks * block_size`` of them.
+        num_blocks: Full blocks to cover.
+        block_size: Tokens per block.
+    """
+    for index in range(len(hashes), num_blocks):
+        parent = hashes[-1] if hashes else _ROOT_HASH
+        tokens = array("q", token_ids[index * block_size : (index + 1) * block_size])
+        hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+
+
+class BlockPool:
+    """Reference counts, the free queue and the prefix cache of ``num_blocks`` KV blocks.
+
+    Args:
+        num_blocks: Blocks of the pool, the null block 0 included.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        # A queue that is taken from the head, fed at both ends and, on a cache hit, robbed in the middle.
+        self._free = OrderedDict.fromkeys(range(1, num_blocks))
+        self._hash_of: dict[int, bytes] = {}
+        # Blocks that hold the same content, in the order in which they were published: the first one is found.
+        self._blocks_of: dict[bytes, list[int]] = {}
+
+    def copy(self) -> BlockPool:
+        """A pool in the same state that can be changed without changing this one."""
+        clone = BlockPool.__new__(BlockPool)
+        clone.num_blocks = self.num_blocks
+        clone._ref_counts = self._ref_counts.copy()
+        clone._free = self._free.copy()
+        clone._hash_of = self._hash_of.copy()
+        clone._blocks_of = {digest: blocks.copy() for digest, blocks in self._blocks_of.items()}
+        return clone
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds; those of them that the prefix cache knows are counted too."""
+        return len(self._free)
+
+    @property
+    def free_queue(self) -> list[int]:
+        """Free blocks in the order in which they will be handed out."""
+        return list(self._free)
+
+    @property
+    def cached_blocks(self) -> dict[int, bytes]:
+        """Blocks whose content can be found, with its hash; held or free."""
+        return dict(self._hash_of)
+
+    def ref_count(self, block: int) -> int:
+        """How many block tables hold a block."""
+        return self._ref_counts[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out blocks from the head of the free queue; what the prefix cache knew of them is forgotten.
+
+        Raises:
+            ValueError: Fewer blocks are free.
+        """
+        free = self._free
+        if count > len(free):
+            raise ValueError(f"cannot allocate {count} KV blocks, {len(free)} of {self.num_blocks - 1} are free")
+        blocks = []
+        for _ in range(count):
+            block = free.popitem(last=False)[0]
+            if block in self._hash_of:
+                self.withdraw(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def free(self, block_table: Sequence[int]) -> None:
+        """Give back one reference to each block of a table."""
+        counts, free, hash_of = self._ref_counts, self._free, self._hash_of
+        kept = []
+        for block in block_table:
+            counts[block] -= 1
+            if counts[block]:
+                continue
+            free[block] = None
+            if block in hash_of:
+                kept.append(block)
+            else:
+                free.move_to_end(block, last=False)  # table order here leaves the last block at the very head
+        for block in reversed(kept):
+            free.move_to_end(block)
+
+    # -- prefix cache ----------------------------------------------------------------------------------------
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks that hold the longest known prefix of a chain of hashes."""
+        hits = []
+        for digest in hashes:
+            blocks = self._blocks_of.get(digest)
+            if blocks is None:
+                break
+            hits.append(blocks[0])
+        return hits
+
+    def num_free_of(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody holds, so that taking them uses up free blocks."""
+        return sum(not self._ref_counts[block] for block in blocks)
+
+    def take(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each of the blocks that ``find`` returned."""
+        for block in blocks:
+            if not self._ref_counts[block]:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Let a held block be found by the hash of its content."""
+        self._hash_of[block] = digest
+        self._blocks_of.setdefault(digest, []).append(block)
+
+    def withdraw(self, block: int) -> None:
+        """Take back ``publish``: the block's content is no longer what its hash says, or never came to be."""
+        digest = self._hash_of.pop(block)
+        blocks = self._blocks_of[digest]
+        blocks.remove(block)
+        if not blocks:
+            del self._blocks_of[digest]
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Assert that the pool's books agree with the block tables in use.
+
+        Args:
+            block_tables: The tables of all requests that hold blocks.
+
+        Raises:
+            AssertionError: A block is lost, held and free at once, counted wrongly, or shared without a hash.
+        """
+        held = [0] * self.num_blocks
+        for table in block_tables:
+            for block in table:
+                held[block] += 1
+        num_held = sum(count > 0 for count in held)
+        assert held[0] == 0 and 0 not in self._free, "block 0 was handed out"
+        assert held == self._ref_counts, "reference counts differ from the block tables in use"
+        assert len(self._free) + num_held == self.num_blocks - 1, "free + held blocks differ from the pool's size"
+        assert not any(held[block] for block in self._free), "a block is free and held at the same time"
+        shared = [block for block, count in enumerate(held) if count > 1]
+        assert all(block in self._hash_of for block in shared), "a block without a hash is shared"
+        found = {block: digest for digest, blocks in self._blocks_of.items() for block in blocks}
+        assert found == self._hash_of, "the two sides of the prefix cache disagree"

@@ -1,0 +1,368 @@
+"""The scheduler: which tokens of which requests make up the next step, and what became of the last one.
+
+Pure Python. The rules are vLLM 0.33's V1 scheduler (synchronous), and its decisions are the same down to the
+block ids. There are no prefill and decode phases: every request simply has tokens that are known and tokens whose
+KV is computed, and a step moves the second number towards the first.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
+
+from workbench.engine.config import EngineConfig
+from workbench.engine.request import FinishReason, Request
+from workbench.engine.scheduled_batch import ScheduledBatch, ScheduledChunk
+from workbench.engine.scheduler_state import SchedulerState
+from workbench.trace.records import Chunk, KernelLaunch, LimitedBy, StepRecord
+
+__all__ = ["ScheduledBatch", "ScheduledChunk", "Scheduler"]
+
+
+class Scheduler(SchedulerState):
+    """Chooses the tokens of each step.
+
+    One step is ``batch = schedule()``, the forward pass, then ``update(batch, sampled)``, or ``fail(batch)`` where
+    the forward pass raised.
+
+    Args:
+        config: Limits and policies.
+        clock: Returns seconds since the start of the trace; stamps each step.
+
+    Attributes:
+        step: Index of the next step.
+    """
+
+    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(config)
+        self.step = 0
+        self._clock = clock
+        self._in_flight: ScheduledBatch | None = None
+
+    # -- schedule --------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the tokens of the next step and give them KV blocks.
+
+        ``num_kv_computed`` of every chosen request advances here, before the forward pass has run.
+
+        Raises:
+            RuntimeError: The previous batch has been given to neither ``update()`` nor ``fail()``.
+        """
+        self._refuse_in_flight("schedule()")
+        batch = ScheduledBatch(
+            step=self.step,
+            time=self._clock(),
+            token_budget=self.config.token_budget,
+            long_prefill_cap=self._long_prefill_cap(),
+            arrived=tuple(self.arrived),
+            aborted=tuple(self.aborted),
+        )
+        self.arrived.clear()
+        self.aborted.clear()
+        self.kv_cache.published.clear()
+        budget = self._schedule_running(batch, batch.token_budget)
+        if not batch.preempted:  # blocks were short for those who run: nobody is let in
+            budget = self._schedule_waiting(batch, budget)
+        if self.waiting:
+            self._explain_waiting(batch, budget)
+        batch.running, batch.waiting = self.running_ids(), self.waiting_ids()
+        batch.free_blocks = self.kv_cache.num_free
+        batch.cached_block_ids = tuple(self.kv_cache.published)
+        self.step += 1
+        self._in_flight = batch
+        return batch
+
+    def peek_next_batch(self) -> tuple[bool, int]:
+        """What the next ``schedule()`` would choose if it were called now; changes nothing.
+
+        The answer is schedule()'s own, given on a copy of the state, so the two cannot differ. Data-parallel ranks
+        use it to agree on a step.
+
+        Returns:
+            Whether the step holds a prefill, and its number of tokens.
+
+        Raises:
+            RuntimeError: A step is under way, and its tokens are still to come.
+        """
+        self._refuse_in_flight("peek_next_batch()")
+        batch = self._rehearsal().schedule()
+        return batch.has_prefill, batch.num_tokens
+
+    def _refuse_in_flight(self, call: str) -> None:
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.step} is under way: call update() or fail() before {call}")
+
+    def _long_prefill_cap(self) -> int:
+        """Tokens of one request in this step at most; 0 for no cap. A request that is alone is never capped."""
+        cap = self.config.long_prefill_token_threshold
+        num_requests = len(self.running) + len(self.waiting)
+        if cap == 0 or num_requests <= 1:
+            return 0
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(cap, self.config.max_num_batched_tokens // num_requests)
+        return cap
+
+    def _schedule_running(self, batch: ScheduledBatch, budget: int) -> int:
+        """Continue running requests in order of admission, preempting when blocks run out.
+
+        Returns:
+            What is left of the token budget.
+        """
+        running, chunks, kv_cache = self.running, batch.chunks, self.kv_cache
+        block_size, max_model_len = self.config.block_size, self.max_model_len
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            start = request.num_kv_computed
+            if not request.is_prefill and start % block_size:
+                # By far the most frequent: a decode whose last block has room. Nothing to limit or allocate.
+                request.num_kv_computed = start + 1
+                if (start + 1) % block_size == 0:
+                    kv_cache.publish_full_blocks(request, start + 1)
+                chunks.append(ScheduledChunk(request, start, 1, "decode"))
+                budget -= 1
+                index += 1
+                continue
+            num_tokens, limited_by = _chunk_size(
+                request.num_tokens - start, batch.long_prefill_cap, budget, max_model_len - start - 1
+            )
+            if num_tokens <= 0:
+                index += 1
+                continue
+            num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
+            while num_new_blocks > kv_cache.num_free and request.status == "running":
+                position = self._victim_position()
+                reason = f"{request.request_id} needs {num_new_blocks} more KV blocks, {kv_cache.num_free} free"
+                budget += self._preempt_for(reason, running[position], batch)
+                index -= position < index
+            if request.status == "running":
+                new_block_ids = kv_cache.allocate(request, start + num_tokens)
+                arm = "cached_final" if request.is_prefill else "decode"
+                self._append_chunk(
+                    batch, ScheduledChunk(request, start, num_tokens, arm, limited_by, new_block_ids=new_block_ids)
+                )
+                budget -= num_tokens
+                index += 1
+            elif self.config.policy == "fcfs":
+                break  # it preempted itself as the last of the list; by priority there may be others behind it
+        return budget
+
+    def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
+        """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
+
+        Returns:
+            What is left of the token budget.
+        """
+        kv_cache = self.kv_cache
+        while self.waiting and budget > 0 and len(self.running) < self.max_running:
+            request = self.waiting.head
+            hits = kv_cache.find_cached_blocks(request)
+            start = len(hits) * self.config.block_size
+            num_tokens, limited_by = _chunk_size(request.num_tokens - start, batch.long_prefill_cap, budget)
+            shortage = kv_cache.shortage(request, hits, start + num_tokens, others_run=bool(self.running))
+            if shortage:
+                batch.passed_over[request.request_id] = shortage
+                break
+            kv_cache.take_cached_blocks(request, hits)
+            kv_cache.allocate(request, start + num_tokens)
+            resumed = request.status == "preempted"
+            (batch.resumed if resumed else batch.admitted).append(request.request_id)
+            self._admit_head()
+            self._append_chunk(
+                batch,
+                ScheduledChunk(
+                    request,
+                    start,
+                    num_tokens,
+                    "cached_final" if resumed else "new_final",
+                    limited_by,
+                    new_block_ids=tuple(request.block_table),
+                    num_cached_tokens=start,
+                ),
+            )
+            budget -= num_tokens
+        return budget
+
+    def _append_chunk(self, batch: ScheduledBatch, chunk: ScheduledChunk) -> None:
+        """Put a chunk into the batch and move its request on. A chunk that leaves tokens over samples nothing."""
+        request, end = chunk.request, chunk.start + chunk.num_tokens
+        if end < request.num_tokens:
+            chunk.samples = False
+            chunk.arm = "intermediate"
+        chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
+        request.num_kv_computed = end
+        request.is_prefill = not chunk.samples
+        self.kv_cache.publish_full_blocks(request, end)
+        batch.chunks.append(chunk)
+
+    def _preempt_for(self, reason: str, victim: Request, batch: ScheduledBatch) -> int:
+        """Preempt a request, and take it out of the batch if it is there already.
+
+        Returns:
+            Tokens that go back to the budget.
+        """
+        refund = 0
+        for index, chunk in enumerate(batch.chunks):
+            if chunk.request is victim:
+                # vLLM 0.33 leaves the blocks that this chunk was going to fill in its prefix cache, from where the
+                # victim would take KV that was never computed when it resumes.
+                self.kv_cache.withdraw(victim.block_table)
+                victim.num_kv_computed = chunk.start
+                refund = chunk.num_tokens
+                del batch.chunks[index]
+                break
+        self._preempt(victim)
+        rule = "last admitted" if self.config.policy == "fcfs" else f"lowest priority ({victim.priority})"
+        batch.preempted.append(victim.request_id)
+        batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
+        return refund
+
+    def _explain_waiting(self, batch: ScheduledBatch, budget: int) -> None:
+        """Say why each waiting request was left out: one reason for the queue, and those of single requests."""
+        if batch.preempted:
+            batch.waiting_reason = f"{', '.join(batch.preempted)} preempted in this step: nobody is admitted"
+            for request_id, reason in batch.preempt_reasons.items():
+                batch.passed_over[request_id] = f"preempted in this step: {reason}"
+        elif batch.passed_over:
+            head, reason = next(iter(batch.passed_over.items()))
+            batch.waiting_reason = f"waiting behind {head}: {reason}"
+        elif budget <= 0:
+            total = batch.token_budget
+            batch.waiting_reason = f"token budget used up ({total - budget} of {total})"
+        else:
+            limit = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
+            batch.waiting_reason = f"{limit} reached ({self.max_running})"
+
+    # -- after the forward pass ------------------------------------------------------------------------------
+
+    def update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | None],
+        *,
+        texts: Sequence[str] = (),
+        finish: Mapping[str, FinishReason] = MappingProxyType({}),
+        timings: dict[str, float] | None = None,
+        kernel: KernelLaunch | None = None,
+    ) -> StepRecord:
+        """Append the sampled tokens, end the requests that are done, and make the record of the step.
+
+        Args:
+            batch: What the last ``schedule()`` returned.
+            sampled: For each chunk its token; None where the chunk does not sample.
+            texts: For each chunk the text that its token added to the output.
+            finish: Requests of the batch that end for a reason of the caller's: "stop" after a stop string, or
+                "error", which drops the token.
+            timings: Seconds per phase.
+            kernel: What the attention kernel was handed.
+
+        Raises:
+            ValueError: Not the batch under way, or tokens that do not fit its chunks; nothing has changed then.
+        """
+        self._check_update(batch, sampled, texts, finish)
+        return self._complete(batch, sampled, texts, finish, timings, kernel)
+
+    def fail(self, batch: ScheduledBatch) -> StepRecord:
+        """End every request of a batch whose forward pass raised; all others go on as if it had not happened.
+
+        Their blocks come back, and what the batch had published to the prefix cache is withdrawn.
+
+        Raises:
+            ValueError: Not the batch under way.
+        """
+        self._check_in_flight(batch)
+        self.kv_cache.withdraw(batch.cached_block_ids)
+        batch.cached_block_ids = ()
+        errors = {chunk.request.request_id: "error" for chunk in batch.chunks}
+        return self._complete(batch, [None] * len(batch.chunks), (), errors, None, None)
+
+    def _complete(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | None],
+        texts: Sequence[str],
+        finish: Mapping[str, FinishReason],
+        timings: dict[str, float] | None,
+        kernel: KernelLaunch | None,
+    ) -> StepRecord:
+        chunks: list[Chunk] = []
+        finish_reasons: dict[str, str] = {}
+        max_model_len = self.max_model_len
+        for scheduled, token, text in zip(batch.chunks, sampled, texts or repeat("")):
+            request = scheduled.request
+            request_id = request.request_id
+            reason = finish.get(request_id) if finish else None
+            if request.status == "finished":  # aborted while its step was under way
+                token, text, reason = None, "", None
+            elif reason == "error":  # the token is not to be trusted
+                token, text = None, ""
+            if token is not None:
+                request.token_ids.append(token)
+                reason = reason or request.check_stop(token, max_model_len)
+            if reason is not None:
+                finish_reasons[request_id] = reason
+                self._finish(request, reason)
+            chunks.append(
+                Chunk(
+                    request_id,
+                    scheduled.start,
+                    scheduled.num_tokens,
+                    not scheduled.samples,
+                    scheduled.arm,
+                    token,
+                    scheduled.limited_by,
+                    scheduled.new_block_ids,
+                    scheduled.num_cached_tokens,
+                    scheduled.num_recomputed_tokens,
+                    text,
+                )
+            )
+        if finish_reasons:
+            self._drop_finished()
+        self._in_flight = None
+        return batch.to_record(
+            chunks,
+            finish_reasons,
+            block_size=self.config.block_size,
+            free_blocks_end=self.kv_cache.num_free,
+            timings=timings,
+            kernel=kernel,
+        )
+
+    def _check_in_flight(self, batch: ScheduledBatch) -> None:
+        if batch is not self._in_flight:
+            raise ValueError(f"batch of step {batch.step} is not under way: give back what schedule() returned, once")
+
+    def _check_update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | None],
+        texts: Sequence[str],
+        finish: Mapping[str, FinishReason],
+    ) -> None:
+        self._check_in_flight(batch)
+        for name, values in (("sampled", sampled), ("texts", texts)):
+            if len(values) != len(batch.chunks) and (name == "sampled" or values):
+                raise ValueError(f"{name} has {len(values)} entries, the batch has {len(batch.chunks)} chunks")
+        for chunk, token in zip(batch.chunks, sampled):
+            if (token is None) is chunk.samples and finish.get(chunk.request.request_id) != "error":
+                what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
+                raise ValueError(f"the chunk of request {chunk.request.request_id!r} {what}, got {token!r}")
+        if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
+            raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
+
+
+def _chunk_size(remaining: int, cap: int, budget: int, room: int = sys.maxsize) -> tuple[int, LimitedBy]:
+    """Tokens of a request to schedule, and which of the limits was the one that counted."""
+    num_tokens, limited_by = remaining, "complete"
+    if 0 < cap < num_tokens:
+        num_tokens, limited_by = cap, "long_prefill_token_threshold"
+    if budget < num_tokens:
+        num_tokens, limited_by = budget, "token_budget"
+    if room < num_tokens:
+        num_tokens, limited_by = room, "max_model_len"
+    return num_tokens, limited_by
