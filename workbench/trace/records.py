@@ -10,13 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
+from workbench.trace import display
+
 SCHEMA_VERSION = 1
 """Version of the trace file format. A reader refuses a file of another version by name."""
+
+MAX_TOKENS = 2**24
+"""Largest position, chunk or context a trace may claim (16.8 million tokens)."""
+
+MAX_BLOCKS = 2**22
+"""Largest KV pool a trace may claim, in blocks."""
+
+MAX_MASK_CELLS = 2**28
+"""Largest attention mask that is built, in cells (256 MiB)."""
+
+# Bounds are checked by the decoder when a file is read, in C; building a record in Python checks nothing.
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Rows = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Window = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOKENS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
 """How a scheduled chunk is handled after the forward pass.
@@ -27,9 +47,7 @@ Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
 ``cached_final``: the last prompt chunk of a request admitted in an earlier step (or resumed); samples.
 """
 
-LimitedBy = Literal[
-    "complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len"
-]
+LimitedBy = Literal["complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len"]
 """Why a chunk is not longer. ``complete`` means it reaches the request's last known token."""
 
 
@@ -52,15 +70,15 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     request_id: str
-    start: int
-    num_tokens: int
+    start: Tokens
+    num_tokens: Rows
     is_partial_prefill: bool
     arm: Arm
-    sampled: int | None
+    sampled: TokenId | None
     limited_by: LimitedBy
-    new_block_ids: tuple[int, ...] = ()
-    num_cached_tokens: int = 0
-    num_recomputed_tokens: int = 0
+    new_block_ids: tuple[BlockId, ...] = ()
+    num_cached_tokens: Tokens = 0
+    num_recomputed_tokens: Tokens = 0
     text: str = ""
 
     @property
@@ -87,13 +105,13 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_splits: KV splits of these query rows.
     """
 
-    seq: int
-    q_start: int
-    num_rows: int
-    kv_start: int
-    kv_end: int
-    split: int = 0
-    num_splits: int = 1
+    seq: Count
+    q_start: Tokens
+    num_rows: Rows
+    kv_start: Tokens
+    kv_end: Tokens
+    split: Count = 0
+    num_splits: Rows = 1
 
 
 class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,15 +133,15 @@ class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     backend: str
-    grid: tuple[int, ...] = ()
-    threadgroup: tuple[int, ...] = ()
-    block_q: int = 1
-    block_kv: int = 1
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
+    grid: tuple[Count, ...] = ()
+    threadgroup: tuple[Count, ...] = ()
+    block_q: Count = 1
+    block_kv: Count = 1
+    num_heads: Count = 0
+    num_kv_heads: Count = 0
+    head_dim: Count = 0
     dtype: str = ""
-    windows: tuple[int, ...] = (-1,)
+    windows: tuple[Window, ...] = (-1,)
     work_items: tuple[WorkItem, ...] = ()
     details: dict[str, Any] = {}
 
@@ -153,17 +171,17 @@ class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"
     """
 
     request_id: str
-    num_prompt_tokens: int
-    prompt_token_ids: tuple[int, ...] = ()
+    num_prompt_tokens: Rows
+    prompt_token_ids: tuple[TokenId, ...] = ()
     prompt: str = ""
-    max_tokens: int = 16
-    arrival_step: int = 0
-    arrival_time: float = 0.0
+    max_tokens: Count = 16
+    arrival_step: Count = 0
+    arrival_time: Seconds = 0.0
     priority: int = 0
     sampling: dict[str, Any] = {}
 
 
-class TraceMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag="meta", tag_field="kind"):
+class TraceMeta(msgspec.Struct, frozen=True, tag="meta", tag_field="kind"):
     """First line of a trace: where it comes from and under which configuration.
 
     Attributes:
@@ -180,7 +198,7 @@ class TraceMeta(msgspec.Struct, frozen=True, omit_defaults=True, tag="meta", tag
     config: dict[str, Any] = {}
     model: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    created: float = 0.0
+    created: Seconds = 0.0
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag="step", tag_field="kind"):
@@ -211,8 +229,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         kernel: What the attention kernel was handed; None in a simulation.
     """
 
-    step: int
-    time: float = 0.0
+    step: Count
+    time: Seconds = 0.0
     chunks: tuple[Chunk, ...] = ()
     arrived: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
@@ -226,12 +244,12 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     passed_over: dict[str, str] = {}
     finish_reasons: dict[str, str] = {}
     preempt_reasons: dict[str, str] = {}
-    free_blocks: int = 0
-    free_blocks_end: int = 0
-    cached_block_ids: tuple[int, ...] = ()
-    token_budget: int = 0
-    long_prefill_cap: int = 0
-    timings: dict[str, float] = {}
+    free_blocks: Count = 0
+    free_blocks_end: Count = 0
+    cached_block_ids: tuple[BlockId, ...] = ()
+    token_budget: Count = 0
+    long_prefill_cap: Count = 0
+    timings: dict[str, Seconds] = {}
     kernel: KernelLaunch | None = None
 
     # -- block tables: attached by whoever appends the record to a trace -------------------------------------
@@ -245,6 +263,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         """
         self.__dict__["_block_size"] = block_size
         self.__dict__["_tables"] = tuple((table, len(table)) for table in tables)
+
+    @property
+    def has_block_tables(self) -> bool:
+        """Whether the record is part of a trace, or was made by a scheduler that knows its block tables."""
+        return "_tables" in self.__dict__
 
     @property
     def block_size(self) -> int:
@@ -329,8 +352,17 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend.
 
         Columns are the KV positions of the sequences one after another, in the order of ``chunks``.
+
+        Raises:
+            ValueError: The mask would have more than MAX_MASK_CELLS cells; it grows with T times the KV length.
         """
         ends = np.asarray(self.seqused_k, dtype=np.int64)
+        cells = self.num_tokens * int(ends.sum())
+        if cells > MAX_MASK_CELLS:
+            raise ValueError(
+                f"the mask of step {self.step} would have {cells} cells, allowed are {MAX_MASK_CELLS}: "
+                "cu_seqlens_q, positions and seqused_k say the same in less space"
+            )
         mask = np.zeros((self.num_tokens, int(ends.sum())), dtype=bool)
         row = column = 0
         for chunk in self.chunks:
@@ -357,6 +389,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
             *(Event(self.step, "finish", rid, self.finish_reasons.get(rid, "")) for rid in self.finished),
         )
 
+    def _repr_html_(self) -> str | None:
+        return display.html("step", self)
+
     def chunk(self, request_id: str) -> Chunk:
         """The chunk of a request in this step.
 
@@ -370,5 +405,35 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
 
 
-TraceLine = TraceMeta | RequestInfo | StepRecord
+class Keyframe(msgspec.Struct, frozen=True, tag="keyframe", tag_field="kind"):
+    """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
+
+    Attributes:
+        step: The step that follows.
+        block_tables: Block table of every request that holds KV blocks, in order of admission.
+        num_kv_computed: KV progress of the same requests.
+        free_block_ids: The free queue, next to be handed out first.
+        cached_block_ids: Every block whose content is in the prefix cache, owned or free.
+    """
+
+    step: Count
+    block_tables: dict[str, tuple[BlockId, ...]] = {}
+    num_kv_computed: dict[str, Tokens] = {}
+    free_block_ids: tuple[BlockId, ...] = ()
+    cached_block_ids: tuple[BlockId, ...] = ()
+
+
+TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
+"""How a trace ended: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
+scheduled, "max_steps" when the steps asked for were taken, "cut" when its file ends too early."""
+
+
+class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """Last line of a trace: how it ended and how many steps came before."""
+
+    reason: TraceEndReason = ""
+    num_steps: Count = 0
+
+
+TraceLine = TraceMeta | RequestInfo | Keyframe | StepRecord | TraceEnd
 """What a line of a trace file decodes to, told apart by its "kind" field."""

@@ -1,0 +1,236 @@
+"""Trace files: one JSON object a line, plain or gzipped.
+
+The first line is the TraceMeta with the schema version; RequestInfo and StepRecord lines follow in the order in which
+they happened; the last line is the TraceEnd. A file without its end was cut off and is read as far as it goes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from workbench.trace.checks import TraceError
+from workbench.trace.records import SCHEMA_VERSION, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+
+MAX_LINE_BYTES = 2**26
+"""Longest line that is read (64 MiB): a prompt of some ten million tokens."""
+
+MAX_FILE_BYTES = 2**33
+"""Most bytes that are read from a file after decompression (8 GiB)."""
+
+_READ_BYTES = 2**20
+_GZIP_MAGIC = b"\x1f\x8b"
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(TraceLine)
+
+
+class _Header(msgspec.Struct):
+    """The part of a first line that every version of the format has."""
+
+    kind: str
+    schema_version: int
+
+
+def encode_line(line: TraceLine) -> bytes:
+    """A line of a trace file, newline included. Text that is not valid Unicode is written with U+FFFD in its place."""
+    try:
+        return _encoder.encode(line) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(_without_surrogates(msgspec.to_builtins(line))) + b"\n"
+
+
+def _without_surrogates(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+def is_gzip_path(path: str | os.PathLike[str]) -> bool:
+    """Whether a trace written to this path is gzipped.
+
+    Raises:
+        TraceError: The name ends in neither .jsonl nor .jsonl.gz.
+    """
+    name = os.fspath(path)
+    if not name.endswith((".jsonl", ".jsonl.gz")):
+        raise TraceError(f"a trace is saved as .jsonl or .jsonl.gz, not as {Path(name).name!r}")
+    return name.endswith(".gz")
+
+
+class TraceWriter:
+    """Writes a trace while it happens. Each line reaches the operating system at once: a killed run stays readable.
+
+    Args:
+        path: A .jsonl or .jsonl.gz file; replaced if it exists.
+        meta: The first line.
+
+    Raises:
+        TraceError: The file's name has another ending.
+        OSError: The file cannot be written.
+
+    Example:
+        >>> with TraceWriter("run.jsonl", trace.meta) as writer:      # doctest: +SKIP
+        ...     writer.write(record)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], meta: TraceMeta) -> None:
+        gzipped = is_gzip_path(path)
+        self.path = Path(path)
+        self.num_steps = 0
+        self._raw = open(self.path, "wb")  # noqa: SIM115 - closed by close()
+        # Level 6 with no file name and no time: the same trace gives the same bytes.
+        self._file: BinaryIO = (
+            gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0) if gzipped else self._raw
+        )
+        self.write(meta)
+
+    def write(self, line: TraceLine, *, flush: bool = True) -> None:
+        """Append a RequestInfo, Keyframe or StepRecord.
+
+        Args:
+            line: The record.
+            flush: Hand it to the operating system at once. Costs some compression in a .gz file.
+        """
+        self._file.write(encode_line(line))
+        if flush:
+            self._file.flush()
+        self.num_steps += line.__struct_config__.tag == "step"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end line was written."""
+        return self._raw.closed
+
+    def close(self, reason: TraceEndReason = "") -> None:
+        """Write the end line and close the file; does nothing the second time."""
+        if self._raw.closed:
+            return
+        try:
+            self.write(TraceEnd(reason, self.num_steps), flush=False)
+            if self._file is not self._raw:
+                self._file.close()
+            self._raw.flush()
+            os.fsync(self._raw.fileno())
+        finally:
+            self._raw.close()
+
+    def discard(self) -> None:
+        """Close and remove the unfinished file."""
+        self._raw.close()
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[TraceLine | str]:
+    """The lines of a trace file as records, the TraceMeta first.
+
+    Yields:
+        Each record; when the file is cut off, a text that says where, as the last item.
+
+    Raises:
+        TraceError: Not a trace, another schema version, or a line that is damaged, with its number.
+        OSError: The file cannot be read.
+    """
+    number = 0
+    ended = False
+    for number, (raw, complete) in enumerate(_split_lines(path), start=1):
+        if number == 1:
+            if not complete and not _is_json(raw):
+                raise TraceError(f"{path} is not a trace: it has no complete first line")
+            _check_header(path, raw)
+        if ended:
+            raise TraceError(f"{path}, line {number}: nothing may follow the end line")
+        try:
+            line = _decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+            if not complete and not _is_json(raw):
+                yield f"{path} is cut off in line {number}"
+                return
+            raise TraceError(f"{path}, line {number}: {problem}") from None
+        if isinstance(line, TraceMeta) != (number == 1):
+            raise TraceError(f"{path}, line {number}: the meta line must be the first, and only the first")
+        ended = isinstance(line, TraceEnd)
+        yield line
+    if number == 0:
+        raise TraceError(f"{path} is not a trace: it is empty")
+    if not ended:
+        yield f"{path} has no end line after line {number}: its writer was stopped or is still writing"
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        msgspec.json.decode(raw, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _check_header(path: str | os.PathLike[str], raw: bytes) -> None:
+    try:
+        header = msgspec.json.decode(raw, type=_Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise TraceError(f"{path} is not a trace: its first line holds no kind and schema_version") from None
+    if header.kind != "meta":
+        raise TraceError(f"{path} is not a trace from its beginning: the first line is a {header.kind[:40]!r} line")
+    if header.schema_version != SCHEMA_VERSION:
+        raise TraceError(
+            f"{path} has trace schema version {header.schema_version}, this workbench reads version "
+            f"{SCHEMA_VERSION}: open it with the workbench that wrote it, or record it again"
+        )
+
+
+def _split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
+    """Lines without their newline, and whether the newline was there."""
+    rest = b""
+    for block in _read_blocks(path):
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+            raise TraceError(f"{path} has a line of more than {MAX_LINE_BYTES} bytes: it is not a trace")
+        for line in lines:
+            yield line, True
+    if rest:
+        yield rest, False
+
+
+def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The file's bytes, decompressed; a gzip stream that is cut off gives what can be had of it."""
+    total = 0
+    with open(path, "rb") as file:
+        gzipped = file.read(2) == _GZIP_MAGIC
+        file.seek(0)
+        for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
+            total += len(block)
+            if total > MAX_FILE_BYTES:
+                raise TraceError(f"{path} holds more than {MAX_FILE_BYTES} bytes: record fewer steps, or split it")
+            yield block
+
+
+def _decompress(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[bytes]:
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        while block := file.read(_READ_BYTES):
+            while block:
+                yield stream.decompress(block, _READ_BYTES)
+                block = stream.unconsumed_tail
+                if stream.eof:
+                    block = stream.unused_data
+                    stream = zlib.decompressobj(wbits=31)
+        yield stream.flush()
+    except zlib.error as problem:
+        raise TraceError(f"{path} is a damaged gzip file: {problem}") from None

@@ -1,0 +1,432 @@
+"""The trace of a run: every step record in order, with what is needed to read them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
+
+from workbench.trace import display
+from workbench.trace.checks import BlockTableReplay, TraceError, block_size_of, num_blocks_of
+from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
+from workbench.trace.records import (
+    Event,
+    Keyframe,
+    RequestInfo,
+    StepRecord,
+    TraceEnd,
+    TraceEndReason,
+    TraceLine,
+    TraceMeta,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.trace.metrics import TraceMetrics
+    from workbench.trace.pool_state import Moment, PoolState
+
+log = logging.getLogger("workbench")
+
+
+class _Requests(Mapping[str, RequestInfo]):
+    """Requests by id, in order of arrival. May be iterated while the engine adds to it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, RequestInfo] = {}
+
+    def __getitem__(self, request_id: str) -> RequestInfo:
+        return self._by_id[request_id]
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_id
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._by_id))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __repr__(self) -> str:
+        return f"requests({', '.join(map(repr, self))})"
+
+
+class Trace:
+    """Every step of a run, in order: a sequence of StepRecord with the requests and the configuration beside it.
+
+    One thread may append while others read: what was appended never changes. ``trace[k]``, negative indices and
+    ``trace[j:k]`` work as on a list; a slice shares its records with the trace it was taken from.
+
+    Args:
+        meta: Where the trace comes from.
+
+    Attributes:
+        meta: Where the trace comes from and under which configuration.
+        requests: RequestInfo by request id, in order of arrival.
+        block_size: Tokens per KV block.
+        num_blocks: KV blocks of the pool, block 0 included; None where the configuration does not say.
+        keyframe: The scheduler's memory before the first step, when the run began before the trace.
+        end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
+        problems: What was wrong with the file the trace was loaded from, in words; empty for a whole one.
+
+    Raises:
+        TraceError: The configuration's block_size or num_blocks is not a sensible number.
+
+    Example:
+        >>> trace = Trace(TraceMeta(source="simulation", config={"block_size": 16}))
+        >>> trace.add_request(RequestInfo("r0", num_prompt_tokens=3))
+        >>> trace.append(StepRecord(0, arrived=("r0",), waiting=("r0",)))
+        >>> len(trace), trace[-1].waiting
+        (1, ('r0',))
+    """
+
+    def __init__(self, meta: TraceMeta) -> None:
+        self.meta = meta
+        self.block_size = block_size_of(meta)
+        self.num_blocks = num_blocks_of(meta)
+        self.keyframe: Keyframe | None = None
+        self.end: TraceEndReason = ""
+        self.problems: list[str] = []
+        self.requests = _Requests()
+        self._steps: list[StepRecord] = []
+        self._requests_before: list[int] = []
+        """For each request, in order, how many steps had been taken when it was added."""
+        self._replay = BlockTableReplay(meta)
+        self._writer: TraceWriter | None = None
+        self._whole: Trace = self
+        self._offset = 0
+        self._lazy: dict[str, Any] = {}
+        self._lazy_lock = threading.Lock()
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add_request(self, info: RequestInfo) -> None:
+        """Add what a request asked for; it comes before the first step that names the request.
+
+        Raises:
+            TraceError: The request id is in the trace already, or the trace is a slice.
+        """
+        self._check_writable()
+        self._replay.add_request(info)
+        self._requests_before.append(len(self._steps))
+        self.requests._by_id[info.request_id] = info
+        self._stream(info)
+
+    def start_from(self, keyframe: Keyframe) -> None:
+        """Begin in the middle of a run: takes the block tables and the free queue from the keyframe.
+
+        Raises:
+            TraceError: There are steps already, or the keyframe names an unknown request or a block twice.
+        """
+        self._check_writable()
+        self._replay.start_from(keyframe)
+        self.keyframe = keyframe
+        self._stream(keyframe)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the next step. A record that comes without block tables is checked and given them.
+
+        Raises:
+            TraceError: The record is not the next step, or does not follow from those before it.
+        """
+        self._check_writable()
+        if not record.has_block_tables:
+            self._replay.follow(record)
+        elif self._steps and record.step != self._steps[-1].step + 1:
+            raise TraceError(f"step {record.step} follows step {self._steps[-1].step}: steps must be contiguous")
+        self._steps.append(record)
+        self._stream(record)
+
+    def record_to(self, path: str | os.PathLike[str]) -> TraceWriter:
+        """Write the trace to a file while it grows: what there is now, then every step as it is appended.
+
+        A file that cannot be written any more (a full disk) ends the recording with a warning, not the run.
+
+        Args:
+            path: A .jsonl or .jsonl.gz file; replaced if it exists.
+
+        Returns:
+            The writer; its ``close(reason)`` ends the recording.
+        """
+        self._check_writable()
+        writer = TraceWriter(path, self.meta)
+        for line in self._body():
+            writer.write(line, flush=False)
+        self._writer = writer
+        return writer
+
+    def _stream(self, line: TraceLine) -> None:
+        if self._writer is None:
+            return
+        if self._writer.closed:
+            self._writer = None
+            return
+        try:
+            self._writer.write(line)
+        except OSError as problem:
+            log.warning("recording to %s stopped: %s", self._writer.path, problem)
+            self._writer = None
+
+    def _check_writable(self) -> None:
+        if self._whole is not self:
+            raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, progress: bool = False) -> None:
+        """Write the trace to a file, whole or not at all.
+
+        Args:
+            path: Ends in .jsonl or .jsonl.gz; a file that is there is replaced when the new one is complete.
+            progress: Show a progress bar.
+
+        Raises:
+            TraceError: The path has another ending.
+            OSError: The file cannot be written; what was there before is untouched.
+        """
+        is_gzip_path(path)
+        target = Path(path)
+        writer = TraceWriter(target.with_name(f".{secrets.token_hex(4)}-{target.name}"), self.meta)
+        try:
+            num_steps = len(self._steps)
+            for line in _with_progress(self._body(), len(self.requests) + num_steps, f"save {target.name}", progress):
+                writer.write(line, flush=False)
+            writer.close(self.end)
+            os.replace(writer.path, target)
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _body(self) -> Iterator[TraceLine]:
+        """The lines between the meta line and the end line, as they happened."""
+        steps = tuple(self._steps)
+        requests = iter(tuple(zip(self._requests_before, self.requests.values())))
+        before, info = next(requests, (None, None))
+        keyframe = self._keyframe_before_first()
+        for index, record in enumerate(steps):
+            while info is not None and before <= index:
+                yield info
+                before, info = next(requests, (None, None))
+            if index == 0 and keyframe is not None:
+                yield keyframe
+            yield record
+        if info is not None:
+            yield info
+        yield from (info for _, info in requests)
+
+    def _keyframe_before_first(self) -> Keyframe | None:
+        return self._whole.keyframe if self._offset == 0 else self._pool_history().keyframe_before(self._offset)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, progress: bool = False) -> Trace:
+        """Read a trace from a file. Every record is checked, so that what is drawn from it can trust it.
+
+        A file that was cut off is read as far as it goes: ``end`` is "cut", ``problems`` says where, and a warning
+        is logged.
+
+        Args:
+            path: A file that ``save`` or a TraceWriter wrote, gzipped or not.
+            progress: Show a progress bar.
+
+        Raises:
+            TraceError: Not a trace, another schema version, or contents that contradict themselves, with the line.
+            OSError: The file cannot be read.
+        """
+        trace = None
+        lines = _with_progress(read_lines(path), None, f"load {Path(path).name}", progress)
+        with _no_cyclic_gc():
+            for number, line in enumerate(lines, start=1):
+                try:
+                    if trace is None:
+                        trace = cls(line)
+                    else:
+                        trace._take(line)
+                except TraceError as problem:
+                    raise TraceError(f"{path}, line {number}: {problem}") from None
+        for problem in trace.problems:
+            log.warning("%s; %d steps were read", problem, len(trace))
+        return trace
+
+    def _take(self, line: TraceLine | str) -> None:
+        """Add a line of a file; a text says that the file ends here, too early."""
+        if isinstance(line, StepRecord):
+            self.append(line)
+        elif isinstance(line, RequestInfo):
+            self.add_request(line)
+        elif isinstance(line, Keyframe):
+            self.start_from(line)
+        elif isinstance(line, TraceEnd):
+            if line.num_steps != len(self):
+                raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(self)}")
+            self.end = line.reason
+        else:
+            self.end = "cut"
+            self.problems.append(line)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The engine configuration by field name."""
+        return self.meta.config
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that happened to requests, with reasons, in order."""
+        return [event for record in self for event in record.events]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Trace: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | Trace:
+        if not isinstance(index, slice):
+            try:
+                return self._steps[index]
+            except IndexError:
+                raise IndexError(f"step {index} of a trace of {len(self)} steps") from None
+        start, stop, stride = index.indices(len(self))
+        if stride != 1:
+            raise ValueError(f"a slice of a trace takes every step: stride must be 1, got {stride}")
+        return self._slice(start, max(start, stop))
+
+    def _slice(self, start: int, stop: int) -> Trace:
+        part = Trace(self.meta)
+        part._steps = self._steps[start:stop]
+        part._whole, part._offset = self._whole, self._offset + start
+        part.problems = list(self.problems)
+        for before, info in zip(self._requests_before, self.requests.values()):
+            if before < stop or stop == len(self):
+                part._requests_before.append(max(0, before - start))
+                part.requests._by_id[info.request_id] = info
+        if stop == len(self):
+            part.end = self.end
+        part.keyframe = part._keyframe_before_first() if part._steps else None
+        return part
+
+    def metrics(self) -> TraceMetrics:
+        """Latencies per request, use per step and a summary; see workbench.trace.metrics for every definition.
+
+        On a growing trace only the steps since the last call are read.
+        """
+        from workbench.trace.metrics import MetricsCollector
+
+        with self._lazy_lock:
+            collector = self._lazy.setdefault("metrics", None) or MetricsCollector(self)
+            self._lazy["metrics"] = collector
+            return collector.collect()
+
+    def pool_state(self, index: int, moment: Moment = "scheduled") -> PoolState:
+        """The state of every KV block at a step.
+
+        Args:
+            index: Index into the trace; negative counts from the end.
+            moment: "scheduled" for the state after scheduling, in which the step's tables hold; "end" for the
+                state after finished requests gave their blocks back.
+
+        Raises:
+            IndexError: There is no such step.
+        """
+        position = range(len(self))[index]
+        return self._pool_history().state(self._offset + position, moment)
+
+    def _pool_history(self) -> Any:
+        from workbench.trace.pool_state import PoolHistory
+
+        whole = self._whole
+        with whole._lazy_lock:
+            if "pool" not in whole._lazy:
+                whole._lazy["pool"] = PoolHistory(whole)
+            return whole._lazy["pool"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain dicts, lists and numbers."""
+        return {
+            "meta": msgspec.to_builtins(self.meta),
+            "requests": [msgspec.to_builtins(info) for info in self.requests.values()],
+            "steps": [msgspec.to_builtins(record) for record in self],
+            "end": self.end,
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A DataFrame with one row per chunk: its step, request, token range, arm, blocks and sampled token.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        from workbench.trace.export import to_pandas
+
+        return to_pandas(self)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a Chrome trace (JSON) that opens in Perfetto and in chrome://tracing."""
+        from workbench.trace.export import to_chrome_trace
+
+        to_chrome_trace(self, path)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page that shows the trace, step by step, in one file that needs no network.
+
+        Raises:
+            TraceError: This installation comes without the views.
+        """
+        views = _views("export_html")
+        views.to_html(self, path)
+
+    def watch(self) -> Any:
+        """A view of the trace for a notebook cell; each call makes a new one."""
+        return _views("").watch(self)
+
+    def __repr__(self) -> str:
+        ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
+        tokens = sum(record.num_tokens for record in tuple(self._steps))
+        return (
+            f"Trace({self.meta.source}: {len(self)} steps, {len(self.requests)} requests, "
+            f"{tokens} tokens scheduled{ended})"
+        )
+
+    def _repr_html_(self) -> str | None:
+        return display.html("trace", self)
+
+
+def _views(module: str) -> Any:
+    """A module of the views, which know the trace while the trace does not know them."""
+    try:
+        return importlib.import_module(f"workbench.viz.{module}".rstrip("."))
+    except ModuleNotFoundError as problem:
+        raise TraceError(f"the views are not installed ({problem}): reinstall inference-workbench") from None
+
+
+def _with_progress(lines: Iterator[Any], total: int | None, title: str, progress: bool) -> Iterator[Any]:
+    if not progress:
+        return lines
+    from tqdm.auto import tqdm
+
+    return tqdm(lines, total=total, desc=title, unit="line")
+
+
+@contextlib.contextmanager
+def _no_cyclic_gc() -> Iterator[None]:
+    """Records hold no cycles: looking for some while millions of them are made only takes time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
