@@ -1,0 +1,96 @@
+"""Every decision of the scheduler against recordings of vLLM 0.33.0's own: every field of every step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.engine.simulate import simulate
+from workbench.engine.workload import read_workload
+from workbench.trace import StepRecord
+
+DATA = Path(__file__).parent / "data" / "vllm"
+NAMES = sorted(path.stem for path in (DATA / "workloads").glob("*.json"))
+
+
+def read_trace(name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    _, *steps, end = map(json.loads, (DATA / "traces" / f"{name}.jsonl").read_text().splitlines())
+    return steps, end
+
+
+def as_vllm(record: StepRecord) -> dict[str, Any]:
+    """A record in the words of the recordings; dictionaries in scheduling order."""
+    chunks = record.chunks
+    return {
+        "step": record.step,
+        "arrived": list(record.arrived),
+        "aborted": list(record.aborted),
+        "scheduled": {chunk.request_id: chunk.num_tokens for chunk in chunks},
+        "num_computed_before": {chunk.request_id: chunk.start for chunk in chunks},
+        "block_ids": record.block_tables,
+        "new": list(record.admitted),
+        "resumed": list(record.resumed),
+        "preempted": list(record.preempted),
+        "finished": list(record.finished),
+        "num_running": len(record.running),
+        "num_waiting": len(record.waiting),
+        "free_blocks": record.free_blocks,
+        "total": record.num_tokens,
+        "running": list(record.running),
+        "waiting": list(record.waiting),
+        "sampled": {chunk.request_id: chunk.sampled for chunk in chunks if chunk.sampled is not None},
+        "free_blocks_end": record.free_blocks_end,
+    }
+
+
+def test_there_are_recordings():
+    assert len(NAMES) == 16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_equals_vllm(name):
+    expected, end = read_trace(name)
+    trace = simulate(DATA / "workloads" / f"{name}.json")
+    assert len(trace) == len(expected)
+    for record, step in zip(trace, expected, strict=True):
+        assert as_vllm(record) == step, f"step {record.step}"
+        order = [chunk.request_id for chunk in record.chunks]
+        assert list(step["scheduled"]) == list(step["block_ids"]) == order  # dict equality ignores order
+    assert trace.end == end["end"]
+    if trace.end == "done":
+        outputs = {request_id: 0 for request_id in trace.requests}
+        for record in trace:
+            for chunk in record.chunks:
+                outputs[chunk.request_id] += chunk.sampled is not None
+        assert outputs == end["outputs"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recordings_are_of_the_rules_that_are_implemented(name):
+    meta = json.loads((DATA / "traces" / f"{name}.jsonl").open().readline())["meta"]
+    config, _ = read_workload(DATA / "workloads" / f"{name}.json")
+    assert meta["vllm"] == "0.33.0"
+    assert meta["rejected_config"] == {}
+    assert not meta["config"]["async_scheduling"]
+    for field, value in config.to_dict().items():
+        if field in meta["config"]:
+            assert value == meta["config"][field], field
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("b2_mixed_thr16", {"long_prefill_token_threshold": 17}),
+        ("d4_admission_full_isl", {"scheduler_reserve_full_isl": False}),
+        ("d_preempt", {"num_blocks": 12}),
+        ("d_preempt", {"watermark": 0.1}),
+        ("e_shared_prefix", {"enable_prefix_caching": False}),
+        ("f_max_num_seqs2", {"max_num_seqs": 3}),
+    ],
+)
+def test_another_configuration_is_told_apart(name, change):
+    """The comparison is able to fail: each of these settings shows in the recording."""
+    expected, _ = read_trace(name)
+    trace = simulate(DATA / "workloads" / f"{name}.json", config=change)
+    assert [as_vllm(record) for record in trace] != expected
