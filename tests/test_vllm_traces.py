@@ -84,7 +84,7 @@ def test_recordings_are_of_the_rules_that_are_implemented(name):
         ("b2_mixed_thr16", {"long_prefill_token_threshold": 17}),
         ("d4_admission_full_isl", {"scheduler_reserve_full_isl": False}),
         ("d_preempt", {"num_blocks": 12}),
-        ("d_preempt", {"watermark": 0.1}),
+        ("d_preempt", {"watermark": 0.3}),
         ("e_shared_prefix", {"enable_prefix_caching": False}),
         ("f_max_num_seqs2", {"max_num_seqs": 3}),
     ],
