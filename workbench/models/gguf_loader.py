@@ -1,0 +1,165 @@
+"""A GGUF file as an mlx-lm model, with float weights or with those quantised types that MLX can keep."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from workbench.models.gguf_architectures import Architecture, Hyperparameters, find_architecture
+from workbench.models.gguf_file import GGUFError, GGUFFile, GGUFTensor
+from workbench.models.gguf_quantized import QUANTIZED_BITS, QUANTIZED_GROUP_SIZE, pack_quantized
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+class FactoredRoPE(nn.Module):
+    """RoPE whose wavelengths are multiplied by a factor per pair of dimensions (Llama 3.1's ``rope_freqs``).
+
+    Args:
+        base: Base of the wavelengths.
+        factors: float32 [head_dim / 2].
+    """
+
+    def __init__(self, base: float, factors: np.ndarray) -> None:
+        super().__init__()
+        self.dims = 2 * len(factors)
+        exponents = mx.arange(0, self.dims, 2, dtype=mx.float32) / self.dims
+        self._freqs = mx.array(factors) * base**exponents
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Rotate x [..., T, head_dim], whose first position is ``offset``."""
+        return mx.fast.rope(x, self.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._freqs)
+
+
+def rotate_half_row_order(num_heads: int, head_dim: int) -> np.ndarray:
+    """Rows of a q or k projection stored for RoPE on neighbouring pairs, in the order for RoPE on halves.
+
+    Pair i of a head is rows (2i, 2i + 1) in the file, and rows (i, i + head_dim / 2) in mlx-lm.
+
+    Returns:
+        int64 [num_heads * head_dim]: ``stored[order]`` is what mlx-lm expects.
+    """
+    rows = np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+def load_gguf_model(file: GGUFFile, *, dtype: mx.Dtype, keep_quantized: bool) -> tuple[nn.Module, dict[str, Any]]:
+    """Build the mlx-lm model of a GGUF file and load every tensor into it.
+
+    Args:
+        file: The file.
+        dtype: Element type of the weights, and of the scales of weights that stay quantised.
+        keep_quantized: Keep matrices of type Q4_0, Q4_1 and Q8_0 quantised; everything else becomes ``dtype``.
+
+    Returns:
+        The evaluated model and its configuration.
+
+    Raises:
+        GGUFError: An architecture, metadata key, tensor name or tensor type that is not known, or tensors that are
+            missing or have another shape than the metadata says.
+    """
+    architecture = find_architecture(file)
+    hyperparameters = Hyperparameters(file)
+    config = {"model_type": architecture.model_type, **architecture.config(hyperparameters)}
+    hyperparameters.refuse_unread()
+    module = importlib.import_module(f"mlx_lm.models.{architecture.model_type}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    names = _parameter_names(file, architecture)
+    model.sanitize(dict.fromkeys(names.values()))  # lets a model drop the output matrix that the embedding replaces
+    _check_tensors(file, names, model)
+
+    weights: dict[str, mx.array] = {}
+    quantized: dict[str, int] = {}
+    for tensor_name, parameter in names.items():
+        tensor = file.tensors[tensor_name]
+        rows = _row_order(tensor_name, architecture, config)
+        path = parameter.removesuffix(".weight")
+        if keep_quantized and tensor.type_name in QUANTIZED_BITS and len(tensor.shape) == 2:
+            quantized[path] = QUANTIZED_BITS[tensor.type_name]
+            for part, array in pack_quantized(tensor, rows, dtype).items():
+                weights[f"{path}.{part}"] = array
+        else:
+            weights[parameter] = _float_weight(tensor, rows, architecture.norm_offset, dtype)
+
+    if quantized:
+        nn.quantize(model, class_predicate=lambda path, _: _quantization_of(path, quantized))
+    model.load_weights(list(weights.items()), strict=True)
+    _apply_rope_factors(file, architecture, config, model)
+    model.eval()
+    mx.eval(model.parameters())
+    return model, config
+
+
+def _parameter_names(file: GGUFFile, architecture: Architecture) -> dict[str, str]:
+    """Parameter name by tensor name, for every tensor that holds a parameter."""
+    names = {}
+    for tensor_name in file.tensors:
+        if tensor_name == ROPE_FACTORS and architecture.factored_rope:
+            continue
+        parameter = architecture.parameter_name(tensor_name)
+        if parameter is None:
+            raise GGUFError(
+                f"{file.path}: tensor {tensor_name!r} is not known for architecture "
+                f"{file.metadata['general.architecture']!r}; ignoring it would give wrong results"
+            )
+        names[tensor_name] = parameter
+    return names
+
+
+def _check_tensors(file: GGUFFile, names: dict[str, str], model: nn.Module) -> None:
+    """Refuse missing tensors and wrong shapes, before anything is dequantised."""
+    expected = {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
+    missing = sorted(expected.keys() - names.values())
+    if missing:
+        raise GGUFError(
+            f"{file.path}: no tensor for {missing[0]!r}"
+            + (f" and {len(missing) - 1} more parameters" if len(missing) > 1 else "")
+            + "; the file does not hold the whole model: download it again, or name the first of its parts"
+        )
+    for tensor_name, parameter in names.items():
+        shape = file.tensors[tensor_name].shape
+        if parameter not in expected:
+            raise GGUFError(f"{file.path}: tensor {tensor_name!r} has no place in this model ({parameter!r})")
+        if shape != expected[parameter]:
+            raise GGUFError(
+                f"{file.path}: tensor {tensor_name!r} has shape {shape}, its metadata implies {expected[parameter]}"
+            )
+
+
+def _row_order(tensor_name: str, architecture: Architecture, config: dict[str, Any]) -> np.ndarray | None:
+    """How the rows of a tensor are reordered, None where they stay."""
+    if not architecture.interleaved_rope:
+        return None
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    part = tensor_name.split(".")[-2]
+    return rotate_half_row_order(config[heads[part]], config["head_dim"]) if part in heads else None
+
+
+def _float_weight(tensor: GGUFTensor, rows: np.ndarray | None, norm_offset: float, dtype: mx.Dtype) -> mx.array:
+    values = tensor.float32(rows)
+    if norm_offset and tensor.name.endswith("norm.weight"):
+        values = values - np.float32(norm_offset)
+    return mx.array(values).astype(dtype)
+
+
+def _quantization_of(path: str, quantized: dict[str, int]) -> bool | dict[str, int]:
+    """What ``nn.quantize`` asks for a module: its bits and group size, or False to leave it."""
+    return {"bits": quantized[path], "group_size": QUANTIZED_GROUP_SIZE} if path in quantized else False
+
+
+def _apply_rope_factors(file: GGUFFile, architecture: Architecture, config: dict[str, Any], model: nn.Module) -> None:
+    """Put the wavelength factors of the file, where it has them, into every layer's RoPE."""
+    if not architecture.factored_rope or ROPE_FACTORS not in file.tensors:
+        return
+    factors = file.tensors[ROPE_FACTORS].float32()
+    if factors.shape != (config["head_dim"] // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
+        raise GGUFError(f"{file.path}: {ROPE_FACTORS} must hold {config['head_dim'] // 2} positive factors")
+    if config["rope_scaling"] is not None:
+        raise GGUFError(f"{file.path}: {ROPE_FACTORS} together with rope.scaling is not supported")
+    for layer in model.layers:
+        layer.self_attn.rope = FactoredRoPE(config["rope_theta"], factors)

@@ -1,0 +1,156 @@
+"""Text to token ids and back, and chat templates: one small face for every kind of tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplateError(ValueError):
+    """A model has no chat template, or its template refused the messages or did something that is not allowed."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer.
+
+    Attributes:
+        vocab_size: Token ids are 0 to ``vocab_size - 1``.
+        eos_token_ids: Tokens that end an output.
+        bos_token_id: Token that begins a text, None where the model has none.
+        adds_bos: The model expects its texts to begin with ``bos_token_id``. ``encode`` never adds it.
+        has_chat_template: ``apply_chat_template`` can be used.
+    """
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    bos_token_id: int | None
+    adds_bos: bool
+    has_chat_template: bool
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Special tokens written out in it are recognised; none are added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out."""
+        ...
+
+    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
+        """The text of a conversation, as the model was trained to see it.
+
+        Raises:
+            ChatTemplateError: There is no template, or it refuses these messages.
+        """
+        ...
+
+
+class ChatTemplate:
+    """A Jinja chat template, run in a sandbox: it comes with the model's file and is not trusted.
+
+    Args:
+        source: The template.
+        variables: What every rendering sees besides the messages, such as ``bos_token``.
+
+    Raises:
+        ChatTemplateError: The template is not valid Jinja.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        # Hugging Face's settings, which templates are written for.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        self.source = source
+        self._variables = dict(variables or {})
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as problem:
+            raise ChatTemplateError(f"the model's chat template is not valid: {problem}") from problem
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: {"role": ..., "content": ...}, oldest first.
+            add_generation_prompt: End with the words that make the model answer.
+            **kw: Further variables of the template, such as ``tools`` or ``enable_thinking``.
+
+        Raises:
+            ChatTemplateError: The template refused the messages, failed, or tried what the sandbox forbids.
+        """
+        variables = {"tools": None, **self._variables, **kw}
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
+            )
+        except ChatTemplateError:
+            raise
+        except Exception as problem:  # a template is a program: whatever it raises is its failure, not ours
+            raise ChatTemplateError(f"the model's chat template failed: {type(problem).__name__}: {problem}") from None
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """The ``tojson`` filter without Jinja's escapes for HTML, which models were not trained on."""
+    import json
+
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> None:
+    raise ChatTemplateError(f"the model's chat template refuses these messages: {message}")
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer loaded by mlx-lm or transformers.
+
+    Args:
+        tokenizer: An ``mlx_lm.tokenizer_utils.TokenizerWrapper``, or a transformers tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        eos = getattr(tokenizer, "eos_token_ids", None) or [tokenizer.eos_token_id]
+        self.eos_token_ids = frozenset(int(token) for token in eos if token is not None)
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.adds_bos = self.bos_token_id is not None and tokenizer.encode("a")[:1] == [self.bos_token_id]
+        self.has_chat_template = bool(getattr(tokenizer, "has_chat_template", tokenizer.chat_template))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Special tokens written out in it are recognised; none are added."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens written out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
+        """The text of a conversation, rendered by transformers (in Jinja's sandbox).
+
+        Raises:
+            ChatTemplateError: There is no template, or it refuses these messages.
+        """
+        if not self.has_chat_template:
+            raise ChatTemplateError(NO_TEMPLATE)
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **kw
+            )
+        except Exception as problem:
+            raise ChatTemplateError(f"the model's chat template failed: {type(problem).__name__}: {problem}") from None
+
+    def __repr__(self) -> str:
+        return f"HuggingFaceTokenizer({self.vocab_size} tokens)"
+
+
+NO_TEMPLATE = "this model has no chat template: give the prompt as text"
