@@ -6,7 +6,6 @@ import itertools
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -76,7 +75,6 @@ class Engine:
 
     def __init__(self, model: str | Path | LoadedModel = "smollm2", config: EngineConfig | None = None) -> None:
         self._thread = EngineThread("workbench-engine")
-        weakref.finalize(self, self._thread._executor.shutdown, wait=False)
         self._started = time.perf_counter()
         self._progress: dict[str, _Progress] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -448,6 +446,7 @@ class Engine:
     def close(self) -> None:
         """Stop after the step under way and end the engine's thread. The trace stays readable."""
         self._pause.set()
+        self._phases = None
         self._thread.close()
 
     # -- how it looks -----------------------------------------------------------------------------------------
