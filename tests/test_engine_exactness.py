@@ -159,7 +159,7 @@ def test_tokens_survive_a_preemption_at_every_possible_step(tiny_llama, temperat
                 engine.step()
             request = next((r for r in engine.scheduler.running if r.request_id == victim), None)
             if request is not None:
-                engine.scheduler.preempt(request, "planted by the test")
+                engine.scheduler._preempt(request)
                 preempted += 1
             ours = {o.request_id: list(o.token_ids) for o in engine.run(progress=False)}
             engine.close()

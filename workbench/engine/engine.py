@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -14,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.detokenizer import IncrementalDetokenizer
 from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.outputs import RequestOutput
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
-from workbench.engine.request import Request
+from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.sampler import SampledToken, Sampler
 from workbench.engine.scheduler import ScheduledBatch, Scheduler
-from workbench.engine.validation import check_prompt, resolve_config, tokenize_prompt
+from workbench.engine.validation import resolve_config
 from workbench.models.load import LoadedModel, load_model
 from workbench.trace import StepRecord, Trace, TraceMeta
 
@@ -32,19 +30,6 @@ if TYPE_CHECKING:
     from workbench.models.tokenizer import Tokenizer
 
 log = logging.getLogger("workbench")
-
-
-class _Progress:
-    """What the engine keeps of a request beside the scheduler's own state."""
-
-    def __init__(self, request: Request, prompt: str, detokenizer: IncrementalDetokenizer | None) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.detokenizer = detokenizer
-        self.logprobs: list[dict[int, float]] = []
-        self.finish_reason: str | None = None
-        self.error = ""
-        self.delivered = False
 
 
 class Engine:
@@ -76,10 +61,7 @@ class Engine:
     def __init__(self, model: str | Path | LoadedModel = "smollm2", config: EngineConfig | None = None) -> None:
         self._thread = EngineThread("workbench-engine")
         self._started = time.perf_counter()
-        self._progress: dict[str, _Progress] = {}
         self._inbox: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
-        self._ids = itertools.count()
         self._pause = threading.Event()
         self._running = False
         self._phases: Generator[tuple[str, Any], None, StepRecord] | None = None
@@ -91,6 +73,7 @@ class Engine:
         self.runner = ModelRunner(self.model, self.config)
         self.scheduler = Scheduler(self.config, clock=self._clock)
         self.sampler = Sampler(self.config.seed)
+        self._book = RequestBook(self.model, self.config)
         self.trace = Trace(
             TraceMeta(
                 source="engine",
@@ -142,35 +125,14 @@ class Engine:
             ValueError: An empty or too long prompt, an unknown token id, an id in use, or a request that the KV
                 pool could never hold. Nothing is queued then.
         """
-        sampling = sampling or SamplingParams()
-        text, token_ids = tokenize_prompt(prompt, self.model.tokenizer)
-        check_prompt(token_ids, sampling, self.config, self.model)
-        if request_id is not None and (not isinstance(request_id, str) or not request_id):
-            raise ValueError(f"request_id must be a string that is not empty, got {request_id!r}")
-        with self._lock:
-            if request_id is None:
-                request_id = next(rid for rid in (f"r{n}" for n in self._ids) if rid not in self._progress)
-            elif request_id in self._progress:
-                raise ValueError(f"request_id {request_id!r} is in use: every request of an engine needs its own")
-            request = Request(
-                request_id,
-                token_ids,
-                sampling,
-                priority=priority,
-                arrival_time=self._clock(),
-                eos_token_ids=self.model.eos_token_ids,
-            )
-            tokenizer = self.model.tokenizer
-            hidden = frozenset() if sampling.ignore_eos else self.model.eos_token_ids
-            detokenizer = IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden) if tokenizer else None
-            self._progress[request_id] = _Progress(request, text, detokenizer)
-            self._inbox.append(lambda: self._enqueue(request, text))
-        return request_id
+        entry = self._book.add(prompt, sampling or SamplingParams(), request_id, priority, self._clock())
+        self._inbox.append(lambda: self._enqueue(entry))
+        return entry.request.request_id
 
-    def _enqueue(self, request: Request, text: str) -> None:
-        request.arrival_step = self.scheduler.step
-        self.scheduler.add_request(request)
-        self.trace.add_request(request.info(text))
+    def _enqueue(self, entry: Entry) -> None:
+        entry.request.arrival_step = self.scheduler.step
+        self.scheduler.add_request(entry.request)
+        self.trace.add_request(entry.request.info(entry.prompt))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its blocks come back then. A finished request stays as it is.
@@ -178,21 +140,12 @@ class Engine:
         Raises:
             ValueError: There is no such request.
         """
-        self._known(request_id)
+        _ = self._book[request_id]
         self._inbox.append(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:
-        progress = self._progress[request_id]
-        if progress.finish_reason is None and self.scheduler.abort_request(request_id):
-            progress.finish_reason = "abort"
-
-    def _known(self, request_id: str) -> _Progress:
-        try:
-            return self._progress[request_id]
-        except KeyError:
-            raise ValueError(
-                f"request_id {request_id!r} is unknown; known are {', '.join(self._progress) or 'none yet'}"
-            ) from None
+        if self.scheduler.abort_request(request_id):
+            self._book[request_id].finish_reason = "abort"
 
     def output(self, request_id: str) -> RequestOutput:
         """What a request has produced so far.
@@ -200,24 +153,12 @@ class Engine:
         Raises:
             ValueError: There is no such request.
         """
-        progress = self._known(request_id)
-        request = progress.request
-        tokens = tuple(request.token_ids)
-        return RequestOutput(
-            request_id=request_id,
-            prompt=progress.prompt,
-            prompt_token_ids=tokens[: request.num_prompt_tokens],
-            token_ids=tokens[request.num_prompt_tokens :],
-            text=progress.detokenizer.text if progress.detokenizer else "",
-            finish_reason=progress.finish_reason,
-            logprobs=tuple(progress.logprobs) if request.sampling.logprobs is not None else None,
-            error=progress.error,
-        )
+        return self._book[request_id].output()
 
     @property
     def outputs(self) -> dict[str, RequestOutput]:
         """Every request's output so far, by request id, in order of arrival."""
-        return {request_id: self.output(request_id) for request_id in list(self._progress)}
+        return {request_id: entry.output() for request_id, entry in list(self._book.entries.items())}
 
     # -- one step ---------------------------------------------------------------------------------------------
 
@@ -300,11 +241,10 @@ class Engine:
             log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step)
             record = self.scheduler.fail(batch)
             for chunk in batch.chunks:
-                self._progress[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
+                self._book[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
         else:
             record = timed("update", lambda: self._update(batch, sampled, timings, kernel))
-        for request_id, reason in record.finish_reasons.items():
-            self._progress[request_id].finish_reason = reason
+        self._book.settle(record)
         self.trace.append(record)
         return record
 
@@ -315,28 +255,7 @@ class Engine:
         timings: dict[str, float],
         kernel: Any,
     ) -> StepRecord:
-        tokens: list[int | None] = []
-        texts: list[str] = []
-        finish: dict[str, str] = {}
-        remaining = iter(sampled)
-        for chunk in batch.chunks:
-            if not chunk.samples:
-                tokens.append(None)
-                texts.append("")
-                continue
-            result = next(remaining)
-            progress = self._progress[chunk.request.request_id]
-            tokens.append(result.token_id)
-            if result.token_id is None:
-                finish[chunk.request.request_id] = "error"
-                progress.error = result.error
-                texts.append("")
-                continue
-            if result.logprobs is not None:
-                progress.logprobs.append(result.logprobs)
-            texts.append(progress.detokenizer.append(result.token_id) if progress.detokenizer else "")
-            if progress.detokenizer and progress.detokenizer.stopped_by:
-                finish[chunk.request.request_id] = "stop"
+        tokens, texts, finish = self._book.accept(batch, sampled)
         return self.scheduler.update(batch, tokens, texts=texts, finish=finish, timings=timings, kernel=kernel)
 
     # -- many steps -------------------------------------------------------------------------------------------
@@ -353,15 +272,9 @@ class Engine:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
         """
         self._pause.clear()
-        with tqdm(total=self._num_open(), desc=self.name, unit="request", disable=not progress) as bar:
+        with tqdm(total=self._book.num_open, desc=self.name, unit="request", disable=not progress) as bar:
             self._thread.call(lambda: self._loop(bar.update), interrupt=self._pause.set)
-        ended = [p for p in self._progress.values() if p.finish_reason is not None and not p.delivered]
-        for item in ended:
-            item.delivered = True
-        return [self.output(item.request.request_id) for item in ended]
-
-    def _num_open(self) -> int:
-        return sum(progress.finish_reason is None for progress in self._progress.values())
+        return self._book.take_ended()
 
     def _loop(self, on_finished: Callable[[int], Any] = lambda count: None) -> None:
         self._running = True
@@ -399,16 +312,16 @@ class Engine:
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
         """
         request_id = self.add_request(prompt, sampling)
-        progress = self._progress[request_id]
-        longest = max((len(stop) for stop in progress.request.sampling.stop), default=1)
+        entry = self._book[request_id]
+        longest = max((len(stop) for stop in entry.request.sampling.stop), default=1)
         done = 0
-        while progress.finish_reason is None:
+        while entry.finish_reason is None:
             if self._running:
                 time.sleep(0.01)
             elif self.step() is None:
                 break
             text = self.output(request_id).text
-            upto = len(text) if progress.finish_reason else max(done, len(text) - longest + 1)
+            upto = len(text) if entry.finish_reason else max(done, len(text) - longest + 1)
             if upto > done:
                 yield text[done:upto]
                 done = upto
