@@ -1,0 +1,88 @@
+"""The served dashboard: the notebook's view as a page of its own, through Panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import panel as pn
+import param
+from panel.custom import AnyWidgetComponent
+
+from workbench.viz.bundle import bundle
+from workbench.viz.feed import POLL_SECONDS, Feed
+
+
+class TracePage(AnyWidgetComponent):
+    """The same ES module as in a notebook, with the same traits as Panel parameters (see ``widget.TraceView``)."""
+
+    _esm = bundle()
+
+    packet = param.Bytes(default=b"")
+    status = param.Dict(default={})
+    command = param.Dict(default={})
+    have = param.Integer(default=0)
+    options = param.Dict(default={})
+
+    def __init__(self, feed: Feed, **params: Any) -> None:
+        super().__init__(status=feed.status(), **params)
+        self._feed = feed
+        self.param.watch(lambda event: feed.handle(event.new), "command")
+        self.param.watch(lambda event: feed.confirm(event.new), "have")
+
+    def refresh(self) -> None:
+        """Send what is new since the last call."""
+        packet = self._feed.next_packet()
+        if packet is not None:
+            self.packet = packet
+        status = self._feed.status()
+        if status != self.status:
+            self.status = status
+
+
+def make_app(source: Any, *, theme: str = "auto") -> Callable[[], Any]:
+    """A function that builds the page for one browser session.
+
+    Args:
+        source: A controller (an Engine) or a Trace.
+        theme: "auto", "light" or "dark".
+    """
+
+    def session() -> Any:
+        page = TracePage(Feed(source), options={"theme": theme}, sizing_mode="stretch_width")
+
+        def start() -> None:
+            page.refresh()
+            pn.state.add_periodic_callback(page.refresh, period=int(POLL_SECONDS * 1000))
+
+        pn.state.onload(start)
+        return page
+
+    return session
+
+
+def serve(
+    source: Any,
+    *,
+    port: int = 5006,
+    address: str = "127.0.0.1",
+    show: bool = False,
+    title: str = "Workbench",
+    threaded: bool = False,
+) -> Any:
+    """Serve the dashboard until the process is interrupted.
+
+    Args:
+        source: A controller (an Engine) or a Trace.
+        port: Port to listen on; 0 takes a free one.
+        address: Interface to listen on; only this machine by default.
+        show: Open a browser.
+        title: Title of the page.
+        threaded: Serve on a thread of its own and return the server; its ``stop()`` ends it.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    return pn.serve(
+        {"/": make_app(source)}, port=port, address=address, show=show, title=title, threaded=threaded, verbose=False
+    )

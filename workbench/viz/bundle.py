@@ -1,0 +1,61 @@
+"""Puts the ES modules of ``js/`` together into the single module that notebooks, Panel and saved pages load.
+
+Hosts load a view from one string, so modules cannot import each other by path there. They are written as ordinary
+modules and joined here: each becomes a function that returns what it exports, called once, after those it imports.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from workbench.viz import palette
+
+JS_DIRECTORY = Path(__file__).parent / "js"
+ENTRY = "dashboard.js"
+
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:const|class|function|async function) (\w+))", re.MULTILINE)
+_DEFAULT = re.compile(r"^export default .*$", re.MULTILINE)
+
+
+@cache
+def bundle(entry: str = ENTRY) -> str:
+    """The source of one ES module holding ``entry`` and everything it imports; it exports ``render``.
+
+    Raises:
+        ValueError: Modules import each other in a circle, or import what
+            is not exported, or use a form of import or export that is not handled.
+    """
+    parts: dict[str, str] = {}
+    _collect(entry.removesuffix(".js"), parts, ())
+    style = (JS_DIRECTORY / "dashboard.css").read_text(encoding="utf-8")
+    joined = "\n".join(parts.values())
+    joined = joined.replace("__PALETTE__", json.dumps(palette.as_dict())).replace("__STYLE__", json.dumps(style))
+    exported = f"${entry.removesuffix('.js')}"
+    return f"{joined}\nexport const render = {exported}.render;\nexport default {{ render }};\n"
+
+
+def _source(name: str) -> str:
+    return (JS_DIRECTORY / f"{name}.js").read_text(encoding="utf-8")
+
+
+def _collect(name: str, parts: dict[str, str], importing: tuple[str, ...]) -> None:
+    if name in parts:
+        return
+    if name in importing:
+        raise ValueError(f"js modules import each other in a circle: {' -> '.join((*importing, name))}")
+    source = _source(name)
+    for names, imported in _IMPORT.findall(source):
+        _collect(imported, parts, (*importing, name))
+        missing = set(re.findall(r"\w+", names)) - set(_EXPORT.findall(_source(imported)))
+        if missing:
+            raise ValueError(f"js/{name}.js imports {sorted(missing)} from js/{imported}.js, which does not export it")
+    exports = ", ".join(_EXPORT.findall(source))
+    body = _IMPORT.sub(lambda match: f"const {match[1]} = ${match[2]};", source)
+    body = _DEFAULT.sub("", _EXPORT.sub("", body))
+    if re.search(r"^(?:import|export)\b", body, re.MULTILINE):
+        raise ValueError(f"js/{name}.js has an import or export that is not one of the forms bundle.py joins")
+    parts[name] = f"const ${name} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"

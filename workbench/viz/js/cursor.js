@@ -1,0 +1,116 @@
+// The one state that all panels of a view share: which step is looked at, what is hovered, what part of the time
+// axis is visible. Panels read it when they draw and change it through its methods; the view redraws once per frame.
+
+export class Cursor {
+  constructor(store, onChange) {
+    this.store = store;
+    this.onChange = onChange; // (what: "step" | "hover" | "range" | "select" | "data") => void
+    this.step = 0;
+    this.follow = true;       // stay on the newest step
+    this.playing = false;
+    this.speed = 8;           // steps per second when playing
+    this.hover = {};          // { request, block, chunk, tokens: [q0, q1], kv: [k0, k1], item }
+    this.selected = null;     // request whose q x kv rectangle is shown
+    this.range = [0, 1];      // visible steps [from, to)
+    this.rangeMode = "fit";   // "fit" all steps | "window" of the last ones | "manual"
+    this.axis = "step";       // "step" | "time"
+    this.filter = "";
+  }
+
+  get last() {
+    return Math.max(0, this.store.numSteps - 1);
+  }
+
+  get scrubbed() {
+    return this.step < this.last;
+  }
+
+  /** New steps have arrived. */
+  grown() {
+    if (this.follow) this.step = this.last;
+    this.fitRange();
+    this.onChange("data");
+  }
+
+  seek(step, { keepFollow = false } = {}) {
+    const target = Math.max(0, Math.min(this.last, Math.round(step)));
+    if (!keepFollow) this.follow = target === this.last && !this.playing;
+    if (target === this.step) return this.onChange("step");
+    this.step = target;
+    if (target < this.range[0] || target >= this.range[1]) {
+      const width = this.range[1] - this.range[0];
+      const from = Math.max(0, Math.min(target - width / 2, this.last + 1 - width));
+      this.range = [from, from + width];
+      this.rangeMode = "manual";
+      this.onChange("range");
+    }
+    this.onChange("step");
+  }
+
+  toLive() {
+    this.playing = false;
+    this.follow = true;
+    if (this.rangeMode === "manual") this.rangeMode = "window";
+    this.step = this.last;
+    this.fitRange();
+    this.onChange("range");
+    this.onChange("step");
+  }
+
+  /** The next (or previous) step in which something happened to a request. */
+  seekEvent(direction) {
+    for (let step = this.step + direction; step >= 0 && step < this.store.numSteps; step += direction) {
+      if (this.store.bounds.event[step + 1] > this.store.bounds.event[step]) return this.seek(step);
+    }
+  }
+
+  setHover(hover) {
+    const same = (a, b) => a === b || (Array.isArray(a) && Array.isArray(b) && a.every((v, i) => v === b[i]));
+    const keys = ["request", "block", "chunk", "kv", "item", "step"];
+    if (keys.every((key) => same(this.hover[key], hover[key]))) return;
+    this.hover = hover;
+    this.onChange("hover");
+  }
+
+  select(request) {
+    this.selected = this.selected === request ? null : request;
+    this.onChange("select");
+  }
+
+  // -- the visible part of the step axis -----------------------------------------------------------------------
+
+  fitRange() {
+    const n = Math.max(1, this.store.numSteps);
+    if (this.rangeMode === "fit") this.range = [0, Math.max(n, 12)];
+    if (this.rangeMode === "window") {
+      const width = Math.min(this.range[1] - this.range[0], Math.max(n, 12));
+      this.range = [Math.max(0, n - width), Math.max(0, n - width) + width];
+    }
+  }
+
+  fit() {
+    this.rangeMode = "fit";
+    this.fitRange();
+    this.onChange("range");
+  }
+
+  zoom(factor, around = this.step + 0.5) {
+    const [from, to] = this.range;
+    const n = Math.max(12, this.store.numSteps);
+    const width = Math.max(6, Math.min(n, (to - from) * factor));
+    const share = (around - from) / (to - from);
+    this.moveTo(around - width * share, width);
+  }
+
+  pan(steps) {
+    this.moveTo(this.range[0] + steps, this.range[1] - this.range[0]);
+  }
+
+  moveTo(from, width) {
+    const n = Math.max(12, this.store.numSteps);
+    const start = Math.max(0, Math.min(from, n - width));
+    this.range = [start, start + width];
+    this.rangeMode = start <= 0 && width >= n ? "fit" : start + width >= n ? "window" : "manual";
+    this.onChange("range");
+  }
+}

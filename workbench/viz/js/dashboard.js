@@ -1,0 +1,223 @@
+// The view as a whole: builds the panels, takes in packets, and redraws once per animation frame.
+// It speaks to its host only through a model with get / set / save_changes / on, as anywidget defines it; a saved
+// page gives it a model that never changes.
+
+import { Controls, bindKeys, keyList } from "./controls.js";
+import { Cursor } from "./cursor.js";
+import { h, replace, setText } from "./dom.js";
+import { BlockTablesPanel } from "./block_tables.js";
+import { EventsPanel } from "./events.js";
+import { GanttPanel } from "./gantt.js";
+import { PackedPanel } from "./packed.js";
+import { PoolPanel } from "./pool.js";
+import { Store } from "./store.js";
+import { STYLE } from "./style.js";
+import { TextsPanel } from "./texts.js";
+import { Theme, inkOn } from "./theme.js";
+import { TimelinePanel } from "./timeline.js";
+
+const PANELS = { timeline: TimelinePanel, gantt: GanttPanel, packed: PackedPanel, pool: PoolPanel, tables: BlockTablesPanel, texts: TextsPanel, events: EventsPanel };
+const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "texts"], right: ["pool", "tables", "events"] };
+
+class View {
+  constructor(model, root) {
+    Object.assign(this, { model, root });
+    this.status = model.get("status") || {};
+    this.options = model.get("options") || {};
+    this.store = new Store();
+    this.cursor = new Cursor(this.store, (what) => this.changed(what));
+    this.theme = new Theme(this.options.theme || "auto");
+    this.tooltip = new Tooltip();
+    this.commandCount = 0;
+    this.controls = new Controls(this);
+    const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);
+    this.panels = chosen.filter((id) => PANELS[id]).map((id) => new PANELS[id](this));
+    const area = (name) => h("div", { class: `wb-area wb-${name}` }, this.panels.filter((panel) => AREAS[name].includes(panel.id)).map((panel) => panel.element));
+    this.helpElement = h("div", { class: "wb-popover", hidden: true, role: "dialog", "aria-label": "Keys" }, h("h3", {}, "Keys"), keyList());
+    this.reading = h("p", { class: "wb-reading" }, "Colour is a request in focus. ", h("b", {}, "Solid"), " is prefill, ", h("b", {}, "light with a dot"), " is decode, ", h("b", {}, "hatched"), " is computed again.");
+    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), this.tooltip.element);
+    root.classList.add("wb-root");
+    root.tabIndex = -1;
+    bindKeys(root, this);
+    this.applyTheme();
+    this.observe();
+  }
+
+  get live() { return Boolean(this.status.live); }
+
+  ink(fill) { return inkOn(fill); }
+
+  // -- the host ------------------------------------------------------------------------------------------------
+
+  receive(packet) {
+    if (!packet || !packet.byteLength) return;
+    const before = this.store.numSteps;
+    if (!this.store.append(packet)) return this.send("resend");
+    if (this.store.requests.length) this.theme.focusFirst(this.store.requests);
+    this.model.set("have", this.store.numSteps);
+    this.model.save_changes();
+    if (this.store.numSteps !== before) this.cursor.grown();
+    else this.changed("data");
+  }
+
+  /** Ask the host to do something; in a saved page nobody listens. */
+  send(name, args = {}) {
+    this.model.set("command", { id: ++this.commandCount, name, args });
+    this.model.save_changes();
+  }
+
+  statusChanged() {
+    this.status = this.model.get("status") || {};
+    this.changed("data");
+  }
+
+  // -- drawing -------------------------------------------------------------------------------------------------
+
+  changed(what) {
+    for (const panel of this.panels) panel.changed(what);
+    if (what !== "hover") this.controlsStale = true;
+    this.requestFrame();
+  }
+
+  requestFrame() {
+    this.frameRequest ??= requestAnimationFrame(() => {
+      this.frameRequest = null;
+      if (this.controlsStale) {
+        this.controls.update();
+        this.controlsStale = false;
+        if (this.store.numSteps && this.said !== this.cursor.step) {
+          this.said = this.cursor.step;
+          this.controls.say(`Step ${this.cursor.step}: ${this.store.value("prefill_tokens", this.cursor.step)} prefill and ${this.store.value("decode_tokens", this.cursor.step)} decode tokens`);
+        }
+      }
+      for (const panel of this.panels) panel.frame();
+    });
+  }
+
+  observe() {
+    this.resizeObserver = new ResizeObserver(() => {
+      this.root.dataset.narrow = String(this.root.clientWidth < 860);
+      for (const panel of this.panels) panel.resized();
+      this.requestFrame();
+    });
+    this.resizeObserver.observe(this.root);
+    this.visibility = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        const panel = this.panels.find((candidate) => candidate.element === entry.target);
+        panel.visible = entry.isIntersecting;
+      }
+      this.requestFrame();
+    }, { rootMargin: "200px" });
+    for (const panel of this.panels) this.visibility.observe(panel.element);
+    this.media = matchMedia("(prefers-color-scheme: dark)");
+    this.mediaChanged = () => this.applyTheme();
+    this.media.addEventListener("change", this.mediaChanged);
+    this.themeObserver = new MutationObserver(() => this.applyTheme());
+    this.themeObserver.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+  }
+
+  applyTheme() {
+    this.theme.applyTo(this.root);
+    this.theme.applyTo(this.tooltip.element);
+    this.changed("theme");
+  }
+
+  nextTheme() {
+    this.theme.next();
+    this.applyTheme();
+  }
+
+  // -- focus and play ------------------------------------------------------------------------------------------
+
+  toggleFocus(request) {
+    if (!this.theme.toggle(request)) {
+      this.status = { ...this.status, message: "Six requests are in focus already, one for each hue: take one out of focus first." };
+    }
+    this.changed("focus");
+  }
+
+  focusScheduled() {
+    if (!this.store.numSteps) return;
+    this.theme.focusOnly(this.store.chunks(this.cursor.step).map((chunk) => chunk.request));
+    this.changed("focus");
+  }
+
+  startPlaying() {
+    const started = performance.now(), from = this.cursor.step;
+    const tick = () => {
+      if (!this.cursor.playing) return;
+      const target = from + ((performance.now() - started) / 1000) * this.cursor.speed;
+      if (target >= this.cursor.last) {
+        this.cursor.playing = false;
+        this.cursor.seek(this.cursor.last);
+        return;
+      }
+      if (Math.floor(target) !== this.cursor.step) this.cursor.seek(Math.floor(target), { keepFollow: true });
+      requestAnimationFrame(tick);
+    };
+    tick();
+  }
+
+  // -- what keys do --------------------------------------------------------------------------------------------
+
+  toggleHelp() { this.helpElement.hidden = !this.helpElement.hidden; }
+  toggleTables() {
+    const on = this.panels.some((panel) => !panel.asTable);
+    for (const panel of this.panels) panel.showTable(on);
+  }
+  toggleBreakpoints() {}
+  toggleCompare() {}
+  escape() {
+    if (!this.helpElement.hidden) this.helpElement.hidden = true;
+    else this.cursor.toLive();
+  }
+
+  destroy() {
+    this.cursor.playing = false;
+    this.resizeObserver.disconnect();
+    this.visibility.disconnect();
+    this.themeObserver.disconnect();
+    this.media.removeEventListener("change", this.mediaChanged);
+    this.tooltip.element.remove();
+    if (this.frameRequest) cancelAnimationFrame(this.frameRequest);
+  }
+}
+
+class Tooltip {
+  constructor() {
+    this.element = h("div", { class: "wb-tooltip", role: "tooltip", hidden: true });
+  }
+  show(x, y, lines) {
+    const text = lines.join("\n");
+    if (text !== this.text) {
+      replace(this.element, lines.map((line, i) => h("div", i ? {} : { class: "wb-tooltip-title" }, line)));
+      this.text = text;
+    }
+    this.element.hidden = false;
+    const box = this.element.getBoundingClientRect();
+    this.element.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
+    this.element.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 12) : y + 18}px`;
+  }
+  hide() {
+    this.element.hidden = true;
+  }
+}
+
+export function render({ model, el }) {
+  const root = h("div");
+  el.append(root);
+  const view = new View(model, root);
+  const onPacket = () => view.receive(model.get("packet")), onStatus = () => view.statusChanged();
+  model.on("change:packet", onPacket);
+  model.on("change:status", onStatus);
+  onPacket();
+  // For tests and for people with a console: the state behind the picture.
+  root.workbench = view;
+  return () => {
+    model.off("change:packet", onPacket);
+    model.off("change:status", onStatus);
+    view.destroy();
+  };
+}
+
+export default { render };

@@ -1,0 +1,37 @@
+// The few places where a layout depends on pixels. workbench/viz/layout/packed_batch.py has the same functions for
+// the static pictures; a browser test compares the two on random batches.
+
+/**
+ * Widths for segments of very different sizes, so that each can be read: every segment gets at least `least` pixels
+ * (an equal share where there is no room for that), and the rest is divided in proportion to the sizes.
+ * @returns [{ x0, x1, broken }] with broken where a segment is drawn shorter than its share of the true scale.
+ */
+export function readableScale(sizes, width, least) {
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  if (!sizes.length || total <= 0) return [];
+  const floor = Math.min(least, width / sizes.length);
+  const rest = width - floor * sizes.length;
+  let x = 0;
+  return sizes.map((size) => {
+    const wide = floor + (rest * size) / total;
+    const segment = { x0: x, x1: x + wide, broken: wide < (width * size) / total - 1e-9 };
+    x += wide;
+    return segment;
+  });
+}
+
+/** Columns of the pool picture: a power of two, so that a block keeps its place; the picture stays near square. */
+export function poolColumns(numBlocks) {
+  let columns = 32;
+  while (columns * columns < numBlocks && columns < 512) columns *= 2;
+  return columns;
+}
+
+/** How a q x kv rectangle is covered by tiles: "full", "diagonal" (partly masked) or "skipped" for each tile. */
+export function tileKind(q0, q1, k0, k1, window) {
+  // Rows and columns are positions in the sequence; the last row of the tile sees the most.
+  if (k0 > q1 - 1) return "skipped";
+  if (window > 0 && k1 - 1 < q0 - window + 1) return "skipped";
+  const causal = k1 - 1 <= q0, inWindow = window <= 0 || k0 >= q1 - 1 - window + 1;
+  return causal && inWindow ? "full" : "diagonal";
+}

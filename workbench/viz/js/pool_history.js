@@ -1,0 +1,87 @@
+// The state of every KV block at any step: the changes of each step, with a full copy every so often, so that
+// stepping back costs no more than stepping forward.
+
+// As in workbench/trace/pool_state.py.
+export const RESERVED = 0;
+export const FREE = 1;
+export const CACHED = 2;
+export const OWNED = 3;
+const KEYFRAME_STEPS = 256;
+
+export class PoolHistory {
+  constructor() {
+    this.size = 0;
+    this.keyframes = [];      // the pool before step i * KEYFRAME_STEPS
+    this.newest = null;       // the pool after the last step received
+    this.newestStep = -1;
+    this.current = null;      // the pool at the step last asked for
+    this.columns = null;
+    this.bounds = [0];
+  }
+
+  resize(size) {
+    this.size = size;
+    this.newest = emptyPool(size);
+    this.newestStep = -1;
+  }
+
+  append(step, get, begin, end) {
+    this.columns = get;
+    this.bounds.push(end);
+    if (step % KEYFRAME_STEPS === 0) this.keyframes.push(copyPool(this.newest));
+    apply(this.newest, get, begin, end, step);
+    this.newestStep = step;
+  }
+
+  /** The pool after the scheduling of a step: { state, owner, references, changed, freed } by block id. */
+  at(step) {
+    if (this.newestStep < 0) return this.newest;
+    const target = Math.max(0, Math.min(step, this.newestStep));
+    if (target === this.newestStep) return this.newest;
+    let pool = this.current;
+    if (!pool || pool.step > target || target - pool.step > KEYFRAME_STEPS) {
+      const frame = Math.floor(target / KEYFRAME_STEPS);
+      pool = copyPool(this.keyframes[frame]);
+      pool.step = frame * KEYFRAME_STEPS - 1;
+    }
+    for (let s = pool.step + 1; s <= target; s++) apply(pool, this.columns, this.bounds[s], this.bounds[s + 1], s);
+    return (this.current = pool);
+  }
+}
+
+function emptyPool(size) {
+  return {
+    step: -1, serial: 0, state: emptyState(size), owner: new Int32Array(size).fill(-1), references: new Uint16Array(size),
+    changed: new Int32Array(size).fill(-1),   // the last step in which a block changed
+    freed: new Int32Array(size).fill(-1),     // order in which evictable blocks were given back: smallest goes first
+    counts: [Math.min(1, size), Math.max(0, size - 1), 0, 0],
+  };
+}
+
+function emptyState(size) {
+  const state = new Uint8Array(size).fill(FREE);
+  if (size) state[0] = RESERVED;
+  return state;
+}
+
+function copyPool(pool) {
+  return {
+    ...pool, state: pool.state.slice(), owner: pool.owner.slice(), references: pool.references.slice(),
+    changed: pool.changed.slice(), freed: pool.freed.slice(), counts: pool.counts.slice(),
+  };
+}
+
+function apply(pool, get, begin, end, step) {
+  const block = get("pool.block"), state = get("pool.state"), owner = get("pool.owner"), references = get("pool.references");
+  for (let i = begin; i < end; i++) {
+    const b = block[i];
+    pool.counts[pool.state[b]]--;
+    pool.counts[state[i]]++;
+    if (state[i] === CACHED && pool.state[b] !== CACHED) pool.freed[b] = pool.serial++;
+    pool.state[b] = state[i];
+    pool.owner[b] = owner[i];
+    pool.references[b] = references[i];
+    pool.changed[b] = step;
+  }
+  pool.step = step;
+}

@@ -1,0 +1,3 @@
+// The stylesheet of a view; the text comes from dashboard.css when the modules are put together.
+
+export const STYLE = __STYLE__;

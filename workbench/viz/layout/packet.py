@@ -1,0 +1,133 @@
+"""Packets: a range of a trace's columns as bytes, the same for a notebook, a served page and a saved file.
+
+A packet is a little-endian uint32 with the length of a JSON header, the header padded with spaces to a multiple
+of 8 bytes, then the columns named in ``header["columns"]`` one after another, each padded to 8 bytes, so that a
+browser can lay typed arrays over it without copying.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from workbench.viz.layout.columns import (
+    CHILD_COLUMNS,
+    EVENT_KINDS,
+    FLAG_FIRST_TOKEN,
+    FLAG_PARTIAL,
+    LIMIT_SHIFT,
+    LIMITS,
+    PHASES,
+    PROMPT_PREVIEW,
+    TraceColumns,
+)
+
+PACKET_VERSION = 1
+
+
+def encode_packet(
+    columns: TraceColumns,
+    first_step: int = 0,
+    last_step: int | None = None,
+    *,
+    first_request: int = 0,
+    first_string: int = 0,
+    first_kernel: int = 0,
+    extra: dict[str, Any] | None = None,
+) -> bytes:
+    """Encode steps ``[first_step, last_step)`` and the requests, strings and launches from the given indices on.
+
+    Args:
+        columns: The columns, already up to date.
+        first_step: First step to encode.
+        last_step: One past the last; all encoded steps by default.
+        first_request: First request to describe; the receiver knows the ones before it.
+        first_string: First entry of the string table to send.
+        first_kernel: First entry of the table of kernel launches to send.
+        extra: Further facts for the header.
+    """
+    last_step = columns.num_steps if last_step is None else min(last_step, columns.num_steps)
+    names: list[tuple[str, str, int]] = []
+    parts: list[bytes] = []
+
+    def add(name: str, column: Any, start: int, stop: int) -> None:
+        data = column[start:stop].tobytes()
+        names.append((name, column.typecode, stop - start))
+        parts.append(data + b"\0" * (-len(data) % 8))
+
+    for name, column in columns.steps.items():
+        add(name, column, first_step, last_step)
+    for kind in CHILD_COLUMNS:
+        bounds = columns.bounds[kind]
+        for name, column in columns.children[kind].items():
+            add(f"{kind}.{name}", column, bounds[first_step], bounds[last_step])
+    texts = columns.bounds["text"]
+    header = {
+        "version": PACKET_VERSION,
+        "first_step": first_step,
+        "num_steps": last_step - first_step,
+        "first_request": first_request,
+        "requests": [_describe(info) for info in columns.request_infos[first_request:]],
+        "first_string": first_string,
+        "strings": columns.strings[first_string:],
+        "first_kernel": first_kernel,
+        "kernels": [msgspec.Raw(text.encode()) for text in columns.kernels[first_kernel:]],
+        "texts": columns.texts[texts[first_step] : texts[last_step]],
+        "columns": names,
+        **(extra or {}),
+    }
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-(len(encoded) + 4) % 8)
+    return struct.pack("<I", len(encoded)) + encoded + b"".join(parts)
+
+
+def decode_packet(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the columns of a packet: the reference for the decoder in ``js/store.js``."""
+    (length,) = struct.unpack_from("<I", packet)
+    header = msgspec.json.decode(packet[4 : 4 + length])
+    offset = 4 + length
+    arrays = {}
+    for name, code, count in header["columns"]:
+        dtype = np.dtype(code)
+        arrays[name] = np.frombuffer(packet, dtype, count, offset)
+        offset += -(-count * dtype.itemsize // 8) * 8
+    return header, arrays
+
+
+def trace_facts(trace: Any) -> dict[str, Any]:
+    """What a view shows of a trace as a whole: its source, configuration, model and the codes of the columns."""
+    return {
+        "source": trace.meta.source,
+        "config": dict(trace.meta.config),
+        "model": dict(trace.meta.model),
+        "versions": dict(trace.meta.versions),
+        "created": trace.meta.created,
+        "block_size": trace.block_size,
+        "num_blocks": trace.num_blocks or 0,
+        "end": trace.end,
+        "codes": {
+            "events": EVENT_KINDS,
+            "limits": LIMITS,
+            "phases": PHASES,
+            "partial": FLAG_PARTIAL,
+            "first_token": FLAG_FIRST_TOKEN,
+            "limit_shift": LIMIT_SHIFT,
+        },
+    }
+
+
+def _describe(info: Any) -> dict[str, Any]:
+    return {
+        "id": info.request_id,
+        "num_prompt_tokens": info.num_prompt_tokens,
+        "max_tokens": info.max_tokens,
+        "arrival_step": info.arrival_step,
+        "arrival_time": info.arrival_time,
+        "priority": info.priority,
+        "prompt": info.prompt[:PROMPT_PREVIEW],
+        "prompt_length": len(info.prompt),
+        "sampling": info.sampling,
+    }

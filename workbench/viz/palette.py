@@ -1,0 +1,121 @@
+"""The colours of every view and what each of them means; the only place where a colour is chosen.
+
+One rule holds in every plot: **hue is a request, and nothing else is coloured by hue except events.** At most six
+requests are in focus and have a hue; all others are grey and told apart by their label. The phase of a chunk is
+shown by its filling: prefill solid, decode light with a dot, recomputed tokens hatched.
+
+The focus hues are the Okabe-Ito set without yellow and black (Okabe and Ito, "Color Universal Design", 2008);
+``tests/test_viz_palette.py`` computes their differences for three kinds of colour vision deficiency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+FOCUS_HUES: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+"""Hues of the requests in focus, by slot. Two of them are pale on white, so marks get a thin dark outline."""
+
+EVENT_MARKS: dict[str, tuple[str, str]] = {
+    "arrive": ("bar", "#6B7280"),
+    "admit": ("up", "#0072B2"),
+    "resume": ("half", "#56B4E9"),
+    "preempt": ("down", "#D55E00"),
+    "finish": ("square", "#4D4D4D"),
+    "abort": ("cross", "#4D4D4D"),
+}
+"""Shape and colour of every kind of event. The shape alone tells them apart; the colour only helps."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one theme, by role.
+
+    Attributes:
+        background: Page and canvas background.
+        surface: Background of raised parts: header, tooltips, buttons.
+        text: Text that must be read.
+        muted: Axis labels and secondary text (at least 4.5:1 on ``background``).
+        hairline: Grid lines and borders.
+        prefill: Prefill tokens of requests without a hue.
+        decode: Decode tokens of requests without a hue.
+        kv: KV that is already in the cache.
+        free: A free block.
+        cached: A free block whose content can still be found by the prefix cache.
+        owned: A block in use by a request without a hue.
+        outline: Thin outline of marks, and of what changed in this step.
+        cursor: The cursor line and the keyboard focus ring.
+        good: Confirmation (the same tokens, connected).
+        bad: Refusal, error, difference.
+    """
+
+    background: str
+    surface: str
+    text: str
+    muted: str
+    hairline: str
+    prefill: str
+    decode: str
+    kv: str
+    free: str
+    cached: str
+    owned: str
+    outline: str
+    cursor: str
+    good: str
+    bad: str
+
+
+LIGHT = Theme(
+    background="#FFFFFF",
+    surface="#F6F7F9",
+    text="#1A1D21",
+    muted="#5C6470",
+    hairline="#E2E5EA",
+    prefill="#4A5361",
+    decode="#B4BBC6",
+    kv="#DDE0E6",
+    free="#FFFFFF",
+    cached="#D9D9D9",
+    owned="#8B929C",
+    outline="#1A1D21",
+    cursor="#B3005E",
+    good="#00704F",
+    bad="#B3261E",
+)
+
+DARK = Theme(
+    background="#16181C",
+    surface="#1F2227",
+    text="#ECEEF1",
+    muted="#9BA3AF",
+    hairline="#343941",
+    prefill="#B9C1CD",
+    decode="#636C79",
+    kv="#343A43",
+    free="#16181C",
+    cached="#3F444C",
+    owned="#7B838F",
+    outline="#F4F6F8",
+    cursor="#FF6FB5",
+    good="#3FC79A",
+    bad="#FF8A80",
+)
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """An opaque mixture of two ``#RRGGBB`` colours; ``share`` in [0, 1] is the part of ``other``.
+
+    Used for the light filling of decodes: transparency would lie where two marks overlap.
+    """
+    parts = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]))
+    return "#" + bytes(round(a + (b - a) * share) for a, b in parts).hex().upper()
+
+
+def as_dict() -> dict[str, object]:
+    """All colours as plain data: what the ES modules are given."""
+    return {
+        "focus": list(FOCUS_HUES),
+        "events": {kind: list(mark) for kind, mark in EVENT_MARKS.items()},
+        "light": asdict(LIGHT),
+        "dark": asdict(DARK),
+    }

@@ -1,0 +1,76 @@
+"""The notebook view: an anywidget that shows a trace or a live engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import anywidget
+import traitlets
+
+from workbench.viz.bundle import bundle
+from workbench.viz.feed import POLL_SECONDS, Feed
+
+
+class TraceView(anywidget.AnyWidget):
+    """A view in a notebook cell. Every call of ``watch`` makes a new one, so that no two cells share a view.
+
+    Attributes:
+        packet: The newest packet of columns (see ``layout/packet.py``).
+        status: State of the engine and messages for the person.
+        command: What the person asked for last.
+        have: Steps the browser has taken in.
+        options: How the view is laid out: "theme" and "panels".
+    """
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    packet = traitlets.Bytes(b"").tag(sync=True)
+    status = traitlets.Dict().tag(sync=True)
+    command = traitlets.Dict().tag(sync=True)
+    have = traitlets.Int(0).tag(sync=True)
+    options = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
+        self._feed = feed
+        super().__init__(_esm=bundle(), packet=feed.next_packet() or b"", status=feed.status(), options=options)
+        self.observe(lambda change: feed.handle(change.new), "command")
+        self.observe(lambda change: feed.confirm(change.new), "have")
+
+    def refresh(self) -> None:
+        """Send what is new. Called by the poller; call it yourself to show the last step at once."""
+        packet = self._feed.next_packet()
+        if packet is not None:
+            self.packet = packet
+        status = self._feed.status()
+        if status != self.status:
+            self.status = status
+
+
+def watch(source: Any, *, panels: tuple[str, ...] = (), theme: str = "auto") -> TraceView:
+    """A new view of a trace or of a live engine, for a notebook cell.
+
+    Args:
+        source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
+        panels: Names of the panels to show; all by default.
+        theme: "auto" (that of the notebook), "light" or "dark".
+
+    With the environment variable WORKBENCH_HEADLESS=1 the view holds what there is now and does not poll, so that
+    a notebook that is executed without a person leaves no thread behind.
+    """
+    view = TraceView(Feed(source), {"panels": list(panels), "theme": theme})
+    if os.environ.get("WORKBENCH_HEADLESS") != "1":
+        threading.Thread(target=_poll, args=(weakref.ref(view),), name="workbench-view", daemon=True).start()
+    return view
+
+
+def _poll(view_ref: weakref.ref[TraceView]) -> None:
+    pause = threading.Event()
+    while not pause.wait(POLL_SECONDS):
+        view = view_ref()
+        # The comm is None once the widget was closed or its kernel's front end has gone for good.
+        if view is None or view.comm is None:
+            return
+        view.refresh()
+        del view
