@@ -47,11 +47,13 @@ class ModelRunner:
         self.backend = get_backend(config.attention_backend)
         self.backend_name = self.backend.name
         self.preflight: PreflightResult = preflight(self.model, self.backend)
-        kernel = self.preflight.mode == "kernel"
-        self.kv_cache = PagedKVCache(
-            self.preflight.layers, config.num_blocks, config.block_size, self.backend if kernel else None
-        )
-        self._swap: Swap | None = swap_attention(self.model) if kernel else None
+        pool = (self.preflight.layers, config.num_blocks, config.block_size)
+        self._swap: Swap | None = None
+        if self.preflight.mode == "kernel":
+            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
+            self._swap = swap_attention(self.model)
+        else:
+            self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
         self._described: tuple[PackedBatch, AttentionMetadata] | None = None

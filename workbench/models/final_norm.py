@@ -7,34 +7,59 @@ the model's own head code (tied embeddings, soft-cap, logit scale) then runs on 
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, reduce
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+_SELECTED: ContextVar[tuple[nn.Module, mx.array] | None] = ContextVar("selected_rows", default=None)
+"""The norm that selects and the rows it passes on. Per thread, so engines that share a model do not meet."""
+
+LAST_WORDS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f")
+"""What final norms are called; only the order in which candidates are tried depends on it."""
+
 
 class FinalNorm:
-    """A model's final norm that passes on chosen rows.
+    """A model's final norm that can pass on chosen rows only.
+
+    The norm keeps its parameters and their names: its class is exchanged for a subclass until `restore`. Several
+    holders may share a norm.
 
     Attributes:
         path: Dotted name of the norm in the model.
-        rows: Rows to pass on, int32 [num_rows]; None passes all of them.
     """
 
     def __init__(self, model: nn.Module, path: str) -> None:
-        """Take over the norm at ``path``; parameters keep their names, and `restore` undoes it."""
         self.path = path
-        self.rows: mx.array | None = None
-        self._norm = dict(model.named_modules())[path]
-        self._class = type(self._norm)
-        self._norm.logits_rows = self
-        self._norm.__class__ = _selecting(self._class)
+        self._norm: nn.Module = reduce(getattr, path.split("."), model)
+        self._held = True
+        if "num_holders" not in vars(self._norm):
+            self._norm.__class__ = _selecting(type(self._norm))
+            self._norm.num_holders = 0
+        self._norm.num_holders += 1
+
+    @contextmanager
+    def selecting(self, rows: mx.array) -> Iterator[None]:
+        """Pass on ``rows``, int32 [num_rows], of whatever the norm is given inside the block."""
+        token = _SELECTED.set((self._norm, rows))
+        try:
+            yield
+        finally:
+            _SELECTED.reset(token)
 
     def restore(self) -> None:
-        """Give the norm its own class back."""
-        self._norm.__class__ = self._class
-        vars(self._norm).pop("logits_rows", None)
+        """Give the norm its own class back once every holder has done so. A second call does nothing."""
+        if not self._held:
+            return
+        self._held = False
+        self._norm.num_holders -= 1
+        if self._norm.num_holders == 0:
+            del self._norm.num_holders
+            self._norm.__class__ = type(self._norm).__base__
 
 
 def norm_candidates(model: nn.Module) -> list[str]:
@@ -49,8 +74,7 @@ def norm_candidates(model: nn.Module) -> list[str]:
         and ("norm" in type(module).__name__.lower() or "norm" in path.rpartition(".")[2])
         and not module.children()
     ]
-    last_words = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm")
-    return sorted(paths, key=lambda path: (path.rpartition(".")[2] not in last_words, path.count(".")))
+    return sorted(paths, key=lambda path: (path.rpartition(".")[2] not in LAST_WORDS, path.count(".")))
 
 
 @cache
@@ -58,7 +82,9 @@ def _selecting(norm_class: type[nn.Module]) -> type[nn.Module]:
     """A subclass of a norm that selects rows before it normalises them."""
 
     def call(self: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        rows = self.logits_rows.rows
-        return norm_class.__call__(self, x if rows is None else x[rows], *args, **kwargs)
+        selected = _SELECTED.get()
+        if selected is not None and selected[0] is self:
+            x = x[selected[1]]
+        return norm_class.__call__(self, x, *args, **kwargs)
 
     return type(norm_class.__name__, (norm_class,), {"__call__": call, "__module__": norm_class.__module__})

@@ -160,6 +160,10 @@ class PagedLayerCache(_LayerPool):
 class GatheredLayerCache(_LayerPool):
     """A layer cache that returns each row's context as plain arrays, for any model, slowly."""
 
+    def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, mask_ndim: int) -> None:
+        super().__init__(layer, num_blocks, block_size)
+        self.mask_ndim = mask_ndim
+
     def begin_step(self, positions: mx.array, metadata: AttentionMetadata) -> None:
         """Serve a packed batch; give every row its sequence's block table."""
         super().begin_step(positions, metadata)
@@ -179,9 +183,9 @@ class GatheredLayerCache(_LayerPool):
         return self._fetch(self.k_cache), self._fetch(self.v_cache)
 
     def make_mask(self, _num_tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array:
-        """Which gathered keys each row may see, bool [T, 1, 1, longest context]."""
-        window = window_size if window_size is not None else self.layer.window
-        return self._visible(window)[:, None, None, :]
+        """Which gathered keys each row may see, bool [T, 1, ..., 1, longest context] of ``mask_ndim`` axes."""
+        visible = self._visible(window_size if window_size is not None else self.layer.window)
+        return mx.expand_dims(visible, tuple(range(1, self.mask_ndim - 1)))
 
     def _visible(self, window: int) -> mx.array:
         row = self.offset[:, None]
@@ -204,30 +208,32 @@ class PagedKVCache:
         block_size: Tokens per block.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[LayerKV],
-        num_blocks: int,
-        block_size: int,
-        backend: AttentionBackend | None,
-    ) -> None:
-        """Allocate the pool.
+    def __init__(self, layers: Sequence[PagedLayerCache] | Sequence[GatheredLayerCache]) -> None:
+        """See `for_kernel` and `for_gathering`."""
+        self.layers = list(layers)
+        self.num_blocks, self.block_size = self.layers[0].k_cache.shape[:2]
+        mx.eval(self.arrays)
+
+    @classmethod
+    def for_kernel(
+        cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, backend: AttentionBackend
+    ) -> PagedKVCache:
+        """A pool that an attention backend reads and writes; needs `workbench.models.swap`."""
+        return cls([PagedLayerCache(layer, num_blocks, block_size, backend) for layer in layers])
+
+    @classmethod
+    def for_gathering(
+        cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, mask_ndim: int = 4
+    ) -> PagedKVCache:
+        """A pool whose context is gathered for the model's own attention.
 
         Args:
             layers: One entry per cache the model uses.
             num_blocks: Blocks in the pool.
             block_size: Tokens per block.
-            backend: Attention backend; None makes caches that gather.
+            mask_ndim: Axes of the masks: 4 for MLX's attention, 5 where the model groups its query heads itself.
         """
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.layers: list[PagedLayerCache | GatheredLayerCache] = [
-            GatheredLayerCache(layer, num_blocks, block_size)
-            if backend is None
-            else PagedLayerCache(layer, num_blocks, block_size, backend)
-            for layer in layers
-        ]
-        mx.eval(self.arrays)
+        return cls([GatheredLayerCache(layer, num_blocks, block_size, mask_ndim) for layer in layers])
 
     @property
     def arrays(self) -> list[mx.array]:

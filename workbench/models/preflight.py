@@ -3,6 +3,7 @@
 Three short sequences are computed by the plain model, unchunked, and again in two packed steps that mix chunks and
 decodes over permuted blocks. The paged path is accepted only when the logits agree, when every layer really went
 through the paged attention exactly once, and when the same comparison fails as it should with positions shifted by 3.
+Sliding windows are narrowed for the while, or a few tokens would never leave them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
 """Largest error of the logits, relative to their spread, that rounding explains; by the KV cache's dtype."""
 
 BLOCK_SIZE = 8
-NUM_SEQS, NUM_TOKENS = 3, 12
+NUM_SEQS, NUM_TOKENS = 3, 9
 BLOCK_TABLES = ((5, 2), (1, 6), (4, 3))
 STEPS = (
-    ((2, 0, 9), (0, 0, 11), (1, 0, 1)),
-    ((0, 11, 1), (2, 9, 3), (1, 1, 11)),
+    ((2, 0, 7), (0, 0, 8), (1, 0, 1)),
+    ((0, 8, 1), (2, 7, 2), (1, 1, 8)),
 )
 """Packed steps as (sequence, start, num_tokens): chunks first, then a decode among the chunks that finish."""
 POSITION_SHIFT = 3
+NARROW_WINDOW = 5
+"""Sliding windows are narrowed to this, in the plain model too, so that a few tokens are enough to test them."""
 
 
 class UnsupportedModelError(ValueError):
@@ -57,6 +60,7 @@ class PreflightResult:
         max_error: Largest error against the plain model, relative to the spread of its logits.
         control_error: The same with positions shifted by 3: what a wrong path looks like.
         reason: Why not "kernel"; empty when it is.
+        mask_ndim: Axes of the masks the model's own attention takes in mode "gather", 0 in mode "kernel".
     """
 
     mode: Literal["kernel", "gather"]
@@ -66,6 +70,7 @@ class PreflightResult:
     max_error: float
     control_error: float
     reason: str = ""
+    mask_ndim: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -93,6 +98,8 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     caches = make_prompt_cache(model)
     windows = [_window_of(index, cache) for index, cache in enumerate(caches)]
     token_ids = _token_ids(model)
+    for cache, window in zip(caches, windows):
+        _narrow(cache, window)
     try:
         reference = np.array(model(mx.array(token_ids), cache=caches).astype(mx.float32))
     except Exception as problem:
@@ -102,18 +109,39 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     layers = tuple(_layer_kv(index, cache, window) for index, (cache, window) in enumerate(zip(caches, windows)))
     trial = _Trial(model, layers, token_ids, reference)
 
-    try:
-        return trial.run("kernel", backend)
-    except _Mismatch as problem:
-        reason = str(problem)
-    try:
-        result = trial.run("gather", None, reason)
-    except _Mismatch as problem:
-        raise UnsupportedModelError(
-            f"paged attention does not reproduce the model: with a kernel, {reason}; with gathered context, {problem}"
-        ) from None
-    log.info("attention gathers context instead of running a kernel: %s", reason)
-    return result
+    reasons = []
+    for mode, mask_ndim in (("kernel", 0), ("gather", 4), ("gather", 5)):
+        try:
+            result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
+        except _Mismatch as problem:
+            reasons.append(str(problem))
+            continue
+        if result.mode == "gather":
+            log.info("attention gathers context instead of running a kernel: %s", result.reason)
+        return result
+    raise UnsupportedModelError(
+        "paged attention does not reproduce the model: "
+        f"with a kernel, {reasons[0]}; with gathered context, {reasons[1]}"
+    )
+
+
+def _narrow(cache: Any, window: int) -> None:
+    """Narrow a layer's sliding window to NARROW_WINDOW tokens.
+
+    A model that asks for a mask of another width than its cache has keeps the difference, so that it is noticed.
+    """
+    make_mask = cache.make_mask
+
+    def make_narrow_mask(*args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("window_size")
+        if asked is not None:
+            difference = asked - window if window > 0 else 0
+            kwargs["window_size"] = min(asked, NARROW_WINDOW + difference)
+        return make_mask(*args, **kwargs)
+
+    cache.make_mask = make_narrow_mask
+    if isinstance(cache, RotatingKVCache):
+        cache.max_size = min(window, NARROW_WINDOW)
 
 
 def _window_of(index: int, cache: Any) -> int:
@@ -163,7 +191,7 @@ class _Trial:
     reference: np.ndarray
 
     def run(
-        self, mode: Literal["kernel", "gather"], backend: AttentionBackend | None, reason: str = ""
+        self, mode: Literal["kernel", "gather"], backend: AttentionBackend, mask_ndim: int, reason: str
     ) -> PreflightResult:
         """The result when the model can be served like this.
 
@@ -171,8 +199,15 @@ class _Trial:
             _Mismatch: It cannot.
         """
         num_blocks = 1 + max(max(table) for table in BLOCK_TABLES)
-        kv_cache = PagedKVCache(self.layers, num_blocks, BLOCK_SIZE, backend)
-        swap = swap_attention(self.model) if mode == "kernel" else None
+        layers = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in self.layers]
+        if mode == "kernel":
+            kv_cache = PagedKVCache.for_kernel(layers, num_blocks, BLOCK_SIZE, backend)
+            swap = swap_attention(self.model)
+        else:
+            kv_cache = PagedKVCache.for_gathering(layers, num_blocks, BLOCK_SIZE, mask_ndim)
+            swap = None
+            for layer, layer_cache in zip(self.layers, kv_cache.layers):
+                _narrow(layer_cache, layer.window)
         try:
             final_norm, max_error = self._with_any_norm(kv_cache)
             control_error = self._step_error(kv_cache, STEPS[-1], None, shift=POSITION_SHIFT)
@@ -185,7 +220,7 @@ class _Trial:
                 "tell right from wrong"
             )
         num_heads = kv_cache.layers[0].num_heads
-        return PreflightResult(mode, self.layers, num_heads, final_norm, max_error, control_error, reason)
+        return PreflightResult(mode, self.layers, num_heads, final_norm, max_error, control_error, reason, mask_ndim)
 
     @property
     def tolerance(self) -> float:
@@ -253,14 +288,12 @@ def forward_rows(
         rows: int32 [num_rows], not empty.
         final_norm: Selects the rows before the head; None to project all rows and select then.
     """
+    tokens = mx.array(token_ids)[:, None]
     if final_norm is None:
-        logits = model(mx.array(token_ids)[:, None], cache=kv_cache.layers)[mx.array(rows)]
+        logits = model(tokens, cache=kv_cache.layers)[mx.array(rows)]
     else:
-        final_norm.rows = mx.array(rows)
-        try:
-            logits = model(mx.array(token_ids)[:, None], cache=kv_cache.layers)
-        finally:
-            final_norm.rows = None
+        with final_norm.selecting(mx.array(rows)):
+            logits = model(tokens, cache=kv_cache.layers)
     return logits.squeeze(1).astype(mx.float32)
 
 
