@@ -1,0 +1,160 @@
+"""Decodes in the CPU attention kernel: the lanes run along the head dimension.
+
+A decode has one row, hence only a handful of (row, head) pairs per KV head: laid along the lanes they would leave
+most of them empty. Here each key is multiplied with the few queries that share it, K and V are read straight from
+the cache, once, and in the order they lie in memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.attention.cpu_layout import BLOCK_KV
+from workbench.attention.matmul_tiles import dot_tile, matmul_tile
+from workbench.attention.simd import LANES, exp2, jit, larger, largest_of, load, splat, store, tanh, total_of
+
+_ZERO, _ONE, _NEG_INF = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+_KEYS = 4  # keys per register tile of scores
+_VECTORS = 4  # vectors per register tile of values
+
+
+def _make_score_run(group: int):  # noqa: ANN202
+    tile, single = dot_tile(group, _KEYS), dot_tile(group, 1)
+
+    @jit
+    def score_run(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count):
+        """Scores of ``count`` keys that lie ``key_row`` apart, for the query heads of one KV head."""
+        whole = count - count % _KEYS
+        vectors = head_dim // LANES
+        for key in range(0, whole, _KEYS):
+            place = key_at + key * key_row
+            tile(scores, at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
+        for key in range(whole, count):
+            place = key_at + key * key_row
+            single(scores, at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
+
+    return score_run
+
+
+def _make_value_run(group: int):  # noqa: ANN202
+    tile, single = matmul_tile(group, _VECTORS, accumulate=True), matmul_tile(group, 1, accumulate=True)
+
+    @jit
+    def value_run(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count):
+        """Add the weighted values of ``count`` keys to the sums of the query heads of one KV head."""
+        whole = head_dim - head_dim % (_VECTORS * LANES)
+        for d in range(0, whole, _VECTORS * LANES):
+            tile(out, out_at + d, head_dim, weights, at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count)
+        for d in range(whole, head_dim, LANES):
+            single(out, out_at + d, head_dim, weights, at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count)
+
+    return value_run
+
+
+_score_run_1, _score_run_2, _score_run_3, _score_run_4 = (_make_score_run(group) for group in (1, 2, 3, 4))
+_value_run_1, _value_run_2, _value_run_3, _value_run_4 = (_make_value_run(group) for group in (1, 2, 3, 4))
+
+
+@jit
+def _score_run(group, scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count):
+    if group == 1:
+        _score_run_1(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
+    elif group == 2:
+        _score_run_2(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
+    elif group == 3:
+        _score_run_3(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
+    else:
+        _score_run_4(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
+
+
+@jit
+def _value_run(group, out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count):
+    if group == 1:
+        _value_run_1(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
+    elif group == 2:
+        _value_run_2(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
+    elif group == 3:
+        _value_run_3(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
+    else:
+        _value_run_4(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
+
+
+@jit
+def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratch):
+    """A work item of one row, for all heads; the head dimension is a multiple of LANES."""
+    head_dim, block_size, num_heads = shapes.head_dim, shapes.block_size, shapes.num_heads
+    group = num_heads // shapes.num_kv_heads
+    row_size = shapes.num_kv_heads * head_dim
+    row_at = np.int64(item[1]) * num_heads * head_dim
+    kv_end = item[4]
+    for at in range(0, num_heads * head_dim, LANES):
+        store(scratch.q, at, load(q, row_at + at) * splat(scoring.scale))
+        store(scratch.out, at, splat(_ZERO))
+    for head in range(num_heads):
+        scratch.maximum[head] = scoring.first_maximum[head]
+        scratch.total[head] = scoring.first_total[head]
+
+    for start in range(item[3], kv_end, BLOCK_KV):
+        stop = min(start + BLOCK_KV, kv_end)
+        for kv_head in range(shapes.num_kv_heads):
+            head, head_at = kv_head * group, kv_head * head_dim
+            position = start
+            while position < stop:
+                offset = position % block_size
+                run = min(block_size - offset, stop - position)
+                slot = np.int64(table[position // block_size]) * block_size + offset
+                key_at, at = slot * row_size + head_at, position - start
+                _score_run(
+                    group, scratch.scores, at, scratch.q, head * head_dim, head_dim, k_cache, key_at, row_size, run
+                )
+                position += run
+            for index in range(group):
+                _soften_row(head + index, index * BLOCK_KV, stop - start, head_dim, scoring.softcap, scratch)
+            position = start
+            while position < stop:
+                offset = position % block_size
+                run = min(block_size - offset, stop - position)
+                slot = np.int64(table[position // block_size]) * block_size + offset
+                value_at, at = slot * row_size + head_at, position - start
+                _value_run(
+                    group, scratch.out, head * head_dim, head_dim, scratch.scores, at, v_cache, value_at, row_size, run
+                )
+                position += run
+
+    for head in range(num_heads):
+        total = scratch.total[head]
+        factor = splat(_ZERO if total == _ZERO else _ONE / total)
+        for at in range(head * head_dim, (head + 1) * head_dim, LANES):
+            store(out, row_at + at, load(scratch.out, at) * factor)
+
+
+@jit
+def _soften_row(head, scores_at, count, head_dim, softcap, scratch):
+    """One step of the online softmax for one head: scores become weights relative to the largest so far."""
+    scores = scratch.scores
+    whole = -(-count // LANES) * LANES
+    for at in range(count, whole):
+        scores[scores_at + at] = _NEG_INF
+    if softcap > _ZERO:
+        inverse = splat(_ONE / softcap)
+        for at in range(0, whole, LANES):
+            store(scores, scores_at + at, splat(softcap) * tanh(load(scores, scores_at + at) * inverse))
+        for at in range(count, whole):
+            scores[scores_at + at] = _NEG_INF
+    largest = load(scores, scores_at)
+    for at in range(LANES, whole, LANES):
+        largest = larger(largest, load(scores, scores_at + at))
+    old_maximum = scratch.maximum[head]
+    maximum = largest_of(largest)
+    maximum = maximum if maximum > old_maximum else old_maximum
+    shift = maximum if maximum > _NEG_INF else _ZERO  # see cpu_chunk: -inf stays, and 0 is subtracted in its place
+    total = splat(_ZERO)
+    for at in range(0, whole, LANES):
+        weight = exp2(load(scores, scores_at + at) - splat(shift))
+        store(scores, scores_at + at, weight)
+        total = total + weight
+    rescale = exp2(splat(old_maximum - shift))
+    for at in range(head * head_dim, (head + 1) * head_dim, LANES):
+        store(scratch.out, at, load(scratch.out, at) * rescale)
+    scratch.maximum[head] = maximum
+    scratch.total[head] = scratch.total[head] * largest_of(rescale) + total_of(total)

@@ -1,0 +1,118 @@
+"""What the CPU attention kernel is handed, and the sizes of its tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.attention.matmul_tiles import TILE_ROWS
+from workbench.attention.simd import LANES
+
+BLOCK_KV = 64
+"""KV positions per inner tile: a tile of keys, one of values and a panel of scores fit the first-level cache."""
+
+PANEL = 2 * LANES
+"""(row, head) pairs of a chunk that are worked on together: two vectors, one lane for each pair."""
+
+PAIRS_PER_ITEM = 96
+"""(row, head) pairs of a work item: three panels with AVX-512 use a tile of keys and values once it is loaded."""
+
+MAX_DECODE_GROUP = 4
+"""Query heads per KV head up to which a single row goes the way of `cpu_decode`."""
+
+
+class Shapes(NamedTuple):
+    """Sizes of a launch.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: KV heads.
+        head_dim: Elements per head.
+        block_size: Tokens per KV block.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+class Scoring(NamedTuple):
+    """How a product q · k becomes a score. Scores are float32 in units of log2, so that exp2 serves.
+
+    Attributes:
+        scale: Factor on q · k.
+        softcap: Soft cap, 0 for none.
+        left: Left window as in flash-attn, -1 for none.
+        first_maximum: [num_heads], running maximum before any key: the attention sink, or -inf.
+        first_total: [num_heads], running sum of weights before any key: 1 for an attention sink, else 0.
+    """
+
+    scale: np.float32
+    softcap: np.float32
+    left: int
+    first_maximum: np.ndarray
+    first_total: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Working memory: flat float32 arrays on cache-line boundaries, int32 where positions are held.
+
+    The layouts are those of a chunk; in brackets behind them, those of a decode.
+
+    Attributes:
+        q: Scaled queries, [panel, head_dim, PANEL] ([head, head_dim]).
+        keys: One tile of keys, [BLOCK_KV, head_dim] (not used).
+        values: One tile of values, [BLOCK_KV, padded head_dim] (not used).
+        scores: Scores, then weights, [BLOCK_KV, PANEL] ([head, BLOCK_KV]).
+        out: Sums of weighted values, [panel, padded head_dim, PANEL] ([head, head_dim]).
+        maximum: Largest score so far, [panel, PANEL] ([head]).
+        total: Sum of weights so far, [panel, PANEL] ([head]).
+        rescale: Factor on earlier sums when the maximum has grown, [PANEL] (not used).
+        low: int32, first KV position a pair may see, [panel, PANEL] (not used).
+        high: int32, last KV position a pair may see, [panel, PANEL] (not used).
+    """
+
+    q: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    scores: np.ndarray
+    out: np.ndarray
+    maximum: np.ndarray
+    total: np.ndarray
+    rescale: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """``head_dim`` rounded up to whole register tiles."""
+    return -(-head_dim // TILE_ROWS) * TILE_ROWS
+
+
+def make_scratch(shapes: Shapes) -> Scratch:
+    """Working memory for one launch; a few hundred KB, so that it stays in the second-level cache."""
+    group = shapes.num_heads // shapes.num_kv_heads
+    pairs = -(-max(PAIRS_PER_ITEM, group) // PANEL) * PANEL
+    pairs = max(pairs, -(-shapes.num_heads // PANEL) * PANEL)
+    depth = padded_head_dim(shapes.head_dim)
+    return Scratch(
+        q=_aligned(pairs * shapes.head_dim),
+        keys=_aligned(BLOCK_KV * shapes.head_dim),
+        values=_aligned(BLOCK_KV * depth),
+        scores=_aligned(BLOCK_KV * max(PANEL, MAX_DECODE_GROUP)),
+        out=_aligned(pairs * depth),
+        maximum=_aligned(pairs),
+        total=_aligned(pairs),
+        rescale=_aligned(PANEL),
+        low=_aligned(pairs).view(np.int32),
+        high=_aligned(pairs).view(np.int32),
+    )
+
+
+def _aligned(size: int) -> np.ndarray:
+    """float32 [size] on a 64-byte boundary: a vector load across two cache lines costs twice as much."""
+    raw = np.empty(size + 16, np.float32)
+    first = -raw.ctypes.data % 64 // 4
+    return raw[first : first + size]
