@@ -111,6 +111,19 @@ def mix(colour: str, other: str, share: float) -> str:
     return "#" + bytes(round(a + (b - a) * share) for a, b in parts).hex().upper()
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance of a ``#RRGGBB`` colour in [0, 1], as WCAG 2.2 defines it."""
+    parts = [value / 255 for value in bytes.fromhex(colour[1:])]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def ink_on(colour: str) -> str:
+    """Dark or white text, whichever stands out more on a filling."""
+    light = luminance(colour)
+    return "#FFFFFF" if 1.05 / (light + 0.05) > (light + 0.05) / (luminance("#111418") + 0.05) else "#111418"
+
+
 def as_dict() -> dict[str, object]:
     """All colours as plain data: what the ES modules are given."""
     return {

@@ -89,8 +89,12 @@ export function mix(colour, other, share) {
   return `#${[0, 1, 2].map((i) => Math.round(part(colour, i) + (part(other, i) - part(colour, i)) * share).toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** Black or white, whichever is easier to read on a filling. */
+/** Dark or white text, whichever stands out more on a filling (palette.ink_on). */
 export function inkOn(colour) {
-  const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.36 ? "#111418" : "#FFFFFF";
+  const luminance = (text) => {
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16) / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const light = luminance(colour);
+  return 1.05 / (light + 0.05) > (light + 0.05) / (luminance("#111418") + 0.05) ? "#FFFFFF" : "#111418";
 }

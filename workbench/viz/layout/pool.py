@@ -1,0 +1,71 @@
+"""(c) The KV pool as an image: one cell per physical block, always at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.trace.pool_state import OWNED, PoolState
+from workbench.trace.records import StepRecord
+
+FIRST_FOCUS = 4
+"""Cells with this value or more belong to a request in focus: FIRST_FOCUS + its slot. Smaller ones are the states."""
+
+
+def pool_columns(num_blocks: int) -> int:
+    """Columns of the image: a power of two, so that a block keeps its place; the image stays near square."""
+    columns = 32
+    while columns * columns < num_blocks and columns < 512:
+        columns *= 2
+    return columns
+
+
+def pool_image(state: PoolState, focus: Sequence[str] = ()) -> np.ndarray:
+    """State of every block, row-major by block id, uint8 [rows, columns].
+
+    Args:
+        state: The pool.
+        focus: Request ids that have a hue, by slot.
+
+    Returns:
+        RESERVED, FREE, CACHED, OWNED or FIRST_FOCUS + slot; cells beyond the last block are RESERVED (0).
+    """
+    cells = state.state.copy()
+    index = {request_id: i for i, request_id in enumerate(state.request_ids)}
+    for slot, request_id in enumerate(focus):
+        cells[(state.state == OWNED) & (state.owner == index.get(request_id, -2))] = FIRST_FOCUS + slot
+    columns = pool_columns(len(cells))
+    image = np.zeros(-(-len(cells) // columns) * columns, np.uint8)
+    image[: len(cells)] = cells
+    return image.reshape(-1, columns)
+
+
+@dataclass(frozen=True)
+class BlockTableRow:
+    """The block table of one sequence.
+
+    Attributes:
+        request_id: The request.
+        block_ids: Physical ids in logical order.
+        num_filled: Filled slots of the last block.
+        block_size: Slots of a block.
+        num_new: Blocks that were added in this step.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    num_filled: int
+    block_size: int
+    num_new: int
+
+
+def block_table_rows(record: StepRecord) -> list[BlockTableRow]:
+    """Block tables of the scheduled requests, in scheduling order."""
+    rows = []
+    for index, chunk in enumerate(record.chunks):
+        table = tuple(record.block_table(index))
+        filled = chunk.end - (len(table) - 1) * record.block_size if table else 0
+        rows.append(BlockTableRow(chunk.request_id, table, filled, record.block_size, len(chunk.new_block_ids)))
+    return rows

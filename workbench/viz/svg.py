@@ -1,0 +1,208 @@
+"""Static pictures of a step and of a trace: inline SVG without scripts, styled by the classes of ``reprs.STYLE``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from workbench.trace.pool_state import PoolState
+from workbench.trace.records import StepRecord
+from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
+from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
+from workbench.viz.layout.timeline import step_bars
+from workbench.viz.palette import EVENT_MARKS
+
+WIDTH = 760
+LEFT = 96
+MAX_ROWS = 32
+"""Sequences that a static picture shows; the number of others is said."""
+
+Focus = Mapping[str, int]
+"""Hue slot of each request in focus."""
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most ``limit`` characters, the rest as an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _rect(x: float, y: float, width: float, height: float, classes: str, title: str = "") -> str:
+    body = f"<title>{escape(title)}</title>" if title else ""
+    box = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}"'
+    return f'<rect {box} class="{classes}">{body}</rect>'
+
+
+def _text(x: float, y: float, text: str, classes: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{classes}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(height: float, label: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}" role="img" '
+        f'aria-label="{escape(label, quote=True)}" style="max-width:100%;height:auto">{"".join(parts)}</svg>'
+    )
+
+
+def _fill(request_id: str, is_decode: bool, focus: Focus) -> str:
+    slot = focus.get(request_id)
+    phase = "decode" if is_decode else "prefill"
+    return phase if slot is None else f"{phase} hue{slot}"
+
+
+def packed_batch(record: StepRecord, focus: Focus) -> str:
+    """The ribbon of query rows at true and at readable scale, then a row per sequence against its KV."""
+    rows = packed_rows(record)
+    if not rows:
+        return ""
+    shown = rows[:MAX_ROWS]
+    total = record.num_tokens
+    budget = max(record.token_budget, total)
+    space = WIDTH - LEFT - 12
+    parts = [_text(LEFT - 8, 16, "to scale", "muted", "end"), _text(LEFT - 8, 52, "readable", "muted", "end")]
+    parts.append(_rect(LEFT, 6, space, 14, "slack"))
+    for row in rows:
+        x0, x1 = (LEFT + q / budget * space for q in (row.q_start, row.q_end))
+        parts.append(_rect(x0, 6, x1 - x0, 14, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
+    if budget > total:
+        parts.append(_text(LEFT + space, 32, f"{budget - total} of {budget} unused", "muted", "end"))
+    previous_label = -1e9
+    for row, segment in zip(rows, readable_scale([row.num_rows for row in rows], space, 22)):
+        x, width = LEFT + segment.x0, segment.x1 - segment.x0
+        parts.append(_rect(x, 42, width - 1, 16, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
+        label = str(row.q_start)
+        if x - previous_label > 6 * len(label) + 8:
+            parts.append(_text(x, 69, label, "number"))
+            previous_label = x
+    parts.append(_text(LEFT - 8, 69, "cu_seqlens_q", "number muted", "end"))
+    top, step = 84, 18
+    most = max(16, *(row.kv_end for row in rows))
+    scale = (space - 220) / most
+    for i, row in enumerate(shown):
+        y = top + i * step
+        before, after = LEFT + row.kv_start * scale, LEFT + row.kv_end * scale
+        parts.append(_text(LEFT - 8, y + 11, shorten(row.request_id, 12), "number", "end"))
+        if row.kv_start:
+            parts.append(_rect(LEFT, y + 3, before - LEFT, 10, "kv"))
+        classes = _fill(row.request_id, False, focus)
+        if row.arm == "decode":
+            parts.append(
+                f'<path d="M{after:.1f} {y + 2}l5 6l-5 6l-5 -6z" class="{classes} outlined">'
+                f"<title>{escape(_describe(row))}</title></path>"
+            )
+        else:
+            corners = " ".join(
+                f"{LEFT + kv * scale:.1f},{y + 3 + 10 * q / row.num_rows:.1f}" for kv, q in row.trapezoid
+            )
+            parts.append(
+                f'<polygon points="{corners}" class="{classes}"><title>{escape(_describe(row))}</title></polygon>'
+            )
+        parts.append(_text(after + 12, y + 11, row.label, "number muted"))
+    height = top + len(shown) * step + 6
+    if len(rows) > len(shown):
+        parts.append(_text(LEFT, height + 8, f"and {len(rows) - len(shown)} more sequences", "muted"))
+        height += 16
+    return _svg(height, f"Packed batch of step {record.step}: {len(rows)} sequences, {total} rows", parts)
+
+
+def _describe(row: PackedRow) -> str:
+    return f"{row.request_id}: {row.arm.replace('_', ' ')}, {row.label}, limited by {row.limited_by}"
+
+
+def block_tables(record: StepRecord, focus: Focus) -> str:
+    """Logical blocks of each sequence with the physical ids; the last block shows how full it is."""
+    rows = block_table_rows(record)[:MAX_ROWS]
+    if not rows:
+        return ""
+    cell = 27.0
+    fits = int((WIDTH - LEFT - 60) / cell)
+    parts = []
+    for i, row in enumerate(rows):
+        y = i * 18.0
+        parts.append(_text(LEFT - 8, y + 12, shorten(row.request_id, 12), "number", "end"))
+        # A long table keeps its beginning and its end: the end is what a step changes.
+        ids = list(enumerate(row.block_ids))
+        shown = ids if len(ids) <= fits else [*ids[: fits - 9], *ids[-8:]]
+        for place, (logical, block) in enumerate(shown):
+            if len(ids) > fits and place >= fits - 9:
+                place += 1
+            x = LEFT + place * cell
+            filled = row.num_filled / row.block_size if logical == len(row.block_ids) - 1 else 1.0
+            new = " new" if logical >= len(row.block_ids) - row.num_new else ""
+            parts.append(_rect(x, y + 1, cell - 2, 14, "kv"))
+            slot = focus.get(row.request_id)
+            hue = "owned" if slot is None else f"prefill hue{slot}"
+            parts.append(
+                _rect(x, y + 1, (cell - 2) * filled, 14, hue + new, f"logical block {logical}, physical block {block}")
+            )
+            ink = "label" if filled < 0.6 else "label on" if slot is None else f"label on{slot}"
+            parts.append(_text(x + cell / 2 - 1, y + 11.5, str(block), ink, "middle"))
+        if len(ids) > fits:
+            parts.append(_text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
+        end = LEFT + min(len(ids), fits) * cell + 6
+        parts.append(_text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
+    return _svg(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
+
+
+def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
+    """Tokens per step, decode below and prefill above, against the budget."""
+    bars = step_bars(records, max_bars=320)
+    if not len(bars.step):
+        return ""
+    space, base, high = WIDTH - LEFT - 12, 78.0, 64.0
+    width = space / len(bars.step)
+    scale = high / bars.top
+    parts = [
+        _text(LEFT - 8, base - bars.top * scale + 4, f"{bars.top:.0f}", "number muted", "end"),
+        _text(LEFT - 8, base, "0", "number muted", "end"),
+        _text(LEFT - 8, base + 14, "step", "muted", "end"),
+    ]
+    gap = 1 if width > 4 else 0
+    for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, bars.slack)):
+        x = LEFT + i * width
+        title = f"step {step}: {prefill:g} prefill, {decode:g} decode tokens"
+        parts.append(_rect(x, base - (decode + prefill + slack) * scale, width - gap, slack * scale, "slack", title))
+        if prefill:
+            parts.append(_rect(x, base - (decode + prefill) * scale, width - gap, prefill * scale, "prefill", title))
+        if decode:
+            parts.append(_rect(x, base - decode * scale, width - gap, decode * scale, "decode", title))
+        if at is not None and step <= at < step + bars.num_steps[i]:
+            parts.append(_rect(x - 1, 4, width + 1, base, "cursor"))
+    first, last = int(bars.step[0]), int(bars.step[-1] + bars.num_steps[-1])
+    for kind in ("finish", "admit", "resume", "preempt"):
+        shape, colour = EVENT_MARKS[kind]
+        for step in sorted({step for step, mark in bars.marks if mark == kind}):
+            x = LEFT + (step - first + 0.5) / max(1, last - first) * space
+            d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
+            y = 10 if kind == "finish" else 2
+            parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
+    for tick in np.unique(np.linspace(first, max(first, last - 1), 8).astype(int)):
+        parts.append(_text(LEFT + (tick - first) / max(1, last - first) * space, base + 14, str(tick), "number muted"))
+    return _svg(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
+
+
+def pool(state: PoolState, focus: Focus) -> str:
+    """One cell per block at its fixed place; neighbours that look alike share a rectangle."""
+    slots = sorted(focus, key=lambda request_id: focus[request_id])
+    image = pool_image(state, slots)
+    rows, columns = image.shape
+    cell = min(14.0, (WIDTH - 4) / columns)
+    classes = {0: "reserved", 1: "free", 2: "cached", 3: "owned"}
+    parts = []
+    for y in range(rows):
+        edges = np.flatnonzero(np.diff(image[y])) + 1
+        for start, stop in zip([0, *edges], [*edges, columns]):
+            value = int(image[y, start])
+            if y * columns + start >= state.num_blocks:
+                continue
+            stop = min(stop, state.num_blocks - y * columns)
+            kind = classes.get(value) or f"prefill hue{focus[slots[value - FIRST_FOCUS]]}"
+            ids = (
+                f"blocks {y * columns + start} to {y * columns + stop - 1}"
+                if stop - start > 1
+                else (f"block {y * columns + start}")
+            )
+            parts.append(_rect(2 + start * cell, 2 + y * cell, (stop - start) * cell - 1, cell - 1, kind, ids))
+    label = f"KV pool: {state.num_owned} in use, {state.num_cached_free} cached, of {state.num_blocks - 1} blocks"
+    return _svg(rows * cell + 4, label, parts)
