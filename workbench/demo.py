@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 import sys
-import threading
-import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from workbench.engine.config import EngineConfig, SamplingParams
@@ -16,12 +15,16 @@ if TYPE_CHECKING:
     from workbench.engine.engine import Engine
     from workbench.trace import StepRecord
 
-CONFIG = EngineConfig(max_num_batched_tokens=256, max_num_seqs=16, block_size=16, num_blocks=512)
+# The threshold keeps the long prompt from taking whole steps, so that short ones prefill beside it.
+CONFIG = EngineConfig(
+    max_num_batched_tokens=256, max_num_seqs=16, block_size=16, num_blocks=512, long_prefill_token_threshold=160
+)
 
-# The step before which each request arrives: a long prompt first, short ones while it prefills.
-ARRIVALS = {0: ("long", "strings"), 1: ("lists",), 2: ("while", "import"), 3: ("lambda",), 5: ("assert",), 8: ("pass",)}
-SHORT_PROMPT_CHARACTERS = 320
-LONG_PROMPT_TOKENS = 1500
+LONG_TOPIC, LONG_PROMPT_TOKENS = "execmodel", 1500
+SHORT_TOPICS = {0: ("strings",), 1: ("lists",), 2: ("while", "import"), 3: ("lambda",), 5: ("assert",), 8: ("global",)}
+"""The short prompts by the step before which they arrive, while the long one prefills."""
+
+QUESTION = "Explain in one short paragraph what this says."
 
 
 def demo_requests(engine: Engine) -> Iterator[tuple[int, str, list[int], SamplingParams]]:
@@ -29,16 +32,20 @@ def demo_requests(engine: Engine) -> Iterator[tuple[int, str, list[int], Samplin
 
     The texts are Python's own documentation (``pydoc_data.topics``), which every Python has.
     """
-    topics = pydoc_data.topics.topics
-    long_text = engine.tokenizer.encode(topics["specialnames"])[:LONG_PROMPT_TOKENS]
-    available = iter(sorted(topics, key=len, reverse=True))
-    for step, names in ARRIVALS.items():
-        for name in names:
-            if name == "long":
-                yield step, "long", long_text, SamplingParams(max_tokens=24)
-                continue
-            text = topics.get(name) or topics[next(available)]
-            yield step, name, engine.tokenizer.encode(text[:SHORT_PROMPT_CHARACTERS]), SamplingParams(max_tokens=40)
+
+    def ask(topic: str, characters: int) -> list[int]:
+        text = f"{QUESTION}\n\n{pydoc_data.topics.topics[topic][:characters]}"
+        tokenizer = engine.tokenizer
+        if tokenizer.has_chat_template:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
+        return tokenizer.encode(text)
+
+    # About 4 characters to a token; a little is cut where the model's context is shorter.
+    characters = 4 * min(LONG_PROMPT_TOKENS, engine.config.max_model_len // 2)
+    yield 0, "long", ask(LONG_TOPIC, characters), SamplingParams(max_tokens=32)
+    for step, topics in SHORT_TOPICS.items():
+        for topic in topics:
+            yield step, topic, ask(topic, 420), SamplingParams(max_tokens=48)
 
 
 def describe(step: StepRecord) -> str:
@@ -54,18 +61,25 @@ def describe(step: StepRecord) -> str:
     return f"step {step.step:3d}  {sum(step.timings.values()) * 1000:6.0f} ms  " + " | ".join(parts)
 
 
-def drive(engine: Engine, say=print) -> None:
-    """Add each request when its step comes, take every step and print its line, until all have ended."""
-    pending = list(demo_requests(engine))
-    while True:
-        while pending and pending[0][0] <= engine.scheduler.step:
-            _, request_id, prompt, sampling = pending.pop(0)
-            engine.add_request(prompt, sampling, request_id=request_id)
-        step = engine.step()
-        if step is not None:
-            say(describe(step))
-        elif not pending:
-            return
+class Arrivals:
+    """Adds the demo's requests to an engine as their steps come, and prints a line for every step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pending = deque(demo_requests(engine))
+        self._add_due(0)
+        engine.on_step(self._after)
+
+    def _add_due(self, step: int) -> None:
+        while self._pending and self._pending[0][0] <= step:
+            _, request_id, prompt, sampling = self._pending.popleft()
+            self._engine.add_request(prompt, sampling, request_id=request_id)
+
+    def _after(self, record: StepRecord) -> None:
+        print(describe(record), flush=True)
+        self._add_due(record.step + 1)
+        if self._pending and not self._engine.scheduler.has_unfinished_requests():
+            self._add_due(self._pending[0][0])
 
 
 def run_headless(model: str) -> int:
@@ -74,7 +88,8 @@ def run_headless(model: str) -> int:
 
     engine = Engine(model, CONFIG)
     print(engine, flush=True)
-    drive(engine, lambda line: print(line, flush=True))
+    Arrivals(engine)
+    engine.run(progress=False)
     for output in engine.outputs.values():
         print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
         print("  " + output.text.strip().replace("\n", "\n  "))
@@ -92,12 +107,8 @@ def run_served(model: str, port: int) -> int:
     engine = Engine(model, CONFIG)
     print(engine, flush=True)
 
-    def run_requests() -> None:
-        time.sleep(1.0)  # let a browser that is already waiting see the first step
-        drive(engine, lambda line: print(line, flush=True))
-        print("all requests have ended; add one in the page, or press Ctrl-C to stop", flush=True)
-
-    threading.Thread(target=run_requests, name="demo-requests", daemon=True).start()
+    Arrivals(engine)
+    engine.start()
     print(f"dashboard: http://127.0.0.1:{port}", flush=True)
     try:
         serve(engine, port=port, title="Workbench")

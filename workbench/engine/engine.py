@@ -62,6 +62,7 @@ class Engine:
         self._thread = EngineThread("workbench-engine")
         self._started = time.perf_counter()
         self._inbox: deque[Callable[[], None]] = deque()
+        self._listeners: list[Callable[[StepRecord], None]] = []
         self._pause = threading.Event()
         self._running = False
         self._phases: Generator[tuple[str, Any], None, StepRecord] | None = None
@@ -246,6 +247,8 @@ class Engine:
             record = timed("update", lambda: self._update(batch, sampled, timings, kernel))
         self._book.settle(record)
         self.trace.append(record)
+        for listener in list(self._listeners):
+            listener(record)
         return record
 
     def _update(
@@ -266,24 +269,29 @@ class Engine:
         Ctrl-C stops after the step that is under way; the engine can go on from there.
 
         Args:
-            progress: Show a progress bar of requests that ended.
+            progress: Show a progress bar of the tokens still to compute.
 
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
         """
         self._pause.clear()
-        with tqdm(total=self._book.num_open, desc=self.name, unit="request", disable=not progress) as bar:
-            self._thread.call(lambda: self._loop(bar.update), interrupt=self._pause.set)
+        with tqdm(total=self._book.num_tokens_left(), desc=self.name, unit="tok", disable=not progress) as bar:
+
+            def show(record: StepRecord) -> None:
+                bar.update(record.num_tokens)
+                bar.set_postfix_str(f"{len(record.running)} running, {len(record.waiting)} waiting", refresh=False)
+
+            self._thread.call(lambda: self._loop(show), interrupt=self._pause.set)
+            # Requests that stopped early, or were computed twice, make the estimate wrong; the end is the end.
+            bar.total = bar.n + self._book.num_tokens_left()
+            bar.refresh()
         return self._book.take_ended()
 
-    def _loop(self, on_finished: Callable[[int], Any] = lambda count: None) -> None:
+    def _loop(self, after_step: Callable[[StepRecord], None] = lambda record: None) -> None:
         self._running = True
         try:
-            while not self._pause.is_set():
-                record = self._step()
-                if record is None:
-                    return
-                on_finished(len(record.finished) + len(record.aborted))
+            while not self._pause.is_set() and (record := self._step()) is not None:
+                after_step(record)
         finally:
             self._running = False
 
@@ -298,6 +306,18 @@ class Engine:
         """Stop a background run after the step that is under way, and wait for it."""
         self._pause.set()
         self._thread.call(lambda: None)
+
+    def on_step(self, listener: Callable[[StepRecord], None]) -> Callable[[], None]:
+        """Call a function with the record of every step, on the engine's thread, before the next step is taken.
+
+        Args:
+            listener: Must be quick: the engine waits for it. It may add and abort requests.
+
+        Returns:
+            A function that ends it.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     @property
     def state(self) -> str:

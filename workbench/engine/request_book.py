@@ -83,10 +83,14 @@ class RequestBook:
             known = ", ".join(itertools.islice(self.entries, 20)) or "none yet"
             raise ValueError(f"request_id {request_id!r} is unknown; known are {known}") from None
 
-    @property
-    def num_open(self) -> int:
-        """Requests that have not ended."""
-        return sum(entry.finish_reason is None for entry in list(self.entries.values()))
+    def num_tokens_left(self) -> int:
+        """Tokens the open requests still need at most, prompt and output; the last one is never computed."""
+        left = 0
+        for entry in list(self.entries.values()):
+            if entry.finish_reason is None:
+                request = entry.request
+                left += request.num_prompt_tokens + request.max_tokens - 1 - request.num_kv_computed
+        return left
 
     def add(
         self, prompt: Any, sampling: SamplingParams, request_id: str | None, priority: int, arrival_time: float
