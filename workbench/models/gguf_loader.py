@@ -144,7 +144,9 @@ def _float_weight(tensor: GGUFTensor, rows: np.ndarray | None, norm_offset: floa
     values = tensor.float32(rows)
     if norm_offset and tensor.name.endswith("norm.weight"):
         values = values - np.float32(norm_offset)
-    return mx.array(values).astype(dtype)
+    weight = mx.array(values).astype(dtype)
+    mx.eval(weight)  # one float32 copy at a time
+    return weight
 
 
 def _quantization_of(path: str, quantized: dict[str, int]) -> bool | dict[str, int]:

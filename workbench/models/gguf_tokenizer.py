@@ -5,60 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from workbench.models.gguf_file import GGUFError
+from workbench.models.pre_tokenizers import find_pre_tokenizer
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 # tokenizer.ggml.token_type
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 # Control tokens that end a turn or a text, whatever the metadata says; llama.cpp ends an output at these too.
 _END_OF_OUTPUT = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
     | {"<eos>", "</s>", "<EOT>"}
 )
-
-# -- pre-tokenizers: regular expressions that split a text, one after another --------------------------------
-# The expressions are those of the models' own tokenizer.json; which name means which is llama.cpp's convention.
-
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_GPT4_SHAPE = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACE_RUNS}"
-_LLAMA3 = _GPT4_SHAPE % r"\p{N}{1,3}"
-_QWEN2 = _GPT4_SHAPE % r"\p{N}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|%s"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE_RUNS}"
-)
-_TEKKEN = _CASED % ("", "", r"\p{N}")
-_GPT4O = _CASED % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?", r"\p{N}{1,3}")
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE_RUNS}",
-)
-
-PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "exaone4"), (_GPT2,)),
-    **dict.fromkeys(("trillion", "granite-docling", "a.x-4.0"), (_GPT2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("minerva-7b",), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), (_LLAMA3,)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"), (_QWEN2,)),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
-    "tekken": (_TEKKEN,),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-}
-"""Splitting expressions by ``tokenizer.ggml.pre``."""
-
-_IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "tekken"})
-"""Pre-tokenizers of models that take a whole word as one token when the vocabulary has it, whatever the merges."""
 
 
 class GGUFTokenizer:
@@ -83,35 +44,18 @@ class GGUFTokenizer:
         builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
-        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-        types: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+        tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens")
+        types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise GGUFError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
         self._tokenizer: FastTokenizer = builders[kind](metadata, tokens, types)
         self.vocab_size = len(tokens)
-        self.bos_token_id: int | None = metadata.get("tokenizer.ggml.bos_token_id")
-        self.adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"))
+        self.bos_token_id = _token_id(metadata, "bos", tokens)
+        by_default = True if kind == "llama" else find_pre_tokenizer(metadata["tokenizer.ggml.pre"]).adds_bos
+        self.adds_bos = self.bos_token_id is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default)
         self.eos_token_ids = _end_tokens(metadata, tokens, types)
-        self._template = self._chat_template(metadata, tokens)
+        self._template = _chat_template(metadata, tokens)
         self.has_chat_template = self._template is not None
-
-    @staticmethod
-    def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
-        source = metadata.get("tokenizer.chat_template")
-        if not source:
-            return None
-        names = ("bos", "eos", "unknown", "padding")
-        ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
-        text = {name: "" if ids[name] is None else tokens[ids[name]] for name in names}
-        return ChatTemplate(
-            source,
-            {
-                "bos_token": text["bos"],
-                "eos_token": text["eos"],
-                "unk_token": text["unknown"],
-                "pad_token": text["padding"],
-            },
-        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens written out in it are recognised; none are added."""
@@ -140,10 +84,35 @@ class GGUFTokenizer:
         return f"GGUFTokenizer({self.vocab_size} tokens)"
 
 
+def _required(metadata: Mapping[str, Any], key: str) -> Any:
+    if key not in metadata:
+        raise GGUFError(f"metadata {key} is missing: the file does not hold its tokenizer")
+    return metadata[key]
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:
+    """A special token's id from the metadata, None where it has none."""
+    token = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if token is not None and not 0 <= token < len(tokens):
+        raise GGUFError(f"tokenizer.ggml.{name}_token_id={token} is outside the vocabulary: 0 to {len(tokens) - 1}")
+    return token
+
+
 def _end_tokens(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> frozenset[int]:
-    named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    known = (i for i, token in enumerate(tokens) if types[i] == _CONTROL and token in _END_OF_OUTPUT)
-    return frozenset(int(token) for token in (*named, *known) if token is not None)
+    named = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")}
+    known = {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_OF_OUTPUT}
+    return frozenset(token for token in named | known if token is not None)
+
+
+def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
+    source = metadata.get("tokenizer.chat_template")
+    if not source:
+        return None
+    variables = {}
+    for variable, name in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        token = _token_id(metadata, name, tokens)
+        variables[f"{variable}_token"] = "" if token is None else tokens[token]
+    return ChatTemplate(source, variables)
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -155,26 +124,21 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 
 
 def _add_special_tokens(tokenizer: FastTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Tokens that are found in a text before it is split: control tokens and those a model's maker defined."""
-    for token, kind in zip(tokens, types):
-        if kind in (_CONTROL, _USER_DEFINED) and token:
-            tokenizer.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL)])
+    """Tokens that are found in a text before it is cut: control tokens and those a model's maker defined."""
+    of_type = {kind: [t for t, k in zip(tokens, types) if k == kind and t] for kind in (_CONTROL, _USER_DEFINED)}
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in of_type[_CONTROL]])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in of_type[_USER_DEFINED]])
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
-    name = metadata.get("tokenizer.ggml.pre")
-    if name not in PRE_TOKENIZERS:
-        raise GGUFError(
-            f"pre-tokenizer tokenizer.ggml.pre={name!r} is not known; guessing would split texts in other places than "
-            f"the model was trained on. Known: {', '.join(PRE_TOKENIZERS)}"
-        )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    pre_tokenizer = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
     tokenizer = FastTokenizer(
-        models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=name in _IGNORE_MERGES)
+        models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
     )
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    if normalizer := pre_tokenizer.normalizer():
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer.splitter()
     tokenizer.decoder = decoders.ByteLevel()
     _add_special_tokens(tokenizer, tokens, types)
     return tokenizer
@@ -183,9 +147,9 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
-        raise GGUFError("tokenizer.ggml.scores must hold one score per token")
+    scores = _required(metadata, "tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise GGUFError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
     # What a maker defined is matched in the text itself, where a space is a space.
     tokens = [t.replace("▁", " ") if kind == _USER_DEFINED else t for t, kind in zip(tokens, types)]
     vocabulary = _vocabulary(tokens)
@@ -210,13 +174,19 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float], types: 
 
     SentencePiece has no list of merges: of all neighbours whose concatenation is a token it joins those whose token
     has the highest score. So every way to cut a token into two tokens is a merge of that token's score.
+
+    Raises:
+        GGUFError: All tokens have the same score: the file was converted without them.
     """
     found = []
     for token, index in vocabulary.items():
-        if types[index] != 1:
+        if types[index] not in (_NORMAL, _UNUSED):
             continue
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
                 found.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+    found.sort()
+    if len(found) > 1 and found[0][0] == found[-1][0]:
+        raise GGUFError("tokenizer.ggml.scores are all the same, so they say nothing about which tokens to join")
+    return [(left, right) for *_, left, right in found]

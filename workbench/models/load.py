@@ -36,7 +36,7 @@ class LoadedModel:
     Attributes:
         model: The mlx-lm model, evaluated.
         tokenizer: Its tokenizer, None where it has none.
-        name: What was asked for.
+        name: A short name: of the file without its extension, of the folder, or of the repository.
         architecture: mlx-lm's ``model_type``.
         max_position: Length of the model's context in tokens.
         eos_token_ids: Tokens that end an output.
@@ -143,11 +143,17 @@ def _load_with_mlx_lm(name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: boo
     from mlx_lm.utils import dequantize_model
     from mlx_lm.utils import load as mlx_lm_load
 
-    _check_folder(name)
+    location = _check_location(name)
     try:
-        model, tokenizer, config = mlx_lm_load(name, lazy=True, return_config=True)
-    except FileNotFoundError as problem:
-        raise FileNotFoundError(f"{name!r} is no model that mlx-lm can load: {problem}") from problem
+        model, tokenizer, config = mlx_lm_load(location, lazy=True, return_config=True)
+    except Exception as problem:  # mlx-lm, transformers and the hub raise whatever they meet
+        reason = f"{type(problem).__name__}: {problem}"
+        if Path(location).is_dir():
+            raise ValueError(f"mlx-lm cannot load the folder {location!r}: {reason}") from problem
+        raise OSError(
+            f"mlx-lm cannot load {name!r}: {reason}. If it is a repository, check its name and the connection; "
+            "otherwise give the path of a GGUF file or of a model's folder"
+        ) from problem
     if not keep:
         model = dequantize_model(model)
     if dtype is None and not on_gpu:
@@ -172,8 +178,8 @@ def _load_with_mlx_lm(name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: boo
     )
 
 
-def _check_folder(name: str) -> None:
-    """Refuse a folder that is no model, and a path that does not exist, before a download is tried."""
+def _check_location(name: str) -> str:
+    """The folder or the repository's name, as mlx-lm takes it; what can be neither is refused without a download."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -182,6 +188,7 @@ def _check_folder(name: str) -> None:
             raise FileNotFoundError(f"{path} has no config.json, so it is no model in MLX or Hugging Face format{hint}")
     elif name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1:
         raise FileNotFoundError(f"{path} does not exist")
+    return str(path) if path.is_dir() else name
 
 
 def _text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
