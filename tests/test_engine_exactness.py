@@ -173,7 +173,7 @@ def test_tokens_survive_preemption_by_pressure(tiny_llama):
     reference, _ = run(tiny_llama, prompts, params)
     for caching in (True, False):
         ours, engine = run(tiny_llama, prompts, params, num_blocks=12, enable_prefix_caching=caching)
-        assert sum(len(record.preempted) for record in engine.trace) > 2
+        assert sum(len(record.preempted) for record in engine.trace) >= 2
         assert_same_tokens(tiny_llama, prompts, ours, reference)
 
 
