@@ -92,5 +92,5 @@ def test_recordings_are_of_the_rules_that_are_implemented(name):
 def test_another_configuration_is_told_apart(name, change):
     """The comparison is able to fail: each of these settings shows in the recording."""
     expected, _ = read_trace(name)
-    trace = simulate(DATA / "workloads" / f"{name}.json", config=change)
+    trace = simulate(DATA / "workloads" / f"{name}.json", config=change, max_steps=100)
     assert [as_vllm(record) for record in trace] != expected
