@@ -56,6 +56,7 @@ class ScheduledBatch:
     resumed: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     preempt_reasons: dict[str, str] = field(default_factory=dict)
+    unscheduled_block_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     waiting_reason: str = ""
@@ -109,6 +110,7 @@ class ScheduledBatch:
             passed_over=self.passed_over,
             finish_reasons=finish_reasons,
             preempt_reasons=self.preempt_reasons,
+            unscheduled_block_ids=self.unscheduled_block_ids,
             free_blocks=self.free_blocks,
             free_blocks_end=free_blocks_end,
             cached_block_ids=self.cached_block_ids,

@@ -213,6 +213,8 @@ class Scheduler(SchedulerState):
                 self.kv_cache.withdraw(victim.block_table)
                 victim.num_kv_computed = chunk.start
                 refund = chunk.num_tokens
+                if chunk.new_block_ids:
+                    batch.unscheduled_block_ids[victim.request_id] = chunk.new_block_ids
                 del batch.chunks[index]
                 break
         self._preempt(victim)

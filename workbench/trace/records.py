@@ -220,6 +220,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         passed_over: Reasons of waiting requests that have one of their own.
         finish_reasons: "length", "stop", "error" or "abort" for each request in ``finished``.
         preempt_reasons: Why each request in ``preempted`` was chosen.
+        unscheduled_block_ids: Blocks that a request in ``preempted`` had been given in this very step, before it was
+            taken out of the batch again; they are in no chunk.
         free_blocks: Free KV blocks after scheduling, before finished requests gave theirs back.
         free_blocks_end: Free KV blocks after the step.
         cached_block_ids: Blocks whose content was published to the prefix cache in this step.
@@ -244,6 +246,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     passed_over: dict[str, str] = {}
     finish_reasons: dict[str, str] = {}
     preempt_reasons: dict[str, str] = {}
+    unscheduled_block_ids: dict[str, tuple[BlockId, ...]] = {}
     free_blocks: Count = 0
     free_blocks_end: Count = 0
     cached_block_ids: tuple[BlockId, ...] = ()

@@ -1,0 +1,217 @@
+"""The pool rebuilt from records against the scheduler's real BlockPool, block by block and in queue order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench import EngineConfig, SamplingParams
+from workbench.engine.request import Request
+from workbench.engine.scheduler import Scheduler
+from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta, pool_state
+from workbench.trace.pool_state import CACHED, FREE, KEYFRAME_STEPS, OWNED, RESERVED
+
+
+@dataclass
+class Truth:
+    """What the block pool itself says at one moment."""
+
+    free_queue: list[int]
+    cached: set[int]
+    tables: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> Truth:
+        pool = scheduler.kv_cache.block_pool
+        tables = {request.request_id: list(request.block_table) for request in scheduler.running}
+        return cls(pool.free_queue, set(pool.cached_blocks), tables)
+
+
+def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), num_steps=60):
+    """A trace, and the truth at both moments of each step. requests: (arrival_step, priority, prompt, max_tokens)."""
+    scheduler = Scheduler(config, clock=lambda: 0.0)
+    trace = Trace(TraceMeta(source="simulation", config=config.to_dict()))
+    truths = {}
+    for step in range(num_steps):
+        for number, (arrival_step, priority, prompt, max_tokens) in enumerate(requests):
+            request_id = f"r{number}"
+            if arrival_step == step:
+                sampling = SamplingParams(max_tokens=max_tokens)
+                scheduler.add_request(
+                    Request(request_id, prompt, sampling, priority=priority, arrival_time=step + number / 100)
+                )
+                trace.add_request(RequestInfo(request_id, len(prompt), tuple(prompt), arrival_step=step))
+            if aborts.get(number) == step:
+                scheduler.abort_request(request_id)
+        batch = scheduler.schedule()
+        truths[step, "scheduled"] = Truth.of(scheduler)
+        if step in failures:
+            record = scheduler.fail(batch)
+            # What the failed batch had published never came to be: a record of the step does not show it.
+            truths[step, "scheduled"].cached = set(scheduler.kv_cache.block_pool.cached_blocks)
+        else:
+            tokens = [chunk.request.num_tokens % 7 if chunk.samples else None for chunk in batch.chunks]
+            record = scheduler.update(batch, tokens)
+        trace.append(record)
+        truths[step, "end"] = Truth.of(scheduler)
+    return trace, truths
+
+
+def assert_same(trace: Trace, index: int, moment: str, truth: Truth) -> None:
+    state = trace.pool_state(index, moment)
+    assert state.free_queue.tolist() == truth.free_queue
+    assert set(np.flatnonzero(state.cached)) == truth.cached
+    assert {request_id: list(table) for request_id, table in state.block_tables.items()} == truth.tables
+    assert state.consistent
+    for block in range(state.num_blocks):
+        holders = [request_id for request_id, table in truth.tables.items() if block in table]
+        assert state.ref_count[block] == len(holders)
+        assert state.owners(block) == holders
+        owner = state.request_ids[state.owner[block]] if state.owner[block] >= 0 else None
+        assert owner == (holders[0] if holders else None)
+        free = CACHED if block in truth.cached else FREE
+        assert state.state[block] == (RESERVED if block == 0 else OWNED if holders else free)
+
+
+# Few different tokens and shared beginnings, so that prefixes are found again.
+prompts = st.builds(
+    lambda prefix, tail: [1] * prefix + tail, st.integers(0, 24), st.lists(st.integers(1, 2), min_size=1, max_size=20)
+)
+workloads = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 2), prompts, st.integers(1, 12)), min_size=1, max_size=8
+)
+configs = st.builds(
+    EngineConfig,
+    max_num_batched_tokens=st.sampled_from([4, 11, 32, 64]),
+    max_num_seqs=st.integers(1, 6),
+    block_size=st.sampled_from([1, 4]),
+    num_blocks=st.integers(5, 40),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    enable_prefix_caching=st.booleans(),
+    scheduler_reserve_full_isl=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 3]),
+    max_model_len=st.just(64),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    configs,
+    workloads,
+    st.dictionaries(st.integers(0, 7), st.integers(0, 30), max_size=2),
+    st.sets(st.integers(0, 59), max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_every_block_at_every_step(config, requests, aborts, failures, random):
+    trace, truths = run_scheduler(config, requests, aborts, failures)
+    moments = list(truths)
+    random.shuffle(moments)  # seeks go back and forth
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_state, "KEYFRAME_STEPS", 5)
+        for index, moment in moments[:40]:
+            assert_same(trace, index, moment, truths[index, moment])
+
+
+def test_blocks_given_and_taken_back_in_the_same_step():
+    """By priority the victim may be in the batch already; the blocks it had just been given are in no chunk."""
+    config = EngineConfig(
+        block_size=4,
+        num_blocks=8,
+        policy="priority",
+        scheduler_reserve_full_isl=False,
+        long_prefill_token_threshold=8,
+        enable_prefix_caching=False,
+        max_model_len=64,
+    )
+    requests = [(0, 1, [1] * 30, 2), (0, 2, [2] * 4, 8), (1, 0, [3] * 4, 8)]
+    trace, truths = run_scheduler(config, requests, aborts={1: 1}, num_steps=30)
+    assert trace[2].preempted == ("r0",)
+    assert trace[2].unscheduled_block_ids == {"r0": (6, 7)}
+    assert trace.pool_state(2).free_queue.tolist() == [6, 4, 3, 2, 1]
+    for (index, moment), truth in truths.items():
+        assert_same(trace, index, moment, truth)
+
+
+def long_trace():
+    config = EngineConfig(max_num_batched_tokens=24, max_num_seqs=4, block_size=4, num_blocks=12, max_model_len=40)
+    requests = [(3 * n, 0, [1] * (n % 9) + [2] * (5 + n % 7), 14) for n in range(40)]
+    return run_scheduler(config, requests, {5: 17, 9: 40}, num_steps=3 * KEYFRAME_STEPS)
+
+
+def test_seeking_with_the_real_keyframe_distance():
+    trace, truths = long_trace()
+    assert sum(len(record.preempted) for record in trace) > 0, "the trace should hold preemptions"
+    for index in (150, 0, 191, 64, 63, 65, 128, 127, 3, -1):
+        index %= len(trace)
+        assert_same(trace, index, "end", truths[index, "end"])
+        assert_same(trace, index, "scheduled", truths[index, "scheduled"])
+
+
+def test_growing_trace():
+    trace, truths = long_trace()
+    growing = Trace(trace.meta)
+    for info in trace.requests.values():
+        growing.add_request(info)
+    for index, record in enumerate(trace):
+        growing.append(record)
+        if index % 3 == 0:
+            assert_same(growing, index, "scheduled", truths[index, "scheduled"])
+
+
+def test_a_slice_saved_and_loaded_knows_its_pool(tmp_path):
+    trace, truths = long_trace()
+    part = trace[70:140]
+    assert_same(part, 0, "scheduled", truths[70, "scheduled"])
+    part.save(tmp_path / "part.jsonl")
+    loaded = Trace.load(tmp_path / "part.jsonl")
+    assert list(loaded) == list(part)
+    assert [record.block_tables for record in loaded] == [record.block_tables for record in part]
+    for index in (0, 1, 30, 69):
+        original, again = part.pool_state(index), loaded.pool_state(index)
+        assert again.free_queue.tolist() == original.free_queue.tolist()
+        assert again.block_tables == original.block_tables
+        np.testing.assert_array_equal(again.state, original.state)
+        np.testing.assert_array_equal(again.ref_count, original.ref_count)
+    deeper = loaded[10:20]
+    deeper.save(tmp_path / "deeper.jsonl")
+    assert Trace.load(tmp_path / "deeper.jsonl").pool_state(3).block_tables == trace.pool_state(83).block_tables
+
+
+def test_a_trace_of_other_rules_is_marked_and_never_raises():
+    config = {"block_size": 4, "num_blocks": 10}
+    trace = Trace(TraceMeta(source="another engine", config=config))
+    trace.add_request(RequestInfo("a", 8))
+    trace.add_request(RequestInfo("b", 8))
+    table = (3, 3, 9)
+    trace.append(StepRecord(0, admitted=("a",), chunks=(Chunk("a", 0, 8, False, "new_final", 5, "complete", table),)))
+    trace.append(
+        StepRecord(
+            1,
+            admitted=("b",),
+            finished=("a", "b"),
+            cached_block_ids=(3, 7),
+            chunks=(Chunk("b", 0, 8, False, "new_final", 5, "complete", table),),
+        )
+    )
+    assert not trace.pool_state(0).consistent
+    assert not trace.pool_state(1).consistent
+    assert not trace.pool_state(1, "end").consistent
+
+
+def test_what_cannot_be_answered():
+    trace = Trace(TraceMeta(config={"block_size": 4}))
+    trace.append(StepRecord(0))
+    with pytest.raises(TraceError, match="num_blocks"):
+        trace.pool_state(0)
+    trace, _ = long_trace()
+    with pytest.raises(IndexError):
+        trace.pool_state(len(trace))
+    with pytest.raises(ValueError, match="moment"):
+        trace.pool_state(0, "before")
+    assert "owned" in repr(trace.pool_state(20))
+    state = trace.pool_state(20)
+    assert state.num_owned + state.num_free == state.num_blocks - 1
