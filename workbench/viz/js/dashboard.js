@@ -4,20 +4,26 @@
 
 import { Controls, bindKeys, keyList } from "./controls.js";
 import { Cursor } from "./cursor.js";
-import { h, replace, setText } from "./dom.js";
+import { h, replace } from "./dom.js";
 import { BlockTablesPanel } from "./block_tables.js";
 import { EventsPanel } from "./events.js";
 import { GanttPanel } from "./gantt.js";
+import { KernelPanel } from "./kernel.js";
+import { MetricsPanel } from "./metrics.js";
 import { PackedPanel } from "./packed.js";
 import { PoolPanel } from "./pool.js";
+import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
 import { TextsPanel } from "./texts.js";
 import { Theme, inkOn } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
 
-const PANELS = { timeline: TimelinePanel, gantt: GanttPanel, packed: PackedPanel, pool: PoolPanel, tables: BlockTablesPanel, texts: TextsPanel, events: EventsPanel };
-const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "texts"], right: ["pool", "tables", "events"] };
+const PANELS = {
+  timeline: TimelinePanel, gantt: GanttPanel, packed: PackedPanel, rectangle: RectanglePanel, kernel: KernelPanel, texts: TextsPanel,
+  pool: PoolPanel, tables: BlockTablesPanel, events: EventsPanel, metrics: MetricsPanel,
+};
+const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "rectangle", "kernel"], right: ["pool", "tables", "texts", "events"], bottom: ["metrics"] };
 
 class View {
   constructor(model, root) {
@@ -32,10 +38,10 @@ class View {
     this.controls = new Controls(this);
     const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);
     this.panels = chosen.filter((id) => PANELS[id]).map((id) => new PANELS[id](this));
-    const area = (name) => h("div", { class: `wb-area wb-${name}` }, this.panels.filter((panel) => AREAS[name].includes(panel.id)).map((panel) => panel.element));
+    const area = (name) => h("div", { class: `wb-area wb-${name}` }, AREAS[name].map((id) => this.panels.find((panel) => panel.id === id)?.element));
     this.helpElement = h("div", { class: "wb-popover", hidden: true, role: "dialog", "aria-label": "Keys" }, h("h3", {}, "Keys"), keyList());
     this.reading = h("p", { class: "wb-reading" }, "Colour is a request in focus. ", h("b", {}, "Solid"), " is prefill, ", h("b", {}, "light with a dot"), " is decode, ", h("b", {}, "hatched"), " is computed again.");
-    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), this.tooltip.element);
+    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
     root.classList.add("wb-root");
     root.tabIndex = -1;
     bindKeys(root, this);
@@ -56,8 +62,18 @@ class View {
     if (this.store.requests.length) this.theme.focusFirst(this.store.requests);
     this.model.set("have", this.store.numSteps);
     this.model.save_changes();
+    if (before === 0 && this.store.numSteps && !this.live) this.openRecording();
     if (this.store.numSteps !== before) this.cursor.grown();
     else this.changed("data");
+  }
+
+  /** A recording opens on its first step that mixes prefill and decode: the picture that says most. */
+  openRecording() {
+    const { store, cursor } = this;
+    cursor.follow = false;
+    for (let step = 0; step < store.numSteps; step++) {
+      if (store.value("decode_tokens", step) && store.value("prefill_tokens", step)) return void (cursor.step = step);
+    }
   }
 
   /** Ask the host to do something; in a saved page nobody listens. */

@@ -109,7 +109,7 @@ export class PoolPanel extends CanvasPanel {
       const state = pool.state[block];
       const [x, y] = this.xy(block);
       if (state === CACHED) {
-        if (cell >= 5) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, colours.muted, 4);
+        if (cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, colours.muted, 4);
         if (nextEvicted < 0 || pool.freed[block] < pool.freed[nextEvicted]) nextEvicted = block;
       }
       if (pool.references[block] > 1 && cell >= 9) {

@@ -1,0 +1,93 @@
+"""A trace as one HTML file: the dashboard with all its steps, offline, from any file manager or web server.
+
+The file holds the same ES module and the same packet as a live view, the packet gzipped and in base64. Its content
+security policy forbids every connection, so opening it cannot tell anybody anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import os
+import secrets
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.viz.bundle import bundle
+from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.packet import encode_packet, trace_facts
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
+<title>{title}</title>
+<style>html, body {{ margin: 0; background: Canvas; color-scheme: light dark; }}</style>
+</head>
+<body>
+<main id="view"></main>
+<noscript><p>{summary}</p><p>This page draws the trace with JavaScript, which is turned off.</p></noscript>
+{packets}
+<script type="module">
+{module}
+const unpack = async (id) => {{
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new DataView(await new Response(stream).arrayBuffer());
+}};
+const values = {{ status: {{ live: false }}, options: {{}} }};
+values.packet = await unpack("packet");
+if (document.getElementById("other")) values.other = await unpack("other");
+const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
+render({{ model, el: document.getElementById("view") }});
+</script>
+</body>
+</html>
+"""
+
+
+def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = None) -> str:
+    """The page of a trace as text.
+
+    Args:
+        trace: The trace to show.
+        other: A second trace of the same workload to compare it with.
+        title: Title of the page; names the source of the trace by default.
+    """
+    packets = _packet_element("packet", trace)
+    if other is not None:
+        packets += "\n" + _packet_element("other", other)
+    return _PAGE.format(
+        title=escape(title or f"Workbench: {trace.meta.model.get('name') or trace.meta.source}"),
+        summary=escape(repr(trace)),
+        packets=packets,
+        # An end tag inside a string would end the script element.
+        module=bundle().replace("</", "<\\/"),
+    )
+
+
+def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:
+    """Write the page of a trace, whole or not at all.
+
+    Raises:
+        OSError: The file cannot be written; what was there before is untouched.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
+    try:
+        temporary.write_text(html_page(trace, other=other), encoding="utf-8")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _packet_element(name: str, trace: Trace) -> str:
+    packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
+    data = base64.b64encode(gzip.compress(packet, 6, mtime=0)).decode("ascii")
+    return f'<script type="text/plain" id="{name}">{data}</script>'
