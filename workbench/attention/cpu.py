@@ -18,36 +18,82 @@ _LOG2_E = 1.4426950408889634
 
 
 class CpuBackend(AttentionBackend):
-    """A numba kernel that runs the work list on one core, in float32."""
+    """A numba kernel that runs the work list on one core, in float32.
+
+    float16 and bfloat16 caches are served by widening the blocks a step reads to float32 first: right, but not
+    fast. A CPU is fastest with float32 weights and caches.
+    """
 
     name = "cpu"
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """As many rows as fill the kernel's panels, so few when many query heads share a KV head."""
+        """As many rows as fill the kernel's panels: fewer when more query heads share a KV head."""
         return max(1, PAIRS_PER_ITEM // (num_heads // num_kv_heads)), BLOCK_KV
 
-    def attend(self, q, k_cache, v_cache, metadata, *, softmax_scale, window_size=(-1, -1), softcap=0.0, sinks=None):
+    def write(
+        self, k: mx.array, v: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata
+    ) -> None:
+        """See `AttentionBackend.write`; the rows are copied into the memory that the caches live in."""
+        if metadata.slot_mapping is None:
+            raise ValueError("slot_mapping is None: this batch has nothing to write; pass int64 [T]")
+        k, v = k.astype(k_cache.dtype), v.astype(v_cache.dtype)
+        mx.eval(k, v)
+        for rows, cache in ((k, k_cache), (v, v_cache)):
+            memory = shared_memory(cache)
+            slots = memory.reshape(-1, *memory.shape[2:])
+            slots[metadata.slot_mapping] = shared_memory(rows)
+
+    def attend(
+        self,
+        q: mx.array,
+        k_cache: mx.array,
+        v_cache: mx.array,
+        metadata: AttentionMetadata,
+        *,
+        softmax_scale: float,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         """See `AttentionBackend.attend`."""
         num_tokens, num_heads, head_dim = q.shape
         shapes = Shapes(num_heads, k_cache.shape[2], head_dim, metadata.block_size)
-        mx.eval(q)
-        kc, vc = np.asarray(k_cache).reshape(-1), np.asarray(v_cache).reshape(-1)
-        block_q, _ = self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)
-        out = np.empty((num_tokens, num_heads, head_dim), np.float32)
+        block_table = metadata.block_table
+        if k_cache.dtype != mx.float32:
+            used_blocks, block_table = metadata.used_blocks
+            k_cache, v_cache = (cache[used_blocks].astype(mx.float32) for cache in (k_cache, v_cache))
         if sinks is None:
-            first = np.full(num_heads, -np.inf, np.float32), np.zeros(num_heads, np.float32)
+            first_maximum, first_total = np.full(num_heads, -np.inf), np.zeros(num_heads)
         else:
-            first = np.asarray(sinks).astype(np.float32) * np.float32(_LOG2_E), np.ones(num_heads, np.float32)
-        scoring = Scoring(np.float32(softmax_scale * _LOG2_E), np.float32(softcap * _LOG2_E), window_size[0], *first)
+            first_maximum, first_total = np.array(sinks, np.float64) * _LOG2_E, np.ones(num_heads)
+        q32 = mx.contiguous(q.astype(mx.float32))
+        mx.eval(q32, k_cache, v_cache)
+        out = np.empty((num_tokens, num_heads, head_dim), np.float32)
         run_work_list(
-            np.asarray(q).reshape(-1),
-            kc,
-            vc,
+            shared_memory(q32).reshape(-1),
+            shared_memory(k_cache).reshape(-1),
+            shared_memory(v_cache).reshape(-1),
             out.reshape(-1),
-            metadata.work_list(block_q, window_size[0]),
-            metadata.block_table,
+            metadata.work_list(self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)[0], window_size[0]),
+            block_table,
             shapes,
-            scoring,
+            Scoring(
+                np.float32(softmax_scale * _LOG2_E),
+                np.float32(softcap * _LOG2_E),
+                window_size[0],
+                first_maximum.astype(np.float32),
+                first_total.astype(np.float32),
+            ),
             make_scratch(shapes),
         )
-        return mx.array(out)
+        return mx.array(out).astype(q.dtype)
+
+
+def shared_memory(array: mx.array) -> np.ndarray:
+    """The memory of an evaluated MLX array as a numpy array; what is written there is in the MLX array.
+
+    bfloat16 is unknown to numpy and comes as the uint16 of the same bits.
+    """
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.asarray(array)

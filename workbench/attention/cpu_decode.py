@@ -11,14 +11,15 @@ import numpy as np
 
 from workbench.attention.cpu_layout import BLOCK_KV
 from workbench.attention.matmul_tiles import dot_tile, matmul_tile
-from workbench.attention.simd import LANES, exp2, jit, larger, largest_of, load, splat, store, tanh, total_of
+from workbench.attention.simd import LANES, exp2, jit, larger, largest_of, load, prefetch, splat, store, tanh, total_of
 
 _ZERO, _ONE, _NEG_INF = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 _KEYS = 4  # keys per register tile of scores
+_LINE = 16  # float32 numbers per cache line
 _VECTORS = 4  # vectors per register tile of values
 
 
-def _make_score_run(group: int):  # noqa: ANN202
+def _make_score_run(group: int):
     tile, single = dot_tile(group, _KEYS), dot_tile(group, 1)
 
     @jit
@@ -36,7 +37,7 @@ def _make_score_run(group: int):  # noqa: ANN202
     return score_run
 
 
-def _make_value_run(group: int):  # noqa: ANN202
+def _make_value_run(group: int):
     tile, single = matmul_tile(group, _VECTORS, accumulate=True), matmul_tile(group, 1, accumulate=True)
 
     @jit
@@ -80,11 +81,20 @@ def _value_run(group, out, out_at, head_dim, weights, at, v_cache, value_at, val
 
 
 @jit
+def _prefetch_run(cache, at, row, count, head_dim):
+    """Ask for the keys or values of a run while others are worked on; blocks lie anywhere in memory."""
+    for key in range(count):
+        for d in range(0, head_dim, _LINE):
+            prefetch(cache, at + key * row + d)
+
+
+@jit
 def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratch):
-    """A work item of one row, for all heads; the head dimension is a multiple of LANES."""
-    head_dim, block_size, num_heads = shapes.head_dim, shapes.block_size, shapes.num_heads
-    group = num_heads // shapes.num_kv_heads
-    row_size = shapes.num_kv_heads * head_dim
+    """A work item of one row, for all heads; the head dimension is a multiple of LANES.
+
+    Block by block, all KV heads are served before the next block, because that is the order in memory.
+    """
+    head_dim, num_heads = shapes.head_dim, shapes.num_heads
     row_at = np.int64(item[1]) * num_heads * head_dim
     kv_end = item[4]
     for at in range(0, num_heads * head_dim, LANES):
@@ -96,30 +106,10 @@ def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratc
 
     for start in range(item[3], kv_end, BLOCK_KV):
         stop = min(start + BLOCK_KV, kv_end)
-        for kv_head in range(shapes.num_kv_heads):
-            head, head_at = kv_head * group, kv_head * head_dim
-            position = start
-            while position < stop:
-                offset = position % block_size
-                run = min(block_size - offset, stop - position)
-                slot = np.int64(table[position // block_size]) * block_size + offset
-                key_at, at = slot * row_size + head_at, position - start
-                _score_run(
-                    group, scratch.scores, at, scratch.q, head * head_dim, head_dim, k_cache, key_at, row_size, run
-                )
-                position += run
-            for index in range(group):
-                _soften_row(head + index, index * BLOCK_KV, stop - start, head_dim, scoring.softcap, scratch)
-            position = start
-            while position < stop:
-                offset = position % block_size
-                run = min(block_size - offset, stop - position)
-                slot = np.int64(table[position // block_size]) * block_size + offset
-                value_at, at = slot * row_size + head_at, position - start
-                _value_run(
-                    group, scratch.out, head * head_dim, head_dim, scratch.scores, at, v_cache, value_at, row_size, run
-                )
-                position += run
+        _score_tile(start, stop, k_cache, v_cache, table, shapes, scratch)
+        for head in range(num_heads):
+            _soften_row(head, stop - start, head_dim, scoring.softcap, scratch)
+        _add_tile(start, stop, kv_end, k_cache, v_cache, table, shapes, scratch)
 
     for head in range(num_heads):
         total = scratch.total[head]
@@ -129,18 +119,58 @@ def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratc
 
 
 @jit
-def _soften_row(head, scores_at, count, head_dim, softcap, scratch):
+def _score_tile(start, stop, k_cache, v_cache, table, shapes, scratch):
+    """Scores of KV positions [start, stop) for all heads; the values of the same positions are fetched ahead."""
+    head_dim, block_size, row_size = shapes.head_dim, shapes.block_size, shapes.num_kv_heads * shapes.head_dim
+    group = shapes.num_heads // shapes.num_kv_heads
+    position = start
+    while position < stop:
+        offset = position % block_size
+        run = min(block_size - offset, stop - position)
+        run_at = (np.int64(table[position // block_size]) * block_size + offset) * row_size
+        for kv_head in range(shapes.num_kv_heads):
+            key_at, head = run_at + kv_head * head_dim, kv_head * group
+            _prefetch_run(v_cache, key_at, row_size, run, head_dim)
+            score_at = head * BLOCK_KV + position - start
+            q_at = head * head_dim
+            _score_run(group, scratch.scores, score_at, scratch.q, q_at, head_dim, k_cache, key_at, row_size, run)
+        position += run
+
+
+@jit
+def _add_tile(start, stop, kv_end, k_cache, v_cache, table, shapes, scratch):
+    """Add the weighted values of [start, stop) for all heads; the next tile's keys are fetched ahead."""
+    head_dim, block_size, row_size = shapes.head_dim, shapes.block_size, shapes.num_kv_heads * shapes.head_dim
+    group = shapes.num_heads // shapes.num_kv_heads
+    position = start
+    while position < stop:
+        offset = position % block_size
+        run = min(block_size - offset, stop - position)
+        run_at = (np.int64(table[position // block_size]) * block_size + offset) * row_size
+        later = min(position + BLOCK_KV, kv_end - 1)
+        later_at = (np.int64(table[later // block_size]) * block_size + offset) * row_size
+        for kv_head in range(shapes.num_kv_heads):
+            value_at, head = run_at + kv_head * head_dim, kv_head * group
+            _prefetch_run(k_cache, later_at + kv_head * head_dim, row_size, run, head_dim)
+            weight_at = head * BLOCK_KV + position - start
+            out_at = head * head_dim
+            _value_run(
+                group, scratch.out, out_at, head_dim, scratch.scores, weight_at, v_cache, value_at, row_size, run
+            )
+        position += run
+
+
+@jit
+def _soften_row(head, count, head_dim, softcap, scratch):
     """One step of the online softmax for one head: scores become weights relative to the largest so far."""
-    scores = scratch.scores
+    scores, scores_at = scratch.scores, head * BLOCK_KV
     whole = -(-count // LANES) * LANES
-    for at in range(count, whole):
-        scores[scores_at + at] = _NEG_INF
     if softcap > _ZERO:
         inverse = splat(_ONE / softcap)
         for at in range(0, whole, LANES):
             store(scores, scores_at + at, splat(softcap) * tanh(load(scores, scores_at + at) * inverse))
-        for at in range(count, whole):
-            scores[scores_at + at] = _NEG_INF
+    for at in range(count, whole):
+        scores[scores_at + at] = _NEG_INF
     largest = load(scores, scores_at)
     for at in range(LANES, whole, LANES):
         largest = larger(largest, load(scores, scores_at + at))

@@ -7,13 +7,14 @@ summed. No epsilon, no clamp: both turn small logits into wrong numbers.
 
 from __future__ import annotations
 
+from workbench.attention.compiled import entry_point
 from workbench.attention.cpu_chunk import attend_chunk
 from workbench.attention.cpu_decode import attend_decode
 from workbench.attention.cpu_layout import MAX_DECODE_GROUP
-from workbench.attention.simd import LANES, jit
+from workbench.attention.simd import LANES
 
 
-@jit
+@entry_point
 def run_work_list(q, k_cache, v_cache, out, work_list, block_table, shapes, scoring, scratch):
     """Run every item of a work list.
 

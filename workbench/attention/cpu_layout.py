@@ -59,7 +59,7 @@ class Scoring(NamedTuple):
 class Scratch(NamedTuple):
     """Working memory: flat float32 arrays on cache-line boundaries, int32 where positions are held.
 
-    The layouts are those of a chunk; in brackets behind them, those of a decode.
+    The layouts are those of a chunk; in brackets behind them, those of a decode, for all heads at once.
 
     Attributes:
         q: Scaled queries, [panel, head_dim, PANEL] ([head, head_dim]).
@@ -101,7 +101,7 @@ def make_scratch(shapes: Shapes) -> Scratch:
         q=_aligned(pairs * shapes.head_dim),
         keys=_aligned(BLOCK_KV * shapes.head_dim),
         values=_aligned(BLOCK_KV * depth),
-        scores=_aligned(BLOCK_KV * max(PANEL, MAX_DECODE_GROUP)),
+        scores=_aligned(BLOCK_KV * max(PANEL, shapes.num_heads)),
         out=_aligned(pairs * depth),
         maximum=_aligned(pairs),
         total=_aligned(pairs),

@@ -40,8 +40,8 @@ def matmul_tile(rows: int, vectors: int, accumulate: bool) -> Callable[..., None
     """
 
     @intrinsic
-    def tile(typing_context, c, c_at, c_row, a, a_at, a_row, a_col, b, b_at, b_row, depth):  # noqa: ANN001, ANN202
-        def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def tile(typing_context, c, c_at, c_row, a, a_at, a_row, a_col, b, b_at, b_row, depth):
+        def codegen(context, builder, signature, values):
             c, c_at, c_row, a, a_at, a_row, a_col, b, b_at, b_row, depth = values
             c_first = element_pointer(context, builder, signature.args[0], c, c_at)
             a_first = element_pointer(context, builder, signature.args[3], a, a_at)
@@ -86,8 +86,8 @@ def dot_tile(rows: int, keys: int) -> Callable[..., None]:
     """
 
     @intrinsic
-    def tile(typing_context, c, c_at, c_row, a, a_at, a_row, b, b_at, b_row, vectors):  # noqa: ANN001, ANN202
-        def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def tile(typing_context, c, c_at, c_row, a, a_at, a_row, b, b_at, b_row, vectors):
+        def codegen(context, builder, signature, values):
             c, c_at, c_row, a, a_at, a_row, b, b_at, b_row, vectors = values
             c_first = element_pointer(context, builder, signature.args[0], c, c_at)
             a_first = element_pointer(context, builder, signature.args[3], a, a_at)

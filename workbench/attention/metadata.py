@@ -68,6 +68,18 @@ class AttentionMetadata:
         return mx.array(block.astype(np.int32)), mx.array(offset.astype(np.int32))
 
     @cached_property
+    def used_blocks(self) -> tuple[mx.array, np.ndarray]:
+        """The blocks that hold any context of this batch (MLX int32), and the block table counted in them."""
+        import mlx.core as mx
+
+        num_blocks = -(-self.seqused_k // self.block_size)
+        held = np.arange(self.block_table.shape[1]) < num_blocks[:, None]
+        blocks, places = np.unique(self.block_table[held], return_inverse=True)
+        table = np.zeros_like(self.block_table)
+        table[held] = places
+        return mx.array(blocks), table
+
+    @cached_property
     def mlx_cu_seqlens_q(self) -> mx.array:
         """``cu_seqlens_q`` as an MLX array."""
         import mlx.core as mx

@@ -117,10 +117,10 @@ def _function(result: types.Type, num_vectors: int, emit: Callable[..., ir.Value
     """A function of ``num_vectors`` vectors that emits one or a few instructions."""
     arguments = (vector_type,) * num_vectors
 
-    def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def codegen(context, builder, signature, values):
         return emit(builder, *values)
 
-    def function(typing_context, *given):  # noqa: ANN001, ANN002, ANN202
+    def function(typing_context, *given):
         return (result(*arguments), codegen) if given == arguments else None
 
     # numba counts a function's parameters by its signature and does not take *given for an answer.
@@ -156,7 +156,7 @@ def _overload(symbol: Callable[..., Any], implementation: Callable[..., Any]) ->
     """Give vectors an arithmetic operator."""
 
     @overload(symbol)
-    def choose(a, b):  # noqa: ANN001, ANN202
+    def choose(a, b):
         if a == vector_type and b == vector_type:
             return lambda a, b: implementation(a, b)
         return None
@@ -169,20 +169,20 @@ _overload(operator.truediv, _divide)
 
 
 @intrinsic
-def load(typing_context, array, at):  # noqa: ANN001, ANN201
+def load(typing_context, array, at):
     """LANES elements of a float32 array from element ``at`` on."""
 
-    def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def codegen(context, builder, signature, values):
         return load_vector(builder, element_pointer(context, builder, signature.args[0], *values))
 
     return vector_type(array, types.intp), codegen
 
 
 @intrinsic
-def store(typing_context, array, at, vector):  # noqa: ANN001, ANN201
+def store(typing_context, array, at, vector):
     """Write LANES elements of a float32 array from element ``at`` on."""
 
-    def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def codegen(context, builder, signature, values):
         store_vector(builder, values[2], element_pointer(context, builder, signature.args[0], *values[:2]))
         return context.get_dummy_value()
 
@@ -190,13 +190,28 @@ def store(typing_context, array, at, vector):  # noqa: ANN001, ANN201
 
 
 @intrinsic
-def splat(typing_context, scalar):  # noqa: ANN001, ANN201
+def splat(typing_context, scalar):
     """A float32 in all lanes."""
 
-    def codegen(context, builder, signature, values):  # noqa: ANN001, ANN202
+    def codegen(context, builder, signature, values):
         return splat_scalar(builder, values[0])
 
     return vector_type(types.float32), codegen
+
+
+@intrinsic
+def prefetch(typing_context, array, at):
+    """Ask for the cache line of element ``at``; outside the array it does nothing."""
+
+    def codegen(context, builder, signature, values):
+        pointer = element_pointer(context, builder, signature.args[0], *values)
+        flag = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        builder.call(function, [pointer, flag(0), flag(3), flag(1)])  # to read, keep in all levels, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 jit = numba.njit(nogil=True, error_model="numpy")
@@ -219,7 +234,7 @@ _ZERO, _ONE, _MINUS_TWO, _TWO_LOG2_E = map(np.float32, (0.0, 1.0, -2.0, 2.885390
 
 
 @jit
-def exp2(x):  # noqa: ANN001, ANN201
+def exp2(x):
     """2**x to one unit in the last place; 0 below -126.5, inf from 127.5, and NaN stays NaN.
 
     (libm's exp costs as much as all the rest of an attention kernel.)
@@ -237,7 +252,7 @@ def exp2(x):  # noqa: ANN001, ANN201
 
 
 @jit
-def tanh(x):  # noqa: ANN001, ANN201
+def tanh(x):
     """Hyperbolic tangent to 2 units in the last place; NaN stays NaN."""
     square = x * x
     polynomial = fma(splat(_TANH[5]), square, splat(_TANH[4]))

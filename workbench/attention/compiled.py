@@ -1,0 +1,39 @@
+"""Compiled entry points that are kept on disk from one process to the next."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from workbench.cache_folder import cache_folder
+
+
+def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function that Python calls, and everything it calls, once per machine instead of per process.
+
+    numba notices a change of the file a function stands in, but not of the files it calls into. So the code is kept
+    in a folder named after all sources of this package: another version has another folder. Where the folder
+    cannot be written, the function is compiled in every process.
+    """
+    options = {"nogil": True, "error_model": "numpy"}
+    before = numba.config.CACHE_DIR
+    try:
+        numba.config.CACHE_DIR = str(cache_folder() / "numba" / _source_digest())
+        return numba.njit(function, cache=True, **options)
+    except (OSError, RuntimeError):  # numba's word for "no folder of mine can be written" is RuntimeError
+        return numba.njit(function, **options)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,114 @@
+// paged_varlen_v1: attention over a paged KV cache, one query row and one head per threadgroup.
+//
+// The kernel to read first. It is right and plain, not fast: every row reads its whole context by itself. The tiled
+// kernel in paged_varlen.metal computes the same thing and shares what it reads.
+//
+// This text is the body of a kernel; MLX puts the signature in front of it:
+//
+//     q               T     [num_tokens, num_heads, HEAD_DIM], the rows of all sequences, packed
+//     k_cache         T     [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
+//     v_cache         T     like k_cache
+//     cu_seqlens_q    int   [num_seqs + 1], sequence i owns the rows [cu_seqlens_q[i], cu_seqlens_q[i + 1])
+//     seqused_k       int   [num_seqs], KV positions of each sequence, those of its rows included
+//     block_table     int   [num_seqs, max_blocks], the block that holds positions [j * BLOCK_SIZE, ...) is entry j
+//     sinks           float [num_heads], -inf for a head without an attention sink
+//     scoring         float [2], softmax_scale and softcap (0 for none)
+//     window          int   [1], left window: a row at position p sees [p - window, p]; -1 for all of [0, p]
+//     out             T     [num_tokens, num_heads, HEAD_DIM]
+//
+// Template arguments: T, HEAD_DIM, BLOCK_SIZE, NUM_SIMDGROUPS.
+// Launch: threadgroups (num_heads, num_tokens) of 32 * NUM_SIMDGROUPS threads.
+
+constexpr int LANES = 32;
+constexpr int DIMS_PER_LANE = (HEAD_DIM + LANES - 1) / LANES;
+
+const int head = threadgroup_position_in_grid.x;
+const int row = threadgroup_position_in_grid.y;
+const int simdgroup = simdgroup_index_in_threadgroup;
+const int lane = thread_index_in_simdgroup;
+const int num_heads = q_shape[1];
+const int num_kv_heads = k_cache_shape[2];
+const int kv_head = head / (num_heads / num_kv_heads);  // GQA: neighbouring query heads share a KV head
+
+// 1. Whose row is it, and at which position of its sequence? A sequence's rows are the last of its context.
+const int seq = find_seq_idx(cu_seqlens_q, seqused_k_shape[0], row);
+const int position = seqused_k[seq] - (cu_seqlens_q[seq + 1] - row);
+
+// 2. What may it see? Causality ends the range at its own position, a sliding window starts it.
+const int first_visible = window[0] < 0 ? 0 : max(0, position - window[0]);
+
+// 3. Each simdgroup takes every NUM_SIMDGROUPS-th visible position. Its lanes share the dimensions of the head:
+//    lane 0 holds dimensions 0, 32, 64, ..., lane 1 holds 1, 33, 65, ...
+float query[DIMS_PER_LANE];
+float output[DIMS_PER_LANE];  // sum of weight * value so far
+const long query_offset = (long(row) * num_heads + head) * HEAD_DIM;
+for (int i = 0; i < DIMS_PER_LANE; i++) {
+  const int dim = lane + i * LANES;
+  query[i] = dim < HEAD_DIM ? float(q[query_offset + dim]) : 0.0f;
+  output[i] = 0.0f;
+}
+
+// An attention sink is a score that takes part in the softmax and has no value. It counts once: in simdgroup 0.
+const bool has_sink = simdgroup == 0 && sinks[head] > -INFINITY;
+float maximum = has_sink ? sinks[head] : -INFINITY;  // largest score so far
+float total = has_sink ? 1.0f : 0.0f;                // sum of exp(score - maximum) so far
+
+for (int kv_position = first_visible + simdgroup; kv_position <= position; kv_position += NUM_SIMDGROUPS) {
+  // 4. The block table turns a position into a place in memory.
+  const int block = block_table[long(seq) * block_table_shape[1] + kv_position / BLOCK_SIZE];
+  const long slot = long(block) * BLOCK_SIZE + kv_position % BLOCK_SIZE;
+  const long kv_offset = (slot * num_kv_heads + kv_head) * HEAD_DIM;
+
+  float product = 0.0f;
+  for (int i = 0; i < DIMS_PER_LANE; i++) {
+    const int dim = lane + i * LANES;
+    product += dim < HEAD_DIM ? query[i] * float(k_cache[kv_offset + dim]) : 0.0f;
+  }
+  float score = simd_sum(product) * scoring[0];
+  if (scoring[1] > 0.0f) {
+    score = scoring[1] * tanh(score / scoring[1]);
+  }
+
+  // 5. Online softmax: when a larger score turns up, what was summed so far is rescaled to it.
+  const float new_maximum = max(maximum, score);
+  const float rescale = exp(maximum - new_maximum);  // exp(-inf) = 0 at the first position
+  const float weight = exp(score - new_maximum);
+  maximum = new_maximum;
+  total = total * rescale + weight;
+  for (int i = 0; i < DIMS_PER_LANE; i++) {
+    const int dim = lane + i * LANES;
+    output[i] = output[i] * rescale + (dim < HEAD_DIM ? weight * float(v_cache[kv_offset + dim]) : 0.0f);
+  }
+}
+
+// 6. The simdgroups have summed different positions against different maxima: bring them together.
+threadgroup float shared_maximum[NUM_SIMDGROUPS];
+threadgroup float shared_total[NUM_SIMDGROUPS];
+threadgroup float shared_output[NUM_SIMDGROUPS * HEAD_DIM];
+if (lane == 0) {
+  shared_maximum[simdgroup] = maximum;
+  shared_total[simdgroup] = total;
+}
+for (int i = 0; i < DIMS_PER_LANE; i++) {
+  const int dim = lane + i * LANES;
+  if (dim < HEAD_DIM) {
+    shared_output[simdgroup * HEAD_DIM + dim] = output[i];
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+float row_maximum = -INFINITY;
+for (int i = 0; i < NUM_SIMDGROUPS; i++) {
+  row_maximum = max(row_maximum, shared_maximum[i]);
+}
+for (int dim = simdgroup * LANES + lane; dim < HEAD_DIM; dim += NUM_SIMDGROUPS * LANES) {
+  float row_total = 0.0f;
+  float row_output = 0.0f;
+  for (int i = 0; i < NUM_SIMDGROUPS; i++) {
+    // A simdgroup that saw no position has the maximum -inf and must count for nothing: -inf - -inf is NaN.
+    const float rescale = shared_maximum[i] == -INFINITY ? 0.0f : exp(shared_maximum[i] - row_maximum);
+    row_total += shared_total[i] * rescale;
+    row_output += shared_output[i * HEAD_DIM + dim] * rescale;
+  }
+  out[query_offset + dim] = T(row_output / row_total);
+}
