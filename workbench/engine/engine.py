@@ -7,11 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from workbench.engine.breakpoints import Breakpoint, Condition, make_breakpoint
 from workbench.engine.config import EngineConfig, SamplingParams
 from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
@@ -42,6 +44,8 @@ class Engine:
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
         trace: The record of every step so far, always on.
+        breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
+        stopped_by: What stopped the last run early: "breakpoint ... at step n", or "".
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -63,6 +67,8 @@ class Engine:
         self._started = time.perf_counter()
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: list[Callable[[StepRecord], None]] = []
+        self.breakpoints: list[Breakpoint] = []
+        self.stopped_by: str = ""
         self._pause = threading.Event()
         self._running = False
         self._phases: Generator[tuple[str, Any], None, StepRecord] | None = None
@@ -110,6 +116,7 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        **sampling_fields: Any,
     ) -> str:
         """Queue a request. It is checked here and scheduled by the next step.
 
@@ -118,14 +125,17 @@ class Engine:
             sampling: How to sample and when to stop.
             request_id: A name of your own; "r0", "r1", ... by default.
             priority: Smaller is served first under policy "priority".
+            **sampling_fields: Fields of SamplingParams by name, such as ``max_tokens=32``, instead of ``sampling``.
 
         Returns:
             The request id.
 
         Raises:
+            TypeError: There is no such sampling field.
             ValueError: An empty or too long prompt, an unknown token id, an id in use, or a request that the KV
                 pool could never hold. Nothing is queued then.
         """
+        sampling = replace(sampling or SamplingParams(), **sampling_fields) if sampling_fields else sampling
         entry = self._book.add(prompt, sampling or SamplingParams(), request_id, priority, self._clock())
         self._inbox.append(lambda: self._enqueue(entry))
         return entry.request.request_id
@@ -230,7 +240,7 @@ class Engine:
         sampled: list[SampledToken] = []
         try:
             if batch.chunks:
-                packed: PackedBatch = timed("prepare", lambda: prepare_unified(batch, self.config.block_size))
+                packed: PackedBatch = timed("prepare", lambda: self._pack(batch))
                 yield "prepare", packed
                 logits: mx.array = timed("forward", lambda: self.runner.forward(packed))
                 kernel = self.runner.kernel_launch(packed)
@@ -250,6 +260,10 @@ class Engine:
         for listener in list(self._listeners):
             listener(record)
         return record
+
+    def _pack(self, batch: ScheduledBatch) -> PackedBatch:
+        config = self.config
+        return prepare_unified(batch, config.block_size, num_blocks=config.num_blocks, previous=self.runner.latest)
 
     def _update(
         self,
@@ -289,9 +303,14 @@ class Engine:
 
     def _loop(self, after_step: Callable[[StepRecord], None] = lambda record: None) -> None:
         self._running = True
+        self.stopped_by = ""
         try:
             while not self._pause.is_set() and (record := self._step()) is not None:
                 after_step(record)
+                for item in self.breakpoints:
+                    if item.condition(record):
+                        self.stopped_by = f"breakpoint {item.label!r} at step {record.step}"
+                        return
         finally:
             self._running = False
 
@@ -318,6 +337,24 @@ class Engine:
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def break_when(self, condition: str | Condition, label: str = "") -> Breakpoint:
+        """Stop run() and start() after a step for which a condition holds; they go on from there when called again.
+
+        Args:
+            condition: "preemption", "free_blocks < 8", "num_kv_computed[r3] >= 1024", "block 17", "finish", or a
+                function that is called with each StepRecord.
+            label: What to call a function.
+
+        Returns:
+            The breakpoint; take it out of ``breakpoints`` to remove it.
+
+        Raises:
+            ValueError: The condition is not understood.
+        """
+        made = make_breakpoint(condition, label)
+        self.breakpoints.append(made)
+        return made
 
     @property
     def state(self) -> str:
@@ -381,6 +418,7 @@ class Engine:
         self._pause.set()
         self._phases = None
         self._thread.close()
+        self.runner.close()
 
     # -- how it looks -----------------------------------------------------------------------------------------
 
