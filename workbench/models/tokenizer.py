@@ -120,8 +120,8 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = len(tokenizer)
-        eos = getattr(tokenizer, "eos_token_ids", None) or [tokenizer.eos_token_id]
-        self.eos_token_ids = frozenset(int(token) for token in eos if token is not None)
+        eos = getattr(tokenizer, "eos_token_ids", None) or tokenizer.eos_token_id
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.adds_bos = self.bos_token_id is not None and tokenizer.encode("a")[:1] == [self.bos_token_id]
         self.has_chat_template = bool(getattr(tokenizer, "has_chat_template", tokenizer.chat_template))

@@ -1,0 +1,150 @@
+"""Chat templates, which come with a model's file and are not trusted, and the wrapper of transformers' tokenizers."""
+
+import pytest
+from gguf_files import byte_tokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from workbench.models.gguf_tokenizer import GGUFTokenizer
+from workbench.models.tokenizer import ChatTemplate, ChatTemplateError, HuggingFaceTokenizer, Tokenizer
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 < 2 & 'so'?"},
+]
+CHATML = """{% for message in messages %}
+    {% if message['role'] == 'tool' %}
+        {{ raise_exception('no tools here') }}
+    {% endif %}
+    {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{ '<|im_start|>assistant\\n' }}
+{% endif %}
+"""
+
+
+@pytest.fixture(scope="module")
+def fast_tokenizer():
+    """A byte-level tokenizer with a chat template, as transformers loads it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = FastTokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken(token, normalized=False) for token in ("<s>", "<|im_start|>", "<|im_end|>")])
+    return PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="<|im_end|>", chat_template=CHATML)
+
+
+# -- rendering -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_a_template_renders_as_in_transformers(fast_tokenizer, add_generation_prompt):
+    expected = fast_tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=add_generation_prompt)
+    assert ChatTemplate(CHATML).render(CHAT, add_generation_prompt) == expected
+    assert ("<|im_start|>assistant\n" in expected) == add_generation_prompt
+
+
+def test_variables_filters_and_functions_that_templates_use():
+    source = (
+        "{{ bos_token }}{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}"
+        "{{ m | tojson }}{% endfor %}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}"
+        "{{ strftime_now('%Y') | length }}{{ extra }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    messages = [{"content": "a <b> & 'ü'"}, {"content": "stop"}, {"content": "never"}]
+    assert template.render(messages, extra="!") == """<s>{"content": "a <b> & 'ü'"}4!"""
+    assert '[\n  {\n    "name": "f"\n  }\n]' in template.render(messages, tools=[{"name": "f"}])
+
+
+def test_a_template_may_refuse_the_messages():
+    with pytest.raises(ChatTemplateError, match="refuses these messages: no tools here"):
+        ChatTemplate(CHATML).render([{"role": "tool", "content": ""}])
+
+
+@pytest.mark.parametrize("source", ["{% for m in messages %}", "{{ unclosed", "{% nonsense %}"])
+def test_a_template_that_is_not_jinja_is_refused_at_once(source):
+    with pytest.raises(ChatTemplateError, match="is not valid"):
+        ChatTemplate(source)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ messages.append('x') }}",
+        "{{ messages[0].update({'content': 'changed'}) }}",
+        "{% set _ = messages[0].pop('content') %}",
+        "{% for i in range(999999999) %}{% endfor %}",
+    ],
+)
+def test_an_attack_is_refused(attack):
+    messages = [{"role": "user", "content": "untouched"}]
+    with pytest.raises(ChatTemplateError):
+        ChatTemplate(attack).render(messages)
+    assert messages == [{"role": "user", "content": "untouched"}]
+
+
+@pytest.mark.parametrize(
+    "probe", ["strftime_now.__globals__", "lipsum.__globals__", "messages.__class__", "''.__doc__"]
+)
+def test_a_look_behind_the_curtain_shows_nothing(probe):
+    assert ChatTemplate("[{{ " + probe + " }}]").render(CHAT) == "[]"
+
+
+def test_files_cannot_be_included():
+    for source in ("{% include '/etc/passwd' %}", "{% import 'os' as os %}", "{% extends '/etc/passwd' %}"):
+        with pytest.raises(ChatTemplateError):
+            ChatTemplate(source).render(CHAT)
+
+
+# -- the two kinds of tokenizer ------------------------------------------------------------------------------
+
+
+def test_the_gguf_tokenizer_fills_in_its_tokens():
+    metadata = byte_tokenizer(262) | {"tokenizer.chat_template": "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"}
+    tokenizer = GGUFTokenizer(metadata)
+    assert tokenizer.has_chat_template
+    assert tokenizer.apply_chat_template(CHAT) == "<|2|>|<|3|>|"
+
+
+def test_a_model_without_a_template_says_so(fast_tokenizer):
+    plain = PreTrainedTokenizerFast(tokenizer_object=fast_tokenizer.backend_tokenizer)
+    for tokenizer in (GGUFTokenizer(byte_tokenizer(262)), HuggingFaceTokenizer(plain)):
+        assert not tokenizer.has_chat_template
+        with pytest.raises(ChatTemplateError, match="no chat template: give the prompt as text"):
+            tokenizer.apply_chat_template(CHAT)
+
+
+def test_the_wrapper_of_a_hugging_face_tokenizer(fast_tokenizer):
+    tokenizer = HuggingFaceTokenizer(fast_tokenizer)
+    assert isinstance(tokenizer, Tokenizer)
+    assert isinstance(GGUFTokenizer(byte_tokenizer(262)), Tokenizer)
+    assert tokenizer.vocab_size == 259
+    assert tokenizer.bos_token_id == 256
+    assert tokenizer.eos_token_ids == {258}
+    text = "<|im_start|>a , b ! it 's\n日本<|im_end|>"
+    ids = tokenizer.encode(text)
+    assert ids[0] == 257 and ids[-1] == 258 and 256 not in ids
+    assert tokenizer.decode(ids) == text
+    assert "<|im_start|>assistant\n" in tokenizer.apply_chat_template(CHAT)
+    with pytest.raises(ChatTemplateError, match="no tools here"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": ""}])
+
+
+def test_no_special_tokens_are_added_even_where_the_tokenizer_would(fast_tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    backend = FastTokenizer.from_str(fast_tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    adding = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="<|im_end|>")
+    assert adding.encode("a")[0] == 256
+    tokenizer = HuggingFaceTokenizer(adding)
+    assert tokenizer.adds_bos
+    assert 256 not in tokenizer.encode("a")
+    assert not HuggingFaceTokenizer(fast_tokenizer).adds_bos
