@@ -210,7 +210,7 @@ def test_an_exception_ends_the_requests_of_its_batch_and_no_others(engine, monke
     running = engine.add_request(prompt(1, 16), SamplingParams(max_tokens=5))
     waiting = engine.add_request(prompt(2, 12), SamplingParams(max_tokens=5))
 
-    def explode(*_):
+    def explode(*_, **__):
         raise RuntimeError("out of memory, planted")
 
     if stage == "prepare":

@@ -56,7 +56,7 @@ class ModelRunner:
             self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
-        self._described: tuple[PackedBatch, AttentionMetadata] | None = None
+        self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
 
     @property
     def mode(self) -> str:
@@ -69,6 +69,11 @@ class ModelRunner:
             self._swap.restore()
         if self._final_norm is not None:
             self._final_norm.restore()
+
+    @property
+    def latest(self) -> PackedBatch | None:
+        """The packed batch that ran last, from which `prepare_unified` reuses what still holds."""
+        return self._latest[0] if self._latest is not None else None
 
     def forward(self, packed: PackedBatch) -> mx.array:
         """Run the model once on a packed batch; its keys and values are in the pool afterwards.
@@ -87,7 +92,7 @@ class ModelRunner:
             packed.slot_mapping,
             packed.block_size,
         )
-        self._described = (packed, metadata)
+        self._latest = (packed, metadata)
         rows = packed.logits_rows
         samples = len(rows) > 0
         self.kv_cache.begin_step(packed.positions, metadata)
@@ -100,6 +105,7 @@ class ModelRunner:
                 # Only the pool is evaluated: what follows the last layer's attention is never computed.
                 mx.eval(self.kv_cache.arrays)
                 logits = mx.zeros((0, logits.shape[1]), dtype=mx.float32)
+                mx.eval(logits)  # a person may look at it from another thread, which has other streams
         finally:
             self.kv_cache.end_step()
         if any(reads != 1 for reads in self.kv_cache.reads):
@@ -125,7 +131,7 @@ class ModelRunner:
         Raises:
             ValueError: ``packed`` is not the batch that ran last.
         """
-        if self._described is None or self._described[0] is not packed:
+        if self._latest is None or self._latest[0] is not packed:
             raise ValueError("kernel_launch describes the batch that ran last: call forward(packed) before")
         layers = self.preflight.layers
         windows = tuple(layer.window for layer in layers)
@@ -139,7 +145,7 @@ class ModelRunner:
         if self.mode == "gather":
             details = {"reason": self.preflight.reason}
             return KernelLaunch(backend="model attention over gathered context", details=details, **shape)
-        return self.backend.describe(self._described[1], **shape)
+        return self.backend.describe(self._latest[1], **shape)
 
     @property
     def bytes_per_block(self) -> int:

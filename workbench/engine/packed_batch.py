@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -55,6 +56,8 @@ class PackedBatch:
         block_size: Tokens per KV block.
         num_blocks: Size of the pool; None when it is not known, then only the lower bound is checked.
         request_ids: Names of the sequences in errors.
+        tables: Each sequence's own block table list, by which the next step finds the rows it can reuse.
+        table_lengths: The length each of them had, int64 [num_seqs].
 
     Raises:
         ValueError: A rule is broken; the message names the sequence and its request.
@@ -70,8 +73,8 @@ class PackedBatch:
     block_size: int
     num_blocks: int | None = None
     request_ids: Sequence[str] = ()
-    tables: Sequence[tuple[Sequence[int], int]] = field(default=(), repr=False)
-    """Each sequence's own block table list and the length it had: lets the next step reuse the rows."""
+    tables: Sequence[Sequence[int]] = field(default=(), repr=False)
+    table_lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -111,32 +114,30 @@ def prepare_unified(
     Raises:
         ValueError: A chunk cannot be packed; the message names its request.
     """
-    return pack(
-        [
-            Segment(
-                (request := chunk.request).block_table,
-                (start := chunk.start),
-                (num_tokens := chunk.num_tokens),
-                request.token_ids[start : start + num_tokens],
-                chunk.samples,
-                request.request_id,
-            )
-            for chunk in batch.chunks
-        ],
-        block_size,
-        num_blocks=num_blocks,
-        previous=previous,
-    )
+    segments = [
+        (
+            (request := chunk.request).block_table,
+            (start := chunk.start),
+            (num_tokens := chunk.num_tokens),
+            request.token_ids[start : start + num_tokens],
+            chunk.samples,
+            request.request_id,
+        )
+        for chunk in batch.chunks
+    ]
+    return pack(segments, block_size, num_blocks=num_blocks, previous=previous)
 
 
 def pack(
-    segments: Sequence[Segment],
+    segments: Sequence[Segment] | Sequence[tuple],
     block_size: int,
     *,
     num_blocks: int | None = None,
     previous: PackedBatch | None = None,
 ) -> PackedBatch:
     """Pack segments in the order given; see `prepare_unified` for the arguments.
+
+    Plain tuples of a Segment's fields will do.
 
     Raises:
         ValueError: There are no segments, or a rule of `PackedBatch` is broken.
@@ -147,21 +148,26 @@ def pack(
     num_seqs = len(segments)
     start = np.array(starts, dtype=np.int64)
     length = np.array(lengths, dtype=np.int64)
-    table_lengths = np.array([len(ids) for ids in block_ids], dtype=np.int64)
-    _check_segments(segments, start, length, table_lengths, block_size)
+    table_lengths = np.fromiter(map(len, block_ids), dtype=np.int64, count=num_seqs)
+    token_counts = np.fromiter(map(len, token_ids), dtype=np.int64, count=num_seqs)
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}: it must be at least 1")
+    bad = (start < 0) | (length < 1) | (token_counts != length) | (start + length > table_lengths * block_size)
+    if bad.any():
+        index = int(bad.argmax())
+        raise ValueError(_what_is_wrong(index, Segment(*segments[index]), block_size))
 
     bounds = np.zeros(num_seqs + 1, dtype=np.int32)
     np.cumsum(length, out=bounds[1:])
     total = int(bounds[-1])
     row_seq = np.repeat(np.arange(num_seqs), length)
     positions = np.arange(total) + (start - bounds[:-1])[row_seq]
-    tables = list(zip(block_ids, table_lengths.tolist()))
-    block_table = _block_table(tables, table_lengths, previous)
+    block_table = _block_table(block_ids, table_lengths, previous)
+    block, offset = np.divmod(positions, block_size)
     return PackedBatch(
         token_ids=np.fromiter(chain.from_iterable(token_ids), dtype=np.int32, count=total),
         positions=positions.astype(np.int32),
-        slot_mapping=block_table[row_seq, positions // block_size].astype(np.int64) * block_size
-        + positions % block_size,
+        slot_mapping=block_table[row_seq, block] * np.int64(block_size) + offset,
         cu_seqlens_q=bounds,
         seqused_k=(start + length).astype(np.int32),
         block_table=block_table,
@@ -169,63 +175,45 @@ def pack(
         block_size=block_size,
         num_blocks=num_blocks,
         request_ids=request_ids,
-        tables=tables,
+        tables=block_ids,
+        table_lengths=table_lengths,
     )
 
 
-def _check_segments(
-    segments: Sequence[Segment],
-    start: np.ndarray,
-    length: np.ndarray,
-    table_lengths: np.ndarray,
-    block_size: int,
-) -> None:
-    """Refuse segments that have no packed form, before any array is made from them."""
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}: it must be at least 1")
-    wrong = (start < 0) | (length < 1) | (start + length > table_lengths * block_size)
-    short = [index for index, segment in enumerate(segments) if len(segment.token_ids) != segment.num_tokens]
-    if not wrong.any() and not short:
-        return
-    index = short[0] if short else int(np.flatnonzero(wrong)[0])
-    segment = segments[index]
+def _what_is_wrong(index: int, segment: Segment, block_size: int) -> str:
+    """Why a segment has no packed form."""
     name = f"sequence {index} (request {segment.request_id!r})"
-    end = segment.start + segment.num_tokens
-    if segment.start < 0 or segment.num_tokens < 1:
-        raise ValueError(f"{name}: tokens [{segment.start}, {end}): start must be at least 0 and num_tokens at least 1")
+    start, end = segment.start, segment.start + segment.num_tokens
+    if start < 0 or segment.num_tokens < 1:
+        return f"{name}: tokens [{start}, {end}): start must be at least 0 and num_tokens at least 1"
     if len(segment.token_ids) != segment.num_tokens:
-        raise ValueError(
-            f"{name}: {len(segment.token_ids)} token ids for {segment.num_tokens} scheduled tokens "
-            f"[{segment.start}, {end})"
-        )
-    raise ValueError(
+        return f"{name}: {len(segment.token_ids)} token ids for {segment.num_tokens} scheduled tokens [{start}, {end})"
+    return (
         f"{name}: position {end - 1} lies outside its block table of {len(segment.block_ids)} blocks "
         f"of {block_size} tokens; allocate {-(-end // block_size)} blocks first"
     )
 
 
-def _block_table(
-    tables: list[tuple[Sequence[int], int]], table_lengths: np.ndarray, previous: PackedBatch | None
-) -> np.ndarray:
+def _block_table(tables: tuple[Sequence[int], ...], lengths: np.ndarray, previous: PackedBatch | None) -> np.ndarray:
     """Pad block tables with 0 to int32 [num_seqs, max_blocks], reusing the previous step's rows.
 
     A table is an append-only list, so the same list at the same row still begins with the ids it had before.
     """
-    width = int(table_lengths.max())
-    table = np.zeros((len(tables), width), dtype=np.int32)
-    known = previous.tables if previous is not None else ()
-    if len(known) == len(tables) and all(new[0] is old[0] for new, old in zip(tables, known)):
-        reused = previous.block_table[:, :width]
-        table[:, : reused.shape[1]] = reused
-        grown = [i for i, (new, old) in enumerate(zip(tables, known)) if new[1] != old[1]]
-        for index in grown:
-            ids, size = tables[index]
-            first = known[index][1]
-            table[index, first:size] = ids[first:size]
+    table = np.zeros((len(tables), int(lengths.max())), dtype=np.int32)
+    same_lists = (
+        previous is not None
+        and len(previous.tables) == len(tables)
+        and all(map(is_, tables, previous.tables))
+        and bool((lengths >= previous.table_lengths).all())
+    )
+    if not same_lists:
+        filled = np.arange(table.shape[1]) < lengths[:, None]
+        table[filled] = np.fromiter(chain.from_iterable(tables), dtype=np.int32, count=int(lengths.sum()))
         return table
-    filled = np.arange(width) < table_lengths[:, None]
-    ids = chain.from_iterable(ids for ids, _ in tables)
-    table[filled] = np.fromiter(ids, dtype=np.int32, count=int(table_lengths.sum()))
+    table[:, : previous.block_table.shape[1]] = previous.block_table
+    for index in np.flatnonzero(lengths != previous.table_lengths).tolist():
+        ids = tables[index][previous.table_lengths[index] :]
+        table[index, lengths[index] - len(ids) : lengths[index]] = ids
     return table
 
 
