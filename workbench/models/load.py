@@ -86,7 +86,7 @@ def load_model(
         ValueError: A format, architecture, type or tokenizer that is not supported; the message names it.
         OSError: A download failed; the message says what to do.
     """
-    on_gpu = mx.default_device().type == mx.DeviceType.gpu
+    on_gpu = _runs_on_gpu()
     keep = on_gpu if keep_quantized is None else keep_quantized
     wanted = _check_dtype(dtype)
     if name_or_path == BUNDLED_NAME:
@@ -98,6 +98,10 @@ def load_model(
                 raise ValueError(f"{path} is not a GGUF file; give a GGUF file, a folder or a repository")
         return _load_gguf(path.stem, path, wanted, on_gpu, keep)
     return _load_with_mlx_lm(str(name_or_path), wanted, on_gpu, keep)
+
+
+def _runs_on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
 
 
 def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
