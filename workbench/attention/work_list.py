@@ -47,7 +47,7 @@ def build_work_list(
         raise ValueError(f"kv_split is {kv_split}; it must be at least 1 KV position, or None for no split")
     cu_seqlens_q = np.asarray(cu_seqlens_q, dtype=np.int64)
     query_lens = np.diff(cu_seqlens_q)
-    seq, tile = _expand(-(-query_lens // block_q))
+    seq, tile = expand_counts(-(-query_lens // block_q))
 
     q_start = cu_seqlens_q[seq] + tile * block_q
     num_rows = np.minimum(block_q, cu_seqlens_q[seq + 1] - q_start)
@@ -60,7 +60,7 @@ def build_work_list(
     else:
         first_cut = kv_start // kv_split
         num_splits = -(-kv_end // kv_split) - first_cut
-        item, split = _expand(num_splits)
+        item, split = expand_counts(num_splits)
         seq, q_start, num_rows, num_splits = seq[item], q_start[item], num_rows[item], num_splits[item]
         cut = (first_cut[item] + split) * kv_split
         kv_start = np.maximum(kv_start[item], cut)
@@ -69,7 +69,7 @@ def build_work_list(
     return np.stack(columns, axis=1).astype(np.int32)
 
 
-def _expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expand_counts(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For counts [2, 0, 3] the owner [0, 0, 2, 2, 2] and the index within it [0, 1, 0, 1, 2]."""
     owner = np.repeat(np.arange(len(counts)), counts)
     index = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -69,11 +69,13 @@ for (int kv_position = first_visible + simdgroup; kv_position <= position; kv_po
     score = scoring[1] * tanh(score / scoring[1]);
   }
 
-  // 5. Online softmax: when a larger score turns up, what was summed so far is rescaled to it.
-  const float new_maximum = max(maximum, score);
-  const float rescale = exp(maximum - new_maximum);  // exp(-inf) = 0 at the first position
-  const float weight = exp(score - new_maximum);
-  maximum = new_maximum;
+  // 5. Online softmax: when a larger score turns up, what was summed so far is rescaled to it. While every score
+  //    was -inf, so is the maximum, and -inf - -inf would be NaN; against 0 the weights come out as 0.
+  const float maximum_before = maximum;
+  maximum = max(maximum, score);
+  const float base = maximum == -INFINITY ? 0.0f : maximum;
+  const float rescale = exp(maximum_before - base);
+  const float weight = exp(score - base);
   total = total * rescale + weight;
   for (int i = 0; i < DIMS_PER_LANE; i++) {
     const int dim = lane + i * LANES;
