@@ -61,7 +61,6 @@ class _LayerPool:
         layer: Shapes, element type and window.
         k_cache: Keys of every slot.
         v_cache: Values of every slot.
-        offset: Position of every packed row, int32 [T]; a fresh array each step. This is what RoPE reads.
         num_reads: Attention calls that went through this layer since the step began.
         num_heads: Query heads of the last attention call, 0 before the first.
     """
@@ -71,29 +70,30 @@ class _LayerPool:
         self.layer = layer
         self.k_cache = mx.zeros((*slots, layer.k_head_dim), dtype=layer.dtype)
         self.v_cache = mx.zeros((*slots, layer.v_head_dim), dtype=layer.dtype)
-        self.offset = mx.zeros((0,), dtype=mx.int32)
         self.num_reads = 0
         self.num_heads = 0
-        self._step: AttentionMetadata | None = None
+        self._step: tuple[mx.array, AttentionMetadata] | None = None
 
     def begin_step(self, positions: mx.array, metadata: AttentionMetadata) -> None:
-        """Serve the packed batch that ``metadata`` describes until `end_step`."""
-        self.offset = positions
+        """Serve the packed batch that ``metadata`` describes until `end_step`; ``positions`` is int32 [T]."""
         self.num_reads = 0
-        self._step = metadata
+        self._step = (positions, metadata)
 
     def end_step(self) -> None:
         """Let go of everything that belongs to the step."""
-        self.offset = mx.zeros((0,), dtype=mx.int32)
         self._step = None
 
     @property
-    def step(self) -> AttentionMetadata:
-        """The packed batch in progress.
+    def offset(self) -> mx.array:
+        """Position of every packed row, int32 [T]: what RoPE reads."""
+        return self._in_step()[0]
 
-        Raises:
-            RuntimeError: No step is in progress; the model was called with these caches outside of one.
-        """
+    @property
+    def metadata(self) -> AttentionMetadata:
+        """The packed batch in progress."""
+        return self._in_step()[1]
+
+    def _in_step(self) -> tuple[mx.array, AttentionMetadata]:
         if self._step is None:
             raise RuntimeError("no step is in progress: call the model through ModelRunner.forward")
         return self._step
@@ -149,7 +149,7 @@ class PagedLayerCache(_LayerPool):
             values.squeeze(2),
             self.k_cache,
             self.v_cache,
-            self.step,
+            self.metadata,
             softmax_scale=softmax_scale,
             window_size=(-1, -1) if window < 0 else (window - 1, 0),
             sinks=sinks,
@@ -178,8 +178,8 @@ class GatheredLayerCache(_LayerPool):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write [T, num_kv_heads, 1, head_dim], return [T, num_kv_heads, longest context, head_dim]."""
         self.num_reads += 1
-        self.k_cache[self.step.write_index] = keys.squeeze(2)
-        self.v_cache[self.step.write_index] = values.squeeze(2)
+        self.k_cache[self.metadata.write_index] = keys.squeeze(2)
+        self.v_cache[self.metadata.write_index] = values.squeeze(2)
         return self._fetch(self.k_cache), self._fetch(self.v_cache)
 
     def make_mask(self, _num_tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array:
@@ -189,7 +189,7 @@ class GatheredLayerCache(_LayerPool):
 
     def _visible(self, window: int) -> mx.array:
         row = self.offset[:, None]
-        column = mx.arange(self._row_table.shape[1] * self.step.block_size)[None, :]
+        column = mx.arange(self._row_table.shape[1] * self.metadata.block_size)[None, :]
         seen = column <= row
         return seen if window < 0 else seen & (column > row - window)
 
