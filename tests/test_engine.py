@@ -214,7 +214,7 @@ def test_an_exception_ends_the_requests_of_its_batch_and_no_others(engine, monke
         raise RuntimeError("out of memory, planted")
 
     if stage == "prepare":
-        monkeypatch.setattr("workbench.engine.engine.prepare_unified", explode)
+        monkeypatch.setattr("workbench.engine.pipeline.prepare_unified", explode)
     else:
         target = engine.runner if stage == "forward" else engine.sampler
         monkeypatch.setattr(target, stage, explode)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +17,16 @@ from workbench.engine.config import EngineConfig, SamplingParams
 from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.outputs import RequestOutput
-from workbench.engine.packed_batch import PackedBatch, prepare_unified
+from workbench.engine.pipeline import Phases, Pipeline
 from workbench.engine.request_book import Entry, RequestBook
-from workbench.engine.sampler import SampledToken, Sampler
-from workbench.engine.scheduler import ScheduledBatch, Scheduler
+from workbench.engine.sampler import Sampler
+from workbench.engine.scheduler import Scheduler
 from workbench.engine.validation import resolve_config
 from workbench.models.load import LoadedModel, load_model
 from workbench.trace import StepRecord, Trace, TraceMeta
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from workbench.models.tokenizer import Tokenizer
-
-log = logging.getLogger("workbench")
 
 
 class Engine:
@@ -71,7 +66,7 @@ class Engine:
         self.stopped_by: str = ""
         self._pause = threading.Event()
         self._running = False
-        self._phases: Generator[tuple[str, Any], None, StepRecord] | None = None
+        self._phases: Phases | None = None
         self._thread.call(lambda: self._load(model, config or EngineConfig()))
 
     def _load(self, model: str | Path | LoadedModel, config: EngineConfig) -> None:
@@ -81,6 +76,7 @@ class Engine:
         self.scheduler = Scheduler(self.config, clock=self._clock)
         self.sampler = Sampler(self.config.seed)
         self._book = RequestBook(self.model, self.config)
+        self._pipeline = Pipeline(self.scheduler, self.runner, self.sampler, self._book)
         self.trace = Trace(
             TraceMeta(
                 source="engine",
@@ -190,7 +186,7 @@ class Engine:
             try:
                 next(phases)
             except StopIteration as stop:
-                return stop.value
+                return self._finish(stop.value)
 
     def step_into(self) -> tuple[str, Any] | StepRecord | None:
         """Take one phase of a step: "schedule", "prepare", "forward", "sample", then the finished record.
@@ -215,65 +211,20 @@ class Engine:
                 return next(self._phases)
             except StopIteration as stop:
                 self._phases = None
-                return stop.value
+                return self._finish(stop.value)
 
         return self._thread.call(advance)
 
-    def _begin(self) -> Generator[tuple[str, Any], None, StepRecord] | None:
+    def _begin(self) -> Phases | None:
         while self._inbox:
             self._inbox.popleft()()
-        return self._run_phases() if self.scheduler.has_unfinished_requests() else None
+        return self._pipeline.step() if self.scheduler.has_unfinished_requests() else None
 
-    def _run_phases(self) -> Generator[tuple[str, Any], None, StepRecord]:
-        """One step, phase by phase. An exception in a phase ends the requests of the batch, and only those."""
-        timings: dict[str, float] = {}
-
-        def timed(name: str, work: Callable[[], Any]) -> Any:
-            start = time.perf_counter()
-            result = work()
-            timings[name] = time.perf_counter() - start
-            return result
-
-        batch: ScheduledBatch = timed("schedule", self.scheduler.schedule)
-        yield "schedule", batch
-        kernel = None
-        sampled: list[SampledToken] = []
-        try:
-            if batch.chunks:
-                packed: PackedBatch = timed("prepare", lambda: self._pack(batch))
-                yield "prepare", packed
-                logits: mx.array = timed("forward", lambda: self.runner.forward(packed))
-                kernel = self.runner.kernel_launch(packed)
-                yield "forward", logits
-                rows = [chunk.request for chunk in batch.chunks if chunk.samples]
-                sampled = timed("sample", lambda: self.sampler.sample(logits, rows))
-                yield "sample", sampled
-        except Exception as problem:
-            log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step)
-            record = self.scheduler.fail(batch)
-            for chunk in batch.chunks:
-                self._book[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
-        else:
-            record = timed("update", lambda: self._update(batch, sampled, timings, kernel))
-        self._book.settle(record)
+    def _finish(self, record: StepRecord) -> StepRecord:
         self.trace.append(record)
         for listener in list(self._listeners):
             listener(record)
         return record
-
-    def _pack(self, batch: ScheduledBatch) -> PackedBatch:
-        config = self.config
-        return prepare_unified(batch, config.block_size, num_blocks=config.num_blocks, previous=self.runner.latest)
-
-    def _update(
-        self,
-        batch: ScheduledBatch,
-        sampled: list[SampledToken],
-        timings: dict[str, float],
-        kernel: Any,
-    ) -> StepRecord:
-        tokens, texts, finish = self._book.accept(batch, sampled)
-        return self.scheduler.update(batch, tokens, texts=texts, finish=finish, timings=timings, kernel=kernel)
 
     # -- many steps -------------------------------------------------------------------------------------------
 

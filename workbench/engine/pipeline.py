@@ -1,0 +1,84 @@
+"""The phases of one step, from the scheduler's choice to the record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from workbench.engine.model_runner import ModelRunner
+from workbench.engine.packed_batch import PackedBatch, prepare_unified
+from workbench.engine.request_book import RequestBook
+from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.scheduler import Scheduler
+from workbench.trace import KernelLaunch, StepRecord
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+log = logging.getLogger("workbench")
+
+T = TypeVar("T")
+Phases = Generator[tuple[str, Any], None, StepRecord]
+
+
+class Pipeline:
+    """Takes a step phase by phase.
+
+    Args:
+        scheduler: Chooses what is computed.
+        runner: Runs the model once.
+        sampler: Chooses tokens.
+        book: Takes texts and results of requests.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, sampler: Sampler, book: RequestBook) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.sampler = sampler
+        self.book = book
+
+    def step(self) -> Phases:
+        """One step: a generator that stops after each phase and returns the record.
+
+        Yields:
+            ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), ("sample", sampled tokens).
+            An exception in a phase ends the requests of the batch with reason "error", and no others.
+        """
+        timings: dict[str, float] = {}
+
+        def timed(phase: str, work: Callable[[], T]) -> T:
+            start = time.perf_counter()
+            result = work()
+            timings[phase] = time.perf_counter() - start
+            return result
+
+        batch = timed("schedule", self.scheduler.schedule)
+        yield "schedule", batch
+        kernel: KernelLaunch | None = None
+        sampled: list[SampledToken] = []
+        try:
+            if batch.chunks:
+                packed: PackedBatch = timed("prepare", lambda: prepare_unified(batch, self.scheduler.config.block_size))
+                yield "prepare", packed
+                logits: mx.array = timed("forward", lambda: self.runner.forward(packed))
+                kernel = self.runner.kernel_launch(packed)
+                yield "forward", logits
+                requests = [chunk.request for chunk in batch.chunks if chunk.samples]
+                sampled = timed("sample", lambda: self.sampler.sample(logits, requests))
+                yield "sample", sampled
+        except Exception as problem:
+            log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step)
+            record = self.scheduler.fail(batch)
+            for chunk in batch.chunks:
+                self.book[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
+        else:
+
+            def update() -> StepRecord:
+                tokens, texts, finish = self.book.accept(batch, sampled)
+                return self.scheduler.update(batch, tokens, texts=texts, finish=finish, timings=timings, kernel=kernel)
+
+            record = timed("update", update)
+        self.book.settle(record)
+        return record
