@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -37,11 +37,18 @@ class CpuBackend(AttentionBackend):
         if metadata.slot_mapping is None:
             raise ValueError("slot_mapping is None: this batch has nothing to write; pass int64 [T]")
         k, v = k.astype(k_cache.dtype), v.astype(v_cache.dtype)
-        mx.eval(k, v)
+        mx.eval(k, v, k_cache, v_cache)
         for rows, cache in ((k, k_cache), (v, v_cache)):
             memory = shared_memory(cache)
             slots = memory.reshape(-1, *memory.shape[2:])
             slots[metadata.slot_mapping] = shared_memory(rows)
+
+    def write_and_attend(
+        self, q: mx.array, k: mx.array, v: mx.array, k_cache: mx.array, v_cache: mx.array, *args: Any, **options: Any
+    ) -> mx.array:
+        """See `AttentionBackend.write_and_attend`; everything MLX has to compute is waited for once."""
+        mx.eval(q, k, v)
+        return super().write_and_attend(q, k, v, k_cache, v_cache, *args, **options)
 
     def attend(
         self,
@@ -66,7 +73,7 @@ class CpuBackend(AttentionBackend):
             first_maximum, first_total = np.full(num_heads, -np.inf), np.zeros(num_heads)
         else:
             first_maximum, first_total = np.array(sinks, np.float64) * _LOG2_E, np.ones(num_heads)
-        q32 = mx.contiguous(q.astype(mx.float32))
+        q32 = q.astype(mx.float32)
         mx.eval(q32, k_cache, v_cache)
         out = np.empty((num_tokens, num_heads, head_dim), np.float32)
         run_work_list(

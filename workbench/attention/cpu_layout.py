@@ -21,6 +21,8 @@ PAIRS_PER_ITEM = 96
 MAX_DECODE_GROUP = 4
 """Query heads per KV head up to which a single row goes the way of `cpu_decode`."""
 
+_LINE = 16  # float32 numbers per cache line
+
 
 class Shapes(NamedTuple):
     """Sizes of a launch.
@@ -92,27 +94,29 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def make_scratch(shapes: Shapes) -> Scratch:
-    """Working memory for one launch; a few hundred KB, so that it stays in the second-level cache."""
+    """Working memory for one launch: a few hundred KB, so that it stays in the second-level cache."""
     group = shapes.num_heads // shapes.num_kv_heads
-    pairs = -(-max(PAIRS_PER_ITEM, group) // PANEL) * PANEL
-    pairs = max(pairs, -(-shapes.num_heads // PANEL) * PANEL)
+    pairs = -(-max(PAIRS_PER_ITEM, group, shapes.num_heads) // PANEL) * PANEL
     depth = padded_head_dim(shapes.head_dim)
-    return Scratch(
-        q=_aligned(pairs * shapes.head_dim),
-        keys=_aligned(BLOCK_KV * shapes.head_dim),
-        values=_aligned(BLOCK_KV * depth),
-        scores=_aligned(BLOCK_KV * max(PANEL, shapes.num_heads)),
-        out=_aligned(pairs * depth),
-        maximum=_aligned(pairs),
-        total=_aligned(pairs),
-        rescale=_aligned(PANEL),
-        low=_aligned(pairs).view(np.int32),
-        high=_aligned(pairs).view(np.int32),
-    )
-
-
-def _aligned(size: int) -> np.ndarray:
-    """float32 [size] on a 64-byte boundary: a vector load across two cache lines costs twice as much."""
-    raw = np.empty(size + 16, np.float32)
-    first = -raw.ctypes.data % 64 // 4
-    return raw[first : first + size]
+    sizes = {
+        "q": pairs * shapes.head_dim,
+        "keys": BLOCK_KV * shapes.head_dim,
+        "values": BLOCK_KV * depth,
+        "scores": BLOCK_KV * max(PANEL, shapes.num_heads),
+        "out": pairs * depth,
+        "maximum": pairs,
+        "total": pairs,
+        "rescale": PANEL,
+        "low": pairs,
+        "high": pairs,
+    }
+    # A vector load across two cache lines costs twice as much, so every array starts on a line.
+    spans = {name: -(-size // _LINE) * _LINE for name, size in sizes.items()}
+    memory = np.empty(sum(spans.values()) + _LINE, np.float32)
+    at = -memory.ctypes.data // memory.itemsize % _LINE
+    arrays = {}
+    for name, span in spans.items():
+        arrays[name] = memory[at : at + span]
+        at += span
+    arrays["low"], arrays["high"] = arrays["low"].view(np.int32), arrays["high"].view(np.int32)
+    return Scratch(**arrays)

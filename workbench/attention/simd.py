@@ -201,14 +201,14 @@ def splat(typing_context, scalar):
 
 @intrinsic
 def prefetch(typing_context, array, at):
-    """Ask for the cache line of element ``at``; outside the array it does nothing."""
+    """Ask for the cache line of element ``at``, into the second-level cache (the first is soon full)."""
 
     def codegen(context, builder, signature, values):
         pointer = element_pointer(context, builder, signature.args[0], *values)
         flag = ir.IntType(32)
         function_type = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        builder.call(function, [pointer, flag(0), flag(3), flag(1)])  # to read, keep in all levels, data
+        builder.call(function, [pointer, flag(0), flag(2), flag(1)])  # to read, second level, data
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen

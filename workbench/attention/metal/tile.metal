@@ -178,9 +178,9 @@ METAL_FUNC void scores_to_weights(thread simdgroup_float8x8 (&scores)[GROUPS],
 // -- output += weights v ----------------------------------------------------------------------------------------
 
 // 0 * NaN is NaN: in a matrix product a value that is not finite reaches every row, also those that must not see it
-// and have weight 0. So in masked tiles such values are taken out of the product (`finite`) and added to the rows
+// and have weight 0. So in masked tiles such values are taken out of the product (`finite_or_zero`) and added to the rows
 // that see them, one by one. It is rare; what is common is one test per value.
-METAL_FUNC float finite(float value) {
+METAL_FUNC float finite_or_zero(float value) {
   return isfinite(value) ? value : 0.0f;
 }
 
@@ -210,7 +210,7 @@ METAL_FUNC void add_values(thread simdgroup_float8x8 (&output)[COLUMNS], thread 
         const float value_1 = float(wide[2 * i + 1]);
         simdgroup_float8x8 value;
         if (masked) {
-          set_elements(value, finite(value_0), finite(value_1));
+          set_elements(value, finite_or_zero(value_0), finite_or_zero(value_1));
           simdgroup_multiply_accumulate(output[column + i], weights[group], value, output[column + i]);
           if (simd_any(!isfinite(value_0) || !isfinite(value_1))) {
             const int group_start = tile_start + 8 * group;

@@ -1,0 +1,133 @@
+"""The attention backends that run the Metal source: on an Apple GPU, on an NVIDIA GPU, and on any CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import msgspec
+
+from workbench.attention.backend import AttentionBackend
+from workbench.attention.metal.launch import PagedVarlenKernels
+from workbench.attention.metal.tile_shape import TileShape
+from workbench.trace.records import KernelLaunch, WorkItem
+
+if TYPE_CHECKING:
+    from workbench.attention.metadata import AttentionMetadata
+
+
+class MetalSourceBackend(AttentionBackend):
+    """Runs the kernels of this package; a subclass says through what.
+
+    Attributes:
+        kernels: The kernels, made when they are first used.
+    """
+
+    def __init__(self, **launch_options: Any) -> None:
+        """Make the backend.
+
+        Args:
+            **launch_options: Further keyword arguments of every launch, such as ``order=1`` under msl.
+        """
+        self.kernels = PagedVarlenKernels(self.kernel_maker(), **launch_options)
+
+    @staticmethod
+    def kernel_maker() -> Callable[..., Any]:
+        """A function with the signature of ``mx.fast.metal_kernel``."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: mx.array,
+        k_cache: mx.array,
+        v_cache: mx.array,
+        metadata: AttentionMetadata,
+        *,
+        softmax_scale: float,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """See `AttentionBackend.attend`."""
+        return self.kernels.attend(
+            q,
+            k_cache,
+            v_cache,
+            metadata,
+            softmax_scale=softmax_scale,
+            window_size=window_size,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+        """Query rows per work item and KV positions per inner tile, for elements of 2 bytes."""
+        shape = TileShape.choose(head_dim, 2)
+        return shape.block_q(num_heads // num_kv_heads), shape.tile_kv
+
+    def describe(
+        self,
+        metadata: AttentionMetadata,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        windows: tuple[int, ...] = (-1,),
+    ) -> KernelLaunch:
+        """See `AttentionBackend.describe`; with the launch grid, and with splits as they were chosen."""
+        itemsize = getattr(mx, dtype).size
+        shape = TileShape.choose(head_dim, itemsize)
+        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, windows[0])
+        grid, threadgroup = self.kernels.geometry(plan, shape, num_heads, num_kv_heads)
+        return KernelLaunch(
+            backend=self.name,
+            grid=grid,
+            threadgroup=threadgroup,
+            block_q=shape.block_q(num_heads // num_kv_heads),
+            block_kv=shape.tile_kv,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            windows=windows,
+            work_items=msgspec.convert(plan.work_list.tolist(), tuple[WorkItem, ...]),
+            details={"threadgroup_bytes": shape.threadgroup_bytes, "merged_rows": len(plan.merged_rows)},
+        )
+
+
+class MetalBackend(MetalSourceBackend):
+    """The kernels on an Apple GPU."""
+
+    name = "metal"
+
+    @staticmethod
+    def kernel_maker() -> Callable[..., Any]:
+        """``mx.fast.metal_kernel``."""
+        return mx.fast.metal_kernel
+
+
+class CudaBackend(MetalSourceBackend):
+    """The kernels on an NVIDIA GPU, see `workbench.attention.metal.cuda`."""
+
+    name = "cuda"
+
+    @staticmethod
+    def kernel_maker() -> Callable[..., Any]:
+        """``mx.fast.cuda_kernel`` behind a pass over the text."""
+        from workbench.attention.metal.cuda import metal_kernel_on_cuda
+
+        return metal_kernel_on_cuda
+
+
+class MslBackend(MetalSourceBackend):
+    """The kernels on any CPU, every access checked, see `workbench.msl`. Slow; nothing is slow to find out."""
+
+    name = "msl"
+
+    @staticmethod
+    def kernel_maker() -> Callable[..., Any]:
+        """``workbench.msl.metal_kernel``."""
+        from workbench.msl import metal_kernel
+
+        return metal_kernel
