@@ -1,6 +1,7 @@
 """The record of a step, the trace that holds them, and what can be computed from a trace alone."""
 
 from workbench.trace.checks import TraceError
+from workbench.trace.compare import Comparison, compare
 from workbench.trace.file import TraceWriter
 from workbench.trace.records import (
     SCHEMA_VERSION,
@@ -18,6 +19,7 @@ from workbench.trace.trace import Trace
 __all__ = [
     "SCHEMA_VERSION",
     "Chunk",
+    "Comparison",
     "Event",
     "KernelLaunch",
     "Keyframe",
@@ -28,4 +30,5 @@ __all__ = [
     "TraceMeta",
     "TraceWriter",
     "WorkItem",
+    "compare",
 ]

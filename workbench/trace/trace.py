@@ -324,12 +324,12 @@ class Trace:
 
         On a growing trace only the steps since the last call are read.
         """
-        from workbench.trace.metrics import MetricsCollector
+        from workbench.trace.metrics_collector import MetricsCollector
 
         with self._lazy_lock:
-            collector = self._lazy.setdefault("metrics", None) or MetricsCollector(self)
-            self._lazy["metrics"] = collector
-            return collector.collect()
+            if "metrics" not in self._lazy:
+                self._lazy["metrics"] = MetricsCollector(self)
+            return self._lazy["metrics"].collect()
 
     def pool_state(self, index: int, moment: Moment = "scheduled") -> PoolState:
         """The state of every KV block at a step.

@@ -1,0 +1,133 @@
+"""Where two runs of the same requests part: in what they schedule, and in what they sample."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+Scheduled = tuple[int, int, int]
+"""Step, start and number of tokens of a chunk."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first step in which two runs did different things with a request.
+
+    Attributes:
+        step: The step.
+        request_id: The request.
+        what: What each of them did, in words.
+    """
+
+    step: int
+    request_id: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.request_id}: {self.what}"
+
+
+@dataclass(frozen=True)
+class TokenDifference:
+    """The first output token that differs.
+
+    Attributes:
+        request_id: The request.
+        index: Index of the token in the output.
+        a: Token id in the first trace; None when its output ended before.
+        b: Token id in the second trace.
+    """
+
+    request_id: str
+    index: int
+    a: int | None
+    b: int | None
+
+
+def output_token_ids(trace: Trace) -> defaultdict[str, list[int]]:
+    """The output tokens of each request as far as the trace holds them."""
+    tokens: defaultdict[str, list[int]] = defaultdict(list)
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.sampled is not None:
+                tokens[chunk.request_id].append(chunk.sampled)
+    return tokens
+
+
+def common_steps(a: Trace, b: Trace) -> float:
+    """The step before which both traces say all there is to say: infinite when both runs came to their end."""
+    whole = ("done", "stuck")
+    return min((trace[-1].step + 1 if len(trace) else 0 for trace in (a, b) if trace.end not in whole), default=inf)
+
+
+def chunks_by_request(trace: Trace, before: float) -> defaultdict[str, list[Scheduled]]:
+    """The chunks of each request in the steps before ``before``."""
+    chunks: defaultdict[str, list[Scheduled]] = defaultdict(list)
+    for record in trace:
+        if record.step < before:
+            for chunk in record.chunks:
+                chunks[chunk.request_id].append((record.step, chunk.start, chunk.num_tokens))
+    return chunks
+
+
+def divergence(request_id: str, a: Trace, b: Trace, in_a: list[Scheduled], in_b: list[Scheduled]) -> Divergence | None:
+    """Where a request is first scheduled differently, told from the records of both traces.
+
+    Args:
+        request_id: The request.
+        a: The first trace.
+        b: The second trace.
+        in_a: The request's chunks in the first trace.
+        in_b: Its chunks in the second.
+    """
+    if in_a == in_b:
+        return None
+    for of_a, of_b in zip_longest(in_a, in_b):
+        if of_a == of_b:
+            continue
+        step = min(scheduled[0] for scheduled in (of_a, of_b) if scheduled is not None)
+        told = f"a {_told(a, request_id, step, of_a)}, b {_told(b, request_id, step, of_b)}"
+        return Divergence(step, request_id, told)
+    raise AssertionError("lists that are not equal have an entry that differs")
+
+
+def _told(trace: Trace, request_id: str, step: int, scheduled: Scheduled | None) -> str:
+    """What a trace did with a request in a step, in words."""
+    if scheduled is not None and scheduled[0] == step:
+        return f"computes tokens [{scheduled[1]}, {scheduled[1] + scheduled[2]})"
+    position = step - trace[0].step if len(trace) else 0
+    if not 0 <= position < len(trace):
+        return "has ended"
+    record = trace[position]
+    if request_id in record.preempted:
+        return f"preempts it ({record.preempt_reasons.get(request_id, 'no reason recorded')})"
+    reason = record.not_scheduled.get(request_id)
+    if reason is not None:
+        return f"lets it wait ({reason})" if reason else "lets it wait"
+    return "does not schedule it" if scheduled is not None or request_id in record.running else "has finished it"
+
+
+def token_difference(request_id: str, a: list[int], b: list[int], ended: bool) -> TokenDifference | None:
+    """The first token in which two outputs differ.
+
+    Args:
+        request_id: The request.
+        a: Its output tokens in the first trace.
+        b: Its output tokens in the second.
+        ended: Both are complete, so that one that is longer differs too.
+    """
+    for index, (of_a, of_b) in enumerate(zip(a, b)):
+        if of_a != of_b:
+            return TokenDifference(request_id, index, of_a, of_b)
+    if ended and len(a) != len(b):
+        index = min(len(a), len(b))
+        return TokenDifference(
+            request_id, index, *(tokens[index] if index < len(tokens) else None for tokens in (a, b))
+        )
+    return None

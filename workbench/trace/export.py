@@ -1,0 +1,193 @@
+"""Traces for other tools: pandas, and the Chrome trace format that Perfetto opens."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from workbench.trace.records import Chunk, StepRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from workbench.trace.trace import Trace
+
+STEP_MICROSECONDS = 1000.0
+"""Length of a step where the trace has no clock."""
+
+_ENGINE, _REQUESTS = 1, 2  # the two "processes" of the Chrome trace
+
+
+def to_pandas(trace: Trace) -> pd.DataFrame:
+    """One row per chunk, in scheduling order.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from None
+    names = [name for name in Chunk.__struct_fields__ if name != "new_block_ids"]
+    columns: dict[str, list[Any]] = {name: [] for name in ("step", "time", *names, "end", "num_new_blocks")}
+    for record in trace:
+        for chunk in record.chunks:
+            columns["step"].append(record.step)
+            columns["time"].append(record.time)
+            for name in names:
+                columns[name].append(getattr(chunk, name))
+            columns["end"].append(chunk.end)
+            columns["num_new_blocks"].append(len(chunk.new_block_ids))
+    frame = pd.DataFrame(columns)
+    frame["sampled"] = frame["sampled"].astype("Int64")
+    return frame
+
+
+def to_chrome_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a Chrome trace: a track of steps with their phases, counters, and a track per request with its chunks.
+
+    A trace without a clock is drawn with one millisecond per step.
+
+    Args:
+        trace: The trace.
+        path: File to write, gzipped when it ends in .gz; replaced when the new one is complete.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    target = Path(path)
+    unfinished = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
+    opener = gzip.open if target.name.endswith(".gz") else open
+    encode = msgspec.json.Encoder(enc_hook=repr).encode
+    try:
+        with opener(unfinished, "wb") as file:
+            _write_events(file, chrome_events(trace), encode, encode({"source": trace.meta.source}))
+        os.replace(unfinished, target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _write_events(file: IO[bytes], events: Iterator[dict[str, Any]], encode: Any, about: bytes) -> None:
+    file.write(b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[')
+    for index, event in enumerate(events):
+        file.write((b",\n" if index else b"\n") + encode(event))
+    file.write(b"\n]}\n")
+
+
+def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace. Times are in microseconds since the first step."""
+    records = tuple(trace)
+    tracks = {request_id: number for number, request_id in enumerate(trace.requests, start=1)}
+    yield _named("process_name", _ENGINE, 0, f"engine ({trace.meta.source})")
+    yield _named("process_name", _REQUESTS, 0, "requests")
+    yield _named("thread_name", _ENGINE, 1, "steps")
+    for request_id, track in tracks.items():
+        yield _named("thread_name", _REQUESTS, track, request_id)
+        yield _event("M", "thread_sort_index", _REQUESTS, track, args={"sort_index": track})
+    clock = _Clock(records)
+    waits_since = {request_id: ("waiting", clock.arrival(info)) for request_id, info in trace.requests.items()}
+    for index, record in enumerate(records):
+        start, duration = clock.span(index)
+        yield from _engine_events(record, start, duration, trace.num_blocks)
+        for chunk in record.chunks:
+            track = tracks.get(chunk.request_id, 0)
+            if chunk.request_id in waits_since:
+                state, since = waits_since.pop(chunk.request_id)
+                if since < start:
+                    yield _event("X", state, _REQUESTS, track, since, dur=round(start - since, 3))
+            yield _event("X", _title(chunk), _REQUESTS, track, start, dur=duration, args=_arguments(record, chunk))
+        for event in record.events:
+            if event.kind in ("preempt", "finish", "abort"):
+                moment = start + duration if event.kind == "finish" else start
+                track = tracks.get(event.request_id, 0)
+                yield _event("i", event.kind, _REQUESTS, track, moment, s="t", args={"reason": event.reason})
+        for request_id in record.preempted:
+            waits_since[request_id] = ("preempted", start)
+
+
+class _Clock:
+    """When each step begins and how long it lasts, in microseconds."""
+
+    def __init__(self, records: tuple[StepRecord, ...]) -> None:
+        self._records = records
+        self._timed = any(record.time or record.timings for record in records)
+        self._origin = records[0].time if records else 0.0
+        self._first_step = records[0].step if records else 0
+
+    def span(self, index: int) -> tuple[float, float]:
+        record = self._records[index]
+        if not self._timed:
+            return (record.step - self._first_step) * STEP_MICROSECONDS, STEP_MICROSECONDS
+        seconds = sum(record.timings.values())
+        if not record.timings and index + 1 < len(self._records):
+            seconds = self._records[index + 1].time - record.time
+        return self._since(record.time), round(max(0.0, seconds) * 1e6, 3)
+
+    def arrival(self, info: Any) -> float:
+        if not self._timed:
+            return (info.arrival_step - self._first_step) * STEP_MICROSECONDS
+        return self._since(info.arrival_time)
+
+    def _since(self, seconds: float) -> float:
+        return round((seconds - self._origin) * 1e6, 3)
+
+
+def _engine_events(
+    record: StepRecord, start: float, duration: float, num_blocks: int | None
+) -> Iterator[dict[str, Any]]:
+    facts = {
+        "tokens": record.num_tokens,
+        "budget": record.token_budget,
+        "chunks": len(record.chunks),
+        "running": len(record.running),
+        "waiting": len(record.waiting),
+        "waiting_reason": record.waiting_reason,
+    }
+    yield _event("X", f"step {record.step}", _ENGINE, 1, start, dur=duration, args=facts)
+    begin = start
+    for phase, seconds in record.timings.items():
+        length = round(min(seconds * 1e6, start + duration - begin), 3)
+        yield _event("X", phase, _ENGINE, 1, round(begin, 3), dur=max(0.0, length))
+        begin += length
+    tokens = {"decode": record.num_decode_tokens, "prefill": record.num_prefill_tokens}
+    yield _event("C", "scheduled tokens", _ENGINE, 0, start, args=tokens)
+    yield _event("C", "token budget", _ENGINE, 0, start, args={"tokens": record.token_budget})
+    blocks = {"free": record.free_blocks}
+    if num_blocks is not None:
+        blocks["owned"] = num_blocks - 1 - record.free_blocks
+    yield _event("C", "KV blocks", _ENGINE, 0, start, args=blocks)
+
+
+def _title(chunk: Chunk) -> str:
+    if chunk.is_decode:
+        return "decode"
+    return f"{'recompute' if chunk.num_recomputed_tokens else 'prefill'} {chunk.num_tokens}"
+
+
+def _arguments(record: StepRecord, chunk: Chunk) -> dict[str, Any]:
+    return {
+        "step": record.step,
+        "tokens": f"[{chunk.start}, {chunk.end})",
+        "arm": chunk.arm,
+        "limited_by": chunk.limited_by,
+        "sampled": chunk.sampled,
+        "text": chunk.text,
+        "cached_tokens": chunk.num_cached_tokens,
+        "recomputed_tokens": chunk.num_recomputed_tokens,
+        "new_blocks": list(chunk.new_block_ids),
+    }
+
+
+def _named(name: str, process: int, track: int, value: str) -> dict[str, Any]:
+    return _event("M", name, process, track, args={"name": value})
+
+
+def _event(phase: str, name: str, process: int, track: int, time: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": process, "tid": track, "ts": time, **more}
