@@ -175,6 +175,27 @@ def test_every_known_pre_tokenizer_gives_the_text_back(bpe_metadata, name):
     check()
 
 
+def test_words_that_no_merge_reaches_are_taken_whole_by_llama_3_only(bpe_metadata):
+    tokens = [*bpe_metadata["tokenizer.ggml.tokens"], "xqzkj"]
+    metadata = {
+        **bpe_metadata,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*bpe_metadata["tokenizer.ggml.token_type"], 1],
+    }
+    whole = {
+        name: GGUFTokenizer({**metadata, "tokenizer.ggml.pre": name}).encode("xqzkj") == [len(tokens) - 1]
+        for name in ORIGINAL_PATTERNS
+    }
+    assert whole == {name: name in ("llama-bpe", "tekken") for name in ORIGINAL_PATTERNS}
+
+
+def test_qwen_composes_characters_first(bpe_metadata):
+    decomposed, composed = "cafe\u0301", "caf\u00e9"
+    for name, same in (("qwen2", True), ("gpt-2", False)):
+        tokenizer = GGUFTokenizer({**bpe_metadata, "tokenizer.ggml.pre": name})
+        assert (tokenizer.encode(decomposed) == tokenizer.encode(composed)) == same
+
+
 def test_special_tokens_in_a_text_are_recognised_and_none_are_added(bpe_metadata):
     tokenizer = GGUFTokenizer({**bpe_metadata, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 1})
     tokens = bpe_metadata["tokenizer.ggml.tokens"]
