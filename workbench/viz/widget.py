@@ -13,6 +13,22 @@ import traitlets
 from workbench.viz.bundle import bundle
 from workbench.viz.feed import POLL_SECONDS, Feed
 
+PANELS = (
+    "timeline",
+    "gantt",
+    "packed",
+    "rectangle",
+    "kernel",
+    "texts",
+    "pool",
+    "tables",
+    "events",
+    "metrics",
+)
+"""Panels of a view, by the names ``watch`` takes."""
+
+THEMES = ("auto", "light", "dark")
+
 
 class TraceView(anywidget.AnyWidget):
     """A view in a notebook cell. Every call of ``watch`` makes a new one, so that no two cells share a view.
@@ -56,9 +72,17 @@ def watch(source: Any, *, panels: tuple[str, ...] = (), theme: str = "auto") -> 
         panels: Names of the panels to show; all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
 
+    Raises:
+        ValueError: An unknown panel or theme.
+
     With the environment variable WORKBENCH_HEADLESS=1 the view holds what there is now and does not poll, so that
     a notebook that is executed without a person leaves no thread behind.
     """
+    unknown = set(panels) - set(PANELS)
+    if unknown:
+        raise ValueError(f"panels: unknown {sorted(unknown)}; known are {', '.join(PANELS)}")
+    if theme not in THEMES:
+        raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
     view = TraceView(Feed(source), {"panels": list(panels), "theme": theme})
     if os.environ.get("WORKBENCH_HEADLESS") != "1":
         threading.Thread(target=_poll, args=(weakref.ref(view),), name="workbench-view", daemon=True).start()

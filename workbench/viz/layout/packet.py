@@ -79,7 +79,10 @@ def encode_packet(
         "columns": names,
         **(extra or {}),
     }
-    encoded = msgspec.json.encode(header)
+    try:
+        encoded = msgspec.json.encode(header)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_without_surrogates(header))
     encoded += b" " * (-(len(encoded) + 4) % 8)
     return struct.pack("<I", len(encoded)) + encoded + b"".join(parts)
 
@@ -117,6 +120,17 @@ def trace_facts(trace: Any) -> dict[str, Any]:
             "limit_shift": LIMIT_SHIFT,
         },
     }
+
+
+def _without_surrogates(value: Any) -> Any:
+    """A copy in which lone surrogates, which UTF-8 cannot carry, are question marks."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
 
 
 def _describe(info: Any) -> dict[str, Any]:

@@ -1,0 +1,207 @@
+"""Columns and packets: what a browser is sent says the same as the records."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
+
+from workbench.viz.feed import Feed
+from workbench.viz.layout.columns import (
+    ARMS,
+    FLAG_FIRST_TOKEN,
+    FLAG_PARTIAL,
+    LIMIT_SHIFT,
+    LIMITS,
+    TraceColumns,
+    columns_of,
+)
+from workbench.viz.layout.packet import decode_packet, encode_packet
+
+
+def check_packet(trace, header, arrays, first, last):
+    """Every value of a packet against the records of steps [first, last)."""
+    requests = list(trace.requests)
+    position = dict.fromkeys(("chunk", "event", "new_block", "work"), 0)
+    texts = iter(header["texts"])
+    strings = header["strings"]
+    for row, record in enumerate(trace[first:last]):
+        assert arrays["decode_tokens"][row] + arrays["prefill_tokens"][row] == record.num_tokens
+        assert arrays["token_budget"][row] == record.token_budget
+        assert arrays["free_blocks"][row] == record.free_blocks
+        assert arrays["num_chunks"][row] == len(record.chunks)
+        why = arrays["waiting_reason"][row]
+        assert (strings[why] if why >= 0 else "") == record.waiting_reason
+        for chunk in record.chunks:
+            at = position["chunk"]
+            position["chunk"] += 1
+            flags = arrays["chunk.flags"][at]
+            assert requests[arrays["chunk.request"][at]] == chunk.request_id
+            assert (arrays["chunk.start"][at], arrays["chunk.num_tokens"][at]) == (chunk.start, chunk.num_tokens)
+            assert ARMS[flags & 3] == chunk.arm and bool(flags & FLAG_PARTIAL) == chunk.is_partial_prefill
+            assert LIMITS[flags >> LIMIT_SHIFT & 7] == chunk.limited_by
+            assert arrays["chunk.num_recomputed"][at] == chunk.num_recomputed_tokens
+            assert arrays["chunk.num_cached"][at] == chunk.num_cached_tokens
+            count = arrays["chunk.num_new_blocks"][at]
+            new = arrays["new_block.id"][position["new_block"] : position["new_block"] + count]
+            position["new_block"] += count
+            assert tuple(new) == chunk.new_block_ids
+            if chunk.sampled is None:
+                assert arrays["chunk.sampled"][at] == -1 and np.isnan(arrays["chunk.latency"][at])
+            else:
+                assert arrays["chunk.sampled"][at] == chunk.sampled and next(texts) == chunk.text
+                assert arrays["chunk.latency"][at] > 0
+        for event in record.events:
+            at = position["event"]
+            position["event"] += 1
+            assert requests[arrays["event.request"][at]] == event.request_id
+            reason = arrays["event.reason"][at]
+            assert (strings[reason] if reason >= 0 else "") == event.reason
+    assert position["chunk"] == len(arrays["chunk.start"]) and next(texts, None) is None
+
+
+@given(st.integers(0, 10_000), st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_packet_says_what_the_records_say(seed, data):
+    trace = random_trace(seed)
+    columns = TraceColumns(trace)
+    assert columns.update() == len(trace)
+    first = data.draw(st.integers(0, len(trace)))
+    last = data.draw(st.integers(first, len(trace)))
+    header, arrays = decode_packet(encode_packet(columns, first, last))
+    assert (header["first_step"], header["num_steps"]) == (first, last - first)
+    assert [request["id"] for request in header["requests"]] == list(trace.requests)
+    check_packet(trace, header, arrays, first, last)
+
+
+def test_columns_grow_with_the_trace():
+    recorded = random_trace(11)
+    controller = ReplayingController(recorded)
+    columns = columns_of(controller.trace)
+    while controller.step() is not None:
+        if len(controller.trace) % 3 == 0:
+            columns_of(controller.trace)
+    at_once = TraceColumns(recorded)
+    at_once.update()
+    columns_of(controller.trace)
+    assert encode_packet(columns) == encode_packet(at_once)
+
+
+def test_columns_are_shared_and_go_with_their_trace():
+    trace = random_trace(2)
+    columns = weakref.ref(columns_of(trace))
+    assert columns_of(trace) is columns()
+    gone = weakref.ref(trace)
+    del trace
+    gc.collect()
+    assert gone() is None and columns() is None
+
+
+def test_first_tokens_are_told_from_later_ones():
+    trace = random_trace(4)
+    _, arrays = decode_packet(encode_packet(columns_of(trace)))
+    first = (arrays["chunk.flags"] & FLAG_FIRST_TOKEN) > 0
+    assert first.sum() == len({c.request_id for record in trace for c in record.chunks if c.sampled is not None})
+    requests = list(trace.requests.values())
+    step_of = np.repeat(np.arange(len(trace)), arrays["num_chunks"])
+    for at in np.flatnonzero(first):
+        info = requests[arrays["chunk.request"][at]]
+        assert arrays["chunk.latency"][at] == step_of[at] + 1 - info.arrival_step
+
+
+def test_times_work_items_and_texts_travel():
+    trace = hostile_trace()
+    header, arrays = decode_packet(encode_packet(columns_of(trace)))
+    assert header["texts"] == list(HOSTILE_TEXTS)
+    assert header["requests"][0]["prompt"] == HOSTILE_TEXTS[1]
+    assert arrays["seconds_forward"].tolist() == [0.25] * 5 and arrays["time"].tolist() == [0, 0.5, 1, 1.5, 2]
+    assert arrays["chunk.latency"].tolist() == [0.25, 0.5, 0.5, 0.5, 0.5]
+    assert arrays["work.kv_end"].tolist() == [3, 4, 5, 6, 7]
+    assert len(header["kernels"]) == 1 and header["kernels"][0]["backend"] == "cpu"
+
+
+def test_text_that_is_not_unicode_is_replaced():
+    trace = hostile_trace(["fine", "\ud800 lone surrogate"])
+    header, _ = decode_packet(encode_packet(columns_of(trace)))
+    assert header["texts"][0] == "fine" and header["texts"][1].endswith(" lone surrogate")
+
+
+# -- the feed of one view -------------------------------------------------------------------------------------
+
+
+def view_of(packets):
+    """What a view holds after the packets it got: steps and requests, in order, without gaps."""
+    steps, requests = 0, 0
+    for header, _ in map(decode_packet, packets):
+        assert header["first_step"] <= steps and header["first_request"] <= requests, "a gap"
+        steps = max(steps, header["first_step"] + header["num_steps"])
+        requests = max(requests, header["first_request"] + len(header["requests"]))
+    return steps, requests
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_feed_sends_every_step(confirms):
+    recorded = random_trace(8, num_requests=14)
+    controller = ReplayingController(recorded)
+    feed = Feed(controller)
+    packets = [feed.next_packet()]
+    assert feed.next_packet() is None
+    while controller.step() is not None:
+        if len(controller.trace) % 4 == 0:
+            packets.append(feed.next_packet())
+            if confirms:
+                feed.confirm(len(controller.trace))
+    packets.append(feed.next_packet() or packets[-1])
+    assert view_of(packets) == (len(recorded), len(recorded.requests))
+    assert feed.next_packet() is None
+
+
+def test_a_confirmed_feed_sends_no_step_twice():
+    controller = ReplayingController(random_trace(8))
+    feed = Feed(controller)
+    feed.next_packet()
+    seen = 0
+    while controller.step() is not None:
+        header, _ = decode_packet(feed.next_packet())
+        assert (header["first_step"], header["num_steps"]) == (seen, 1)
+        assert "facts" not in header or seen == 0
+        seen += 1
+        feed.confirm(seen)
+
+
+def test_a_view_that_asks_again_gets_everything():
+    feed = Feed(random_trace(8))
+    whole = feed.next_packet()
+    feed.handle({"id": 1, "name": "resend", "args": {}})
+    assert feed.next_packet() == whole
+
+
+@pytest.mark.parametrize(
+    "command", [{}, {"name": None}, {"name": "__class__"}, {"name": "launch"}, {"name": ["start"]}]
+)
+def test_an_unknown_command_is_refused_in_words(command):
+    feed = Feed(ReplayingController(random_trace(8)))
+    feed.handle(command)
+    assert "unknown command" in feed.status()["message"]
+
+
+def test_a_recording_cannot_be_run():
+    feed = Feed(random_trace(8))
+    feed.handle({"name": "start"})
+    assert "recording" in feed.status()["message"] and not feed.status()["live"]
+
+
+def test_commands_reach_the_engine_and_its_refusals_the_view():
+    controller = ReplayingController(random_trace(8))
+    feed = Feed(controller)
+    feed.handle({"name": "add_request", "args": {"prompt": "hello", "max_tokens": 3}})
+    feed.handle({"name": "abort", "args": {"request_id": "r1"}})
+    assert controller.added == [("hello", {"max_tokens": 3})] and controller.aborted == ["r1"]
+    assert feed.status() == {"live": True, "state": "paused", "name": "replay", "message": ""}
+    feed.handle({"name": "add_request", "args": {"prompt": ""}})
+    assert feed.status()["message"] == "prompt must not be empty"
+    feed.handle({"name": "add_request", "args": {"prompt": "again"}})
+    assert feed.status()["message"] == ""
