@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from workbench.trace.records import MAX_BLOCKS
+
 POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
 MAX_INT32 = 2**31 - 1
