@@ -15,7 +15,7 @@ BIG = 2**31 - 1
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("max_num_batched_tokens", 0, f"max_num_batched_tokens must be from 1 to {BIG}, got 0"),
+        ("max_num_batched_tokens", 0, "max_num_batched_tokens must be from 1 to 16777216, got 0"),
         ("max_num_batched_tokens", 2.5, "max_num_batched_tokens must be an integer from 1"),
         ("max_num_scheduled_tokens", 513, "max_num_scheduled_tokens must be from 1 to 512, got 513"),
         ("max_num_seqs", -1, f"max_num_seqs must be from 1 to {BIG}, got -1"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from workbench.trace.records import MAX_BLOCKS
+from workbench.trace.records import MAX_BLOCKS, MAX_TOKENS
 
 POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
@@ -142,10 +142,10 @@ class EngineConfig(_Frozen):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        budget = _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_INT32)
+        budget = _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
         seqs = _integer("max_num_seqs", self.max_num_seqs, 1, MAX_INT32)
         if self.max_model_len is not None:
-            self._keep(max_model_len=_integer("max_model_len", self.max_model_len, 1, MAX_INT32))
+            self._keep(max_model_len=_integer("max_model_len", self.max_model_len, 1, MAX_TOKENS))
         self._keep(
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
@@ -154,7 +154,7 @@ class EngineConfig(_Frozen):
                 "num_blocks",
                 self.num_blocks,
                 2,
-                MAX_INT32,
+                MAX_BLOCKS,
                 " (block 0 is never handed out: 2 is one usable block)",
             ),
             enable_prefix_caching=_flag("enable_prefix_caching", self.enable_prefix_caching),
@@ -165,7 +165,7 @@ class EngineConfig(_Frozen):
                 "long_prefill_token_threshold",
                 self.long_prefill_token_threshold,
                 0,
-                self.max_model_len or MAX_INT32,
+                self.max_model_len or MAX_TOKENS,
             ),
             long_prefill_token_threshold_adaptive=_flag(
                 "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
