@@ -123,6 +123,7 @@ if (is_decode) {
     keys.first_row = kv_start - tile_start;
     keys.end_row = kv_end - tile_start;
     values = keys;
+    #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
       const int group_start = min(tile_start + 8 * group, kv_end - 1);  // a group past the end is not in the table
       const long slot = long(sequence_blocks[group_start / BLOCK_SIZE]) * BLOCK_SIZE + group_start % BLOCK_SIZE;
@@ -144,6 +145,7 @@ if (is_decode) {
         shared_sums[2 * place.row] = row_state.maximum;
         shared_sums[2 * place.row + 1] = row_state.total;
       }
+      #pragma unroll
       for (int column = 0; column < COLUMNS; column++) {
         simdgroup_store(output[column], shared_output + 8 * column, HEAD_DIM);
       }
@@ -157,9 +159,11 @@ if (is_decode) {
       const float other_rescale = exp2(other_maximum - base);
       row_state.maximum = maximum;
       row_state.total = row_state.total * rescale + shared_sums[2 * place.row + 1] * other_rescale;
+      #pragma unroll
       for (int column = 0; column < COLUMNS; column++) {
         simdgroup_float8x8 other_output;
         simdgroup_load(other_output, shared_output + 8 * column, HEAD_DIM);
+        #pragma unroll
         for (int i = 0; i < 2; i++) {
           output[column].thread_elements()[i] = output[column].thread_elements()[i] * rescale +
                                                 other_output.thread_elements()[i] * other_rescale;
@@ -175,6 +179,7 @@ if (is_decode) {
   for (int tile_start = first_tile; tile_start < kv_end; tile_start += TILE_KV) {
     const bool sees_tile = has_pairs && tile_start <= any_last && tile_start + TILE_KV > any_first;
     const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
+    #pragma unroll
     for (int part = 0; part < 2; part++) {
       const device T* cache = part == 0 ? k_cache : v_cache;
       for (int i = thread_id; i < TILE_KV * LOADS_PER_ROW; i += THREADS) {
@@ -217,14 +222,17 @@ if (is_pair && !(is_decode && simdgroup > 0)) {
 #endif
   // One division, and only where something was summed; no epsilon, which would shrink small totals.
   const float divisor = row_state.total == 0.0f ? 1.0f : row_state.total;
+  #pragma unroll
   for (int column = 0; column < COLUMNS; column += WIDTH / 2) {
     const int dim = 8 * column + WIDTH * (place.column / 2);
     Wide<T, WIDTH> wide;
+    #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
       wide[i] = T(output[column + i / 2].thread_elements()[i % 2] / divisor);
     }
 #ifdef HAS_SPLITS
     if (is_partial) {
+      #pragma unroll
       for (int i = 0; i < WIDTH; i++) {
         partial_out[partial_row * HEAD_DIM + dim + i] = output[column + i / 2].thread_elements()[i % 2];
       }

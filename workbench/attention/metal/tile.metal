@@ -53,6 +53,7 @@ METAL_FUNC void set_elements(thread simdgroup_float8x8& matrix, float first, flo
 
 template <int COUNT>
 METAL_FUNC void set_zero(thread simdgroup_float8x8 (&matrices)[COUNT]) {
+  #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     set_elements(matrices[i], 0.0f, 0.0f);
   }
@@ -100,9 +101,11 @@ METAL_FUNC void multiply_keys(thread simdgroup_float8x8 (&scores)[GROUPS], Stage
   for (int dim = 0; dim < HEAD_DIM; dim += 8 * WIDTH) {
     const Wide<T, WIDTH> query_0 = load_wide(queries, 0, place.row, dim + WIDTH * place.column);
     const Wide<T, WIDTH> query_1 = load_wide(queries, 0, place.row, dim + WIDTH * (place.column + 1));
+    #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
       const Wide<T, WIDTH> key_0 = load_wide(keys, group, place.column, dim + WIDTH * place.row);
       const Wide<T, WIDTH> key_1 = load_wide(keys, group, place.column + 1, dim + WIDTH * place.row);
+      #pragma unroll
       for (int i = 0; i < WIDTH; i++) {
         simdgroup_float8x8 query;
         simdgroup_float8x8 key;
@@ -135,7 +138,9 @@ METAL_FUNC void scores_to_weights(thread simdgroup_float8x8 (&scores)[GROUPS],
                                   thread simdgroup_float8x8 (&output)[COLUMNS], thread RowState& row,
                                   Scoring scoring, int tile_start, bool masked, LanePlace place) {
   float maximum = row.maximum;
+  #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
+    #pragma unroll
     for (int i = 0; i < 2; i++) {
       float score = scores[group].thread_elements()[i] * scoring.scale;
       if (scoring.softcap > 0.0f) {
@@ -158,7 +163,9 @@ METAL_FUNC void scores_to_weights(thread simdgroup_float8x8 (&scores)[GROUPS],
   const float base = maximum == -INFINITY ? 0.0f : maximum;
   const float rescale = exp2(row.maximum - base);
   float total = 0.0f;
+  #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
+    #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float weight = exp2(scores[group].thread_elements()[i] - base);
       scores[group].thread_elements()[i] = weight;
@@ -169,6 +176,7 @@ METAL_FUNC void scores_to_weights(thread simdgroup_float8x8 (&scores)[GROUPS],
   total += simd_shuffle_xor(total, 8);
   row.maximum = maximum;
   row.total = row.total * rescale + total;
+  #pragma unroll
   for (int i = 0; i < COLUMNS; i++) {
     output[i].thread_elements()[0] *= rescale;
     output[i].thread_elements()[1] *= rescale;
@@ -202,9 +210,12 @@ METAL_FUNC void add_non_finite(thread simdgroup_float8x8& output, thread simdgro
 template <int WIDTH, int GROUPS, int COLUMNS, typename Tile>
 METAL_FUNC void add_values(thread simdgroup_float8x8 (&output)[COLUMNS], thread simdgroup_float8x8 (&weights)[GROUPS],
                            Tile values, RowState row, int tile_start, bool masked, LanePlace place) {
+  #pragma unroll
   for (int column = 0; column < COLUMNS; column += WIDTH / 2) {
+    #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
       const auto wide = load_wide(values, group, place.row, 8 * column + WIDTH * (place.column / 2));
+      #pragma unroll
       for (int i = 0; i < WIDTH / 2; i++) {
         const float value_0 = float(wide[2 * i]);
         const float value_1 = float(wide[2 * i + 1]);
