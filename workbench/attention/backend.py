@@ -21,11 +21,9 @@ _HOMES = {
     "cpu": ("workbench.attention.cpu", "CpuBackend"),
     "gather": ("workbench.attention.gather", "GatherBackend"),
     "dense": ("workbench.attention.dense", "DenseBackend"),
-}
-_NOT_HERE = {
-    "metal": "it needs an Apple GPU",
-    "cuda": "it needs an NVIDIA GPU and mlx[cuda13]",
-    "msl": "it needs the Metal Shading Language runner",
+    "metal": ("workbench.attention.metal.backend", "MetalBackend"),
+    "cuda": ("workbench.attention.metal.backend", "CudaBackend"),
+    "msl": ("workbench.attention.metal.backend", "MslBackend"),
 }
 
 BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
@@ -173,7 +171,20 @@ def resolve_backend_name(name: str) -> str:
         return name
     import mlx.core as mx
 
-    return "cpu" if platform.system() == "Linux" and mx.default_device() == mx.cpu else "gather"
+    if mx.default_device() == mx.gpu:
+        return "metal" if mx.metal.is_available() else "cuda"
+    return "cpu" if platform.system() == "Linux" else "gather"
+
+
+def why_not_here(name: str) -> str:
+    """Why the backend of that name cannot run on this machine; empty when it can."""
+    import mlx.core as mx
+
+    if name == "metal" and not mx.metal.is_available():
+        return "it needs an Apple GPU"
+    if name == "cuda" and not mx.cuda.is_available():
+        return "it needs an NVIDIA GPU and mlx[cuda13]"
+    return ""
 
 
 @cache
@@ -191,8 +202,8 @@ def get_backend(name: str = "auto") -> AttentionBackend:
         RuntimeError: The backend cannot run on this machine.
     """
     name = resolve_backend_name(name)
-    if name in _NOT_HERE:
-        raise RuntimeError(
-            f"attention backend {name!r} is not available here: {_NOT_HERE[name]}; use one of auto, {', '.join(_HOMES)}"
-        )
+    reason = why_not_here(name)
+    if reason:
+        others = ", ".join(other for other in _HOMES if not why_not_here(other))
+        raise RuntimeError(f"attention backend {name!r} is not available here: {reason}; use one of auto, {others}")
     return _load(name)
