@@ -310,6 +310,19 @@ def test_blocks_outside_the_pool_are_refused_before_anything_is_written():
     runner.close()
 
 
+def test_a_pool_larger_than_the_machine_is_refused():
+    with pytest.raises(ValueError, match=r"num_blocks=1000000000 needs .* GiB of KV cache .*use at most \d+ blocks"):
+        runner_for(tiny_model("llama"), num_blocks=10**9)
+
+
+def test_a_step_whose_gathered_context_is_larger_than_the_machine_is_refused(monkeypatch):
+    runner = runner_for(tiny_model("gemma2"))
+    monkeypatch.setattr("workbench.engine.model_runner._physical_memory", lambda: 2**16)
+    with pytest.raises(ValueError, match=r"29 tokens with a context of 32.*lower max_num_batched_tokens"):
+        runner.forward(pack([Segment([1, 2, 3, 4], 0, 29, list(range(29)))], BLOCK_SIZE))
+    runner.close()
+
+
 def test_a_failed_step_leaves_the_runner_usable(monkeypatch):
     runner = runner_for(tiny_model("llama"))
     tokens = sequences([29, 3])
@@ -336,7 +349,11 @@ def test_the_kernel_launch_of_the_latest_step():
     runner.forward(packed)
     launch = runner.kernel_launch(packed)
     assert (launch.backend, launch.num_heads, launch.num_kv_heads, launch.head_dim) == ("cpu", 4, 2, 16)
-    assert launch.dtype == "float32" and len(launch.windows) == 4 and launch.work_items
+    assert launch.dtype == "float32" and launch.windows == (WINDOW, -1, WINDOW, -1)
+    assert min(item.kv_end - item.kv_start for item in launch.work_items) <= 12
+    runner.forward(decode := pack([Segment([1, 2], 12, 1, [12])], BLOCK_SIZE))
+    [item] = runner.kernel_launch(decode).work_items
+    assert (item.kv_start, item.kv_end) == (13 - WINDOW, 13)  # the window counts the token itself
     facts = runner.describe()
     assert facts["name"] == "tiny-gemma3_text" and facts["attention_mode"] == "kernel"
     assert facts["kv_bytes_per_block"] == BLOCK_SIZE * 4 * 2 * 2 * 16 * 4 == runner.bytes_per_block

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 import numpy as np
 
 from workbench.attention.backend import get_backend
@@ -40,6 +42,7 @@ class ModelRunner:
 
         Raises:
             UnsupportedModelError: The model cannot be served; the message gives the reason.
+            ValueError: The KV pool is larger than this machine's memory.
             RuntimeError: The attention backend cannot run on this machine.
         """
         self.loaded = None if isinstance(model, nn.Module) else model
@@ -48,6 +51,7 @@ class ModelRunner:
         self.backend_name = self.backend.name
         self.preflight: PreflightResult = preflight(self.model, self.backend)
         pool = (self.preflight.layers, config.num_blocks, config.block_size)
+        _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
         self._swap: Swap | None = None
         if self.preflight.mode == "kernel":
             self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
@@ -113,6 +117,7 @@ class ModelRunner:
         return logits
 
     def _check(self, packed: PackedBatch) -> None:
+        """Refuse a batch that does not belong to this pool: MLX does not check where it reads and writes."""
         if packed.block_size != self.kv_cache.block_size:
             raise ValueError(
                 f"the batch was packed for block_size {packed.block_size}, the pool has {self.kv_cache.block_size}"
@@ -124,6 +129,14 @@ class ModelRunner:
                 f"{packed.sequence_name(index)}: block id {largest} is outside the pool of "
                 f"{self.kv_cache.num_blocks} blocks"
             )
+        if self.mode == "gather":
+            context = packed.block_table.shape[1] * packed.block_size
+            gathered = packed.num_tokens * context * max(layer.bytes_per_token for layer in self.preflight.layers)
+            if 2 * gathered > _physical_memory():
+                raise ValueError(
+                    f"{packed.num_tokens} tokens with a context of {context} need {gathered / 2**30:.1f} GiB of "
+                    f"gathered keys and values per layer ({self.preflight.reason}): lower max_num_batched_tokens"
+                )
 
     def kernel_launch(self, packed: PackedBatch) -> KernelLaunch:
         """What the attention of the latest step was handed, for its record.
@@ -134,18 +147,20 @@ class ModelRunner:
         if self._latest is None or self._latest[0] is not packed:
             raise ValueError("kernel_launch describes the batch that ran last: call forward(packed) before")
         layers = self.preflight.layers
-        windows = tuple(layer.window for layer in layers)
+        windows = self.preflight.windows if len(set(self.preflight.windows)) > 1 else self.preflight.windows[:1]
         shape: dict[str, Any] = {
             "num_heads": self.preflight.num_heads,
             "num_kv_heads": layers[0].num_kv_heads,
             "head_dim": layers[0].k_head_dim,
-            "dtype": str(layers[0].dtype).removeprefix("mlx.core."),
-            "windows": windows if len(set(windows)) > 1 else windows[:1],
+            "dtype": _name(layers[0].dtype),
         }
         if self.mode == "gather":
             details = {"reason": self.preflight.reason}
-            return KernelLaunch(backend="model attention over gathered context", details=details, **shape)
-        return self.backend.describe(self._latest[1], **shape)
+            return KernelLaunch(backend="model", windows=windows, details=details, **shape)
+        # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
+        left = tuple(window - 1 if window > 0 else -1 for window in windows)
+        launch = self.backend.describe(self._latest[1], windows=left, **shape)
+        return msgspec.structs.replace(launch, windows=windows)
 
     @property
     def bytes_per_block(self) -> int:
@@ -160,7 +175,7 @@ class ModelRunner:
             "num_heads": self.preflight.num_heads,
             "num_kv_heads": layers[0].num_kv_heads,
             "head_dim": layers[0].k_head_dim,
-            "kv_dtype": str(layers[0].dtype).removeprefix("mlx.core."),
+            "kv_dtype": _name(layers[0].dtype),
             "windows": sorted(set(self.preflight.windows)),
             "attention_backend": self.backend_name,
             "attention_mode": self.mode,
@@ -176,3 +191,23 @@ class ModelRunner:
                 "vocab_size": self.loaded.vocab_size,
             }
         return facts
+
+
+def _check_pool_fits(config: EngineConfig, block_bytes: int) -> None:
+    """Refuse a pool that no allocation could hold, before the attempt ends the process."""
+    memory = _physical_memory()
+    if config.num_blocks * block_bytes > memory:
+        raise ValueError(
+            f"num_blocks={config.num_blocks} needs {config.num_blocks * block_bytes / 2**30:.1f} GiB of KV cache "
+            f"({block_bytes / 2**20:.2f} MiB per block), this machine has {memory / 2**30:.1f} GiB: "
+            f"use at most {memory // (2 * block_bytes)} blocks"
+        )
+
+
+def _physical_memory() -> int:
+    """Bytes of main memory, which GPUs of Apple share."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
