@@ -1,1 +1,27 @@
-"""msl."""
+"""Runs Metal Shading Language on the CPU, with every access checked.
+
+`metal_kernel` has the signature of `mlx.core.fast.metal_kernel` and runs the very same source where there is no GPU:
+
+    from workbench import msl
+
+    kernel = msl.metal_kernel("double", ["x"], ["y"], "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+    (y,) = kernel(inputs=[x], output_shapes=[x.shape], output_dtypes=[x.dtype], grid=(x.size, 1, 1),
+                  threadgroup=(32, 1, 1))
+
+What a GPU passes over in silence is an error here: reads and writes out of bounds, races, missing barriers,
+uninitialised memory, and more (`report.DESCRIPTIONS` lists them all).
+"""
+
+from workbench.msl.errors import MslCompileError, MslCompilerMissing, MslError
+from workbench.msl.kernel import MetalKernel, metal_kernel
+from workbench.msl.statistics import BufferTraffic, LaunchStatistics
+
+__all__ = [
+    "BufferTraffic",
+    "LaunchStatistics",
+    "MetalKernel",
+    "MslCompileError",
+    "MslCompilerMissing",
+    "MslError",
+    "metal_kernel",
+]

@@ -1,0 +1,213 @@
+"""Find a compiler, compile kernels, keep the results.
+
+Clang 17 or newer compiles Metal Shading Language as "C++ for OpenCL", a language with the same address spaces. It is
+found as ``clang-NN`` or ``clang``, or inside PyPI's ``ziglang``, which carries a clang of its own.
+
+Environment variables:
+    WORKBENCH_CLANG: The clang to use.
+    WORKBENCH_CACHE: The cache folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.cache_folder import cache_folder
+from workbench.msl.errors import MslCompileError, MslCompilerMissing
+
+FIRST_VERSION = 17  # the first clang that computes with bfloat
+LATEST_NAMED_VERSION = 24
+
+INCLUDE_FOLDER = Path(__file__).parent / "include"
+RUNTIME_FOLDER = Path(__file__).parent / "runtime"
+
+_LANGUAGE_FLAGS = (
+    "-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "-cl-single-precision-constant",
+    "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64",
+    "-isystem", str(INCLUDE_FOLDER),
+)  # fmt: skip
+_CODE_FLAGS = (
+    "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-gline-tables-only", "-gdwarf-4",
+)  # fmt: skip
+# Warnings about spellings that are Metal's and not OpenCL's.
+_WARNING_FLAGS = (
+    "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow", "-ferror-limit=20",
+    "-fno-caret-diagnostics", "-fno-color-diagnostics",
+)  # fmt: skip
+# The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp answers it.
+_CHECK_FLAGS = (
+    "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
+    "-mllvm", "-tsan-instrument-read-before-write=1",
+    "-fsanitize=array-bounds,integer-divide-by-zero,signed-integer-overflow,float-cast-overflow,return,unreachable",
+    "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize",
+)  # fmt: skip
+_RUNTIME_FLAGS = (
+    "-x", "c++", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
+    "-fno-strict-aliasing",
+)  # fmt: skip
+# Metal's math modes: "fast" may assume that there are no NaNs and infinities, "relaxed" may not.
+MATH_MODES = {
+    "safe": (),
+    "relaxed": ("-ffast-math", "-fhonor-nans", "-fhonor-infinities"),
+    "fast": ("-ffast-math",),
+}
+
+HOW_TO_GET_ONE = (
+    "running Metal kernels on the CPU needs clang 17 or newer: apt-get install clang-19, "
+    "or pip install 'inference-workbench[msl]'"
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A clang that can compile kernels.
+
+    Attributes:
+        kernel_command: Compiles C++ for OpenCL.
+        runtime_command: Compiles C++ and links.
+        version: What it says of itself; part of the cache's keys.
+    """
+
+    kernel_command: tuple[str, ...]
+    runtime_command: tuple[str, ...]
+    version: str
+
+
+@functools.cache
+def find_compiler() -> Compiler:
+    """The compiler to use.
+
+    Raises:
+        MslCompilerMissing: There is none, or WORKBENCH_CLANG names one that will not do.
+    """
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        raise MslCompilerMissing(
+            f"kernels run on the CPU on Linux (x86-64, 64-bit Arm), not on {sys.platform} {platform.machine()}"
+        )
+    if named := os.environ.get("WORKBENCH_CLANG"):
+        if compiler := _clang(named):
+            return compiler
+        raise MslCompilerMissing(f"WORKBENCH_CLANG={named} is not clang {FIRST_VERSION} or newer")
+    names = [f"clang-{version}" for version in range(LATEST_NAMED_VERSION, FIRST_VERSION - 1, -1)]
+    for name in [*names, "clang"]:
+        if (path := shutil.which(name)) and (compiler := _clang(path)):
+            return compiler
+    if compiler := _zig():
+        return compiler
+    raise MslCompilerMissing(HOW_TO_GET_ONE)
+
+
+def _version_text(command: tuple[str, ...]) -> str:
+    try:
+        return subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _clang(path: str) -> Compiler | None:
+    version = _version_text((path,))
+    found = re.search(r"clang version (\d+)", version)
+    if not found or int(found[1]) < FIRST_VERSION:
+        return None
+    return Compiler((path,), (path,), version)
+
+
+def _zig() -> Compiler | None:
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    zig = str(Path(spec.submodule_search_locations[0]) / "zig")
+    version = _version_text((zig, "clang"))
+    found = re.search(r"clang version (\d+)", version)
+    if not found or int(found[1]) < FIRST_VERSION:
+        return None
+    return Compiler((zig, "clang"), (zig, "c++"), version)
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    """The instruction set to compile for: half precision in hardware where there is any."""
+    if platform.machine() != "x86_64":
+        return ("-target", "aarch64-linux-gnu")
+    try:
+        flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
+    except (OSError, IndexError):
+        flags = []
+    has_avx2 = {"avx2", "f16c", "fma"} <= set(flags)
+    return ("-target", "x86_64-linux-gnu", *(("-mavx2", "-mf16c", "-mfma") if has_avx2 else ()))
+
+
+@functools.cache
+def _shim_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*INCLUDE_FOLDER.iterdir(), *RUNTIME_FOLDER.iterdir()]):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_kernel(text: str, *, checks: bool, math_mode: str = "safe") -> Path:
+    """Compile a translation unit to a shared library, or take it from the cache.
+
+    The cache is keyed by the text, the shim, the flags and the compiler, so it needs no upkeep, and files appear in it
+    whole or not at all, so processes may compile at once.
+
+    Args:
+        text: From `rewrite.translation_unit`.
+        checks: Instrument every load and store.
+        math_mode: "safe", "relaxed" or "fast".
+
+    Raises:
+        MslCompileError: Clang's messages, at the caller's own lines.
+        MslCompilerMissing: There is no compiler.
+    """
+    compiler = find_compiler()
+    flags = (*_LANGUAGE_FLAGS, *_machine_flags(), *_CODE_FLAGS, *_WARNING_FLAGS)
+    flags += (*MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
+    key = hashlib.sha256("\0".join([compiler.version, _shim_digest(), *flags, text]).encode()).hexdigest()[:32]
+    folder = cache_folder() / "msl"
+    library = folder / f"{key}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
+        unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
+        unit.write_text(text)
+        _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)], MslCompileError)
+        objects = [str(path) for path in _runtime_objects(compiler, folder)]
+        _run([*compiler.runtime_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects, "-lm"])
+        os.replace(linked, library)
+    return library
+
+
+def _runtime_objects(compiler: Compiler, folder: Path) -> list[Path]:
+    """The runtime, compiled once per compiler."""
+    flags = (*_RUNTIME_FLAGS, *_machine_flags())
+    key = hashlib.sha256("\0".join([compiler.version, _shim_digest(), *flags]).encode()).hexdigest()[:32]
+    sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
+    objects = [folder / f"runtime-{key}-{path.stem}.o" for path in sources]
+    for path, object_file in zip(sources, objects):
+        if object_file.exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
+            made = Path(scratch) / object_file.name
+            _run([*compiler.runtime_command, *flags, "-c", str(path), "-o", str(made)])
+            os.replace(made, object_file)
+    return objects
+
+
+def _run(command: list[str], error: type[Exception] = RuntimeError) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise error(f"{Path(command[0]).name} failed:\n{done.stderr.strip()}")

@@ -1,0 +1,320 @@
+"""`metal_kernel`: the callable that stands in for `mlx.core.fast.metal_kernel` where there is no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.msl import report
+from workbench.msl.compiler import MATH_MODES, compile_kernel
+from workbench.msl.launch import MAX_THREADS, Binding, Finished, run_library
+from workbench.msl.rewrite import translation_unit
+from workbench.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
+from workbench.msl.statistics import BufferTraffic, LaunchStatistics
+
+TIME_LIMIT_SECONDS = 600.0
+
+
+def metal_kernel(
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+    ensure_row_contiguous: bool = True,
+    atomic_outputs: bool = False,
+    compile_options: Mapping[str, str] | None = None,
+) -> MetalKernel:
+    """A Metal kernel that runs on the CPU; the parameters are those of `mlx.core.fast.metal_kernel`.
+
+    Args:
+        name: Name of the kernel.
+        input_names: Names of the inputs in ``source``.
+        output_names: Names of the outputs.
+        source: Body of the kernel in Metal Shading Language; MLX's rules for the signature hold (`signature`).
+        header: Text in front of the kernel function.
+        ensure_row_contiguous: Whether inputs are copied to row-major order first.
+        atomic_outputs: Whether outputs are ``atomic<T>*``.
+        compile_options: {"math_mode": "safe" | "relaxed" | "fast"}; "safe" is the default.
+
+    Raises:
+        ValueError: A name or an option is not allowed.
+    """
+    return MetalKernel(
+        name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs, compile_options
+    )
+
+
+class MetalKernel:
+    """A kernel made by `metal_kernel`.
+
+    Attributes:
+        last_statistics: `LaunchStatistics` of the last launch that asked for them, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        source: str,
+        header: str,
+        ensure_row_contiguous: bool,
+        atomic_outputs: bool,
+        compile_options: Mapping[str, str] | None,
+    ) -> None:
+        if not f"_{name}".isidentifier():
+            raise ValueError(f"name is {name!r}: it becomes part of a function's name, so use letters, digits and _")
+        if not output_names:
+            raise ValueError("output_names is empty: a kernel needs at least one output")
+        names = [*input_names, *output_names]
+        if bad := [n for n in names if not n.isidentifier()] or [n for n in names if names.count(n) > 1]:
+            raise ValueError(f"{bad[0]!r} in input_names and output_names: each must be an identifier of its own")
+        options = dict(compile_options or {})
+        math_mode = options.pop("math_mode", "safe")
+        if options or math_mode not in MATH_MODES:
+            raise ValueError(
+                f"compile_options is {dict(compile_options or {})!r}: allowed is 'math_mode', one of {tuple(MATH_MODES)}"
+            )
+        self.name = name
+        self.input_names = tuple(input_names)
+        self.output_names = tuple(output_names)
+        self.source = source
+        self.header = header
+        self.ensure_row_contiguous = ensure_row_contiguous
+        self.atomic_outputs = atomic_outputs
+        self.math_mode = math_mode
+        self.last_statistics: LaunchStatistics | None = None
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array | bool | int | float],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[tuple[str, TemplateArgument]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: object = None,
+        checks: bool = True,
+        order: int = 0,
+        statistics: bool = False,
+        trace_buffers: Mapping[str, int] | None = None,
+        time_limit: float = TIME_LIMIT_SECONDS,
+    ) -> list[mx.array]:
+        """Run the kernel; the parameters up to ``stream`` are those of a kernel of MLX.
+
+        Args:
+            inputs: One array or number per input name.
+            output_shapes: One shape per output name.
+            output_dtypes: One dtype per output name.
+            grid: Threads (x, y, z); not threadgroups.
+            threadgroup: Threads per threadgroup; each is at most as large as the grid, and their product 1,024.
+            template: Values of template parameters: bool, int or dtype.
+            init_value: What outputs hold at the start; None leaves them uninitialised.
+            verbose: Print the generated text, as MLX does.
+            stream: Taken so that calls need not change; it has no meaning here.
+            checks: Check every access. Without, faults go unseen and launches take about half the time.
+            order: 0 runs threads in ascending order, 1 in descending order; a right kernel gives the same result.
+            statistics: Fill `last_statistics`; it needs ``checks``.
+            trace_buffers: Bytes per row of inputs whose rows read by each threadgroup are recorded; implies
+                ``statistics``.
+            time_limit: Seconds after which a launch with checks ends with an error; 0 for none.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            ValueError: An argument is not allowed.
+            MslError: The kernel did something wrong.
+            MslCompileError: The kernel does not compile.
+            MslCompilerMissing: There is no compiler.
+        """
+        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+        template = list(template or [])
+        statistics = statistics or bool(trace_buffers)
+        self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
+        if statistics and not checks:
+            raise ValueError("statistics is True and checks is False: accesses are counted where they are checked")
+        if unknown := set(trace_buffers or {}) - {*self.input_names, *self.output_names}:
+            raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {self.input_names}")
+
+        text = write_kernel(
+            self.name,
+            self.input_names,
+            self.output_names,
+            self.source,
+            self.header,
+            arrays,
+            output_dtypes,
+            template,
+            self.atomic_outputs,
+        )
+        if verbose:
+            print(f"Generated source code for `{self.name}`:\n```\n{text.text}\n```")
+        if len(text.parameters) > MAX_BUFFERS:
+            raise ValueError(
+                f"the kernel has {len(text.parameters)} buffers, shapes, strides and ndims included: Metal binds at "
+                f"most {MAX_BUFFERS}"
+            )
+        if 0 in grid:
+            return [_filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+
+        library = compile_kernel(translation_unit(text, self.name), checks=checks, math_mode=self.math_mode)
+        bindings = self._bindings(text, arrays, output_shapes, output_dtypes, init_value, trace_buffers or {})
+        finished = run_library(
+            library,
+            bindings,
+            grid,
+            tuple(min(t, g) for t, g in zip(threadgroup, grid)),
+            checks=checks,
+            order=order,
+            statistics=statistics,
+            time_limit=time_limit,
+        )
+        texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
+        report.raise_fault(finished, bindings, library, self.name, texts)
+        if statistics:
+            self.last_statistics = _statistics(finished, bindings, grid, threadgroup)
+        outputs = [binding for binding in bindings if binding.is_output]
+        return [_to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
+
+    def _validate(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[tuple[str, TemplateArgument]],
+        order: int,
+    ) -> None:
+        for field, values, names in (
+            ("inputs", inputs, self.input_names),
+            ("output_shapes", output_shapes, self.output_names),
+            ("output_dtypes", output_dtypes, self.output_names),
+        ):
+            if len(values) != len(names):
+                raise ValueError(f"{field} has {len(values)} entries: {len(names)} are expected, for {names}")
+        template_dtypes = [value for _, value in template if isinstance(value, mx.Dtype)]
+        for dtype in [*(x.dtype for x in inputs), *output_dtypes, *template_dtypes]:
+            if dtype not in DTYPE_NAMES:
+                raise ValueError(f"dtype {dtype}: the CPU runs kernels on {', '.join(map(str, DTYPE_NAMES))}")
+        for field, size, least in (("grid", grid, 0), ("threadgroup", threadgroup, 1)):
+            if len(size) != 3 or min(size) < least:
+                raise ValueError(f"{field} is {tuple(size)}: three integers of at least {least} are needed")
+        threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+        if threads > MAX_THREADS:
+            raise ValueError(
+                f"threadgroup is {tuple(threadgroup)}, {threads} threads: at most {MAX_THREADS} are allowed"
+            )
+        if order not in (0, 1):
+            raise ValueError(f"order is {order!r}: allowed are 0 (ascending) and 1 (descending)")
+
+    def _bindings(
+        self,
+        text: KernelText,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        init_value: float | None,
+        trace_buffers: Mapping[str, int],
+    ) -> list[Binding]:
+        views = [_view(x, self.ensure_row_contiguous) for x in inputs]
+        bindings = []
+        for parameter in text.parameters:
+            i = parameter.array
+            traced = trace_buffers.get(parameter.name, 0)
+            if parameter.role == "output":
+                start = _filled(output_shapes[i], output_dtypes[i], init_value)
+                data = np.array(_bits(start)).reshape(-1).view(np.uint8)
+                bindings.append(
+                    Binding(
+                        parameter.name,
+                        data,
+                        output_dtypes[i].size,
+                        is_output=True,
+                        is_initialised=init_value is not None,
+                        traced_row_bytes=traced,
+                    )
+                )
+            elif parameter.role == "input":
+                data, offset = _memory(views[i])
+                size = inputs[i].dtype.size
+                bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
+            else:
+                values = {
+                    "shape": np.array(views[i].shape, np.int32),
+                    "strides": np.array([s // views[i].itemsize for s in views[i].strides], np.int64),
+                    "ndim": np.array([views[i].ndim], np.int32),
+                }[parameter.role]
+                bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
+        return bindings
+
+
+def _bits(array: mx.array) -> np.ndarray:
+    """A NumPy array on the memory of ``array``; bfloat16, which NumPy lacks, as uint16."""
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
+
+
+def _view(array: mx.array, row_contiguous: bool) -> np.ndarray:
+    view = _bits(array)
+    return np.ascontiguousarray(view).reshape(view.shape) if row_contiguous else view
+
+
+def _memory(view: np.ndarray) -> tuple[np.ndarray, int]:
+    """The bytes that a strided view spans, and the offset of its first element in them."""
+    if view.flags.c_contiguous:
+        return view.reshape(-1).view(np.uint8), 0
+    low, high = np.lib.array_utils.byte_bounds(view)
+    spanned = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
+    return spanned.copy(), view.__array_interface__["data"][0] - low
+
+
+def _filled(shape: Sequence[int], dtype: mx.Dtype, value: float | None) -> mx.array:
+    return mx.full(tuple(shape), 0 if value is None else value, dtype=dtype)
+
+
+def _to_array(data: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    if dtype == mx.bfloat16:
+        return mx.array(data.view(np.uint16).reshape(shape)).view(mx.bfloat16)
+    return mx.array(data.view(np.dtype(str(dtype).removeprefix("mlx.core.").rstrip("_"))).reshape(shape))
+
+
+def _statistics(
+    finished: Finished, bindings: Sequence[Binding], grid: tuple[int, int, int], threadgroup: tuple[int, int, int]
+) -> LaunchStatistics:
+    launch = finished.launch
+    across, down = (-(-g // min(t, g)) for g, t in zip(grid[:2], threadgroup[:2]))
+    rows: dict[str, dict[tuple[int, int, int], list[int]]] = {b.name: {} for b in bindings if b.traced_row_bytes}
+    for number, buffer, row in finished.rows_read:
+        position = (number % across, number // across % down, number // across // down)
+        rows[bindings[buffer].name].setdefault(position, []).append(row)
+    return LaunchStatistics(
+        seconds=finished.seconds,
+        threadgroups=launch.num_threadgroups,
+        threadgroup_barriers=launch.threadgroup_barriers,
+        simdgroup_barriers=launch.simdgroup_barriers,
+        simd_operations=launch.simd_operations,
+        matrix_multiplications=launch.matrix_multiplications,
+        threadgroup_memory=launch.threadgroup_memory_bytes,
+        threadgroup_bytes_read=launch.threadgroup_bytes_read,
+        threadgroup_bytes_written=launch.threadgroup_bytes_written,
+        buffers={
+            binding.name: BufferTraffic(
+                struct.bytes_read, struct.bytes_written, struct.distinct_bytes_read, binding.data.nbytes
+            )
+            for binding, struct in zip(bindings, finished.buffers)
+        },
+        rows_read={
+            name: {position: tuple(sorted(found)) for position, found in sorted(by_group.items())}
+            for name, by_group in rows.items()
+        },
+        accesses=launch.accesses,
+        fiber_switches=launch.fiber_switches,
+    )

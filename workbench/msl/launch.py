@@ -1,0 +1,296 @@
+"""Run a compiled kernel: its memory, and the structures it shares with the runtime (runtime/runtime.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAX_THREADS = 1024
+STACK_BYTES = 128 << 10
+THREADGROUP_ARENA_BYTES = 1 << 16
+
+# A slot of the address range is large enough that no 32-bit index of an 8-byte element leaves it, and there is one for
+# every buffer that Metal can bind and one for threadgroup memory. Only what a launch uses is ever backed by memory.
+SLOT_SHIFT = 36
+NUM_SLOTS = 32
+
+
+class _Struct(ctypes.Structure):
+    """A structure of the runtime whose numbers Python reads by name."""
+
+
+class BufferStruct(_Struct):
+    """``msl::Buffer``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("element_bytes", ctypes.c_uint32),
+        ("is_output", ctypes.c_uint32),
+        ("is_initialised", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+        ("traced_row_bytes", ctypes.c_uint64),
+        ("bytes_read", ctypes.c_uint64),
+        ("bytes_written", ctypes.c_uint64),
+        ("distinct_bytes_read", ctypes.c_uint64),
+        ("unwritten_bytes", ctypes.c_uint64),
+        ("first_unwritten_byte", ctypes.c_uint64),
+    )
+
+
+class FaultStruct(_Struct):
+    """``msl::Fault``."""
+
+    _fields_ = (
+        ("kind", ctypes.c_char_p),
+        ("object", ctypes.c_char_p),
+        ("other_object", ctypes.c_char_p),
+        ("code_address", ctypes.c_uint64),
+        ("other_code_address", ctypes.c_uint64),
+        ("byte_offset", ctypes.c_int64),
+        ("object_bytes", ctypes.c_uint64),
+        ("access_bytes", ctypes.c_uint32),
+        ("is_write", ctypes.c_uint32),
+        ("other_is_write", ctypes.c_uint32),
+        ("other_thread", ctypes.c_uint32),
+        ("other_threadgroup", ctypes.c_uint32),
+        ("has_thread", ctypes.c_uint32),
+        ("thread_position_in_grid", ctypes.c_uint32 * 3),
+        ("threadgroup_position_in_grid", ctypes.c_uint32 * 3),
+        ("thread_index_in_threadgroup", ctypes.c_uint32),
+        ("simdgroup_index_in_threadgroup", ctypes.c_uint32),
+        ("thread_index_in_simdgroup", ctypes.c_uint32),
+        ("line", ctypes.c_uint32),
+        ("column", ctypes.c_uint32),
+        ("file", ctypes.c_char * 128),
+        ("detail", ctypes.c_char * 768),
+    )
+
+
+class RowReadStruct(_Struct):
+    """``msl::RowRead``."""
+
+    _fields_ = (("threadgroup", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("row", ctypes.c_uint64))
+
+
+class LaunchStruct(_Struct):
+    """``msl::Launch``."""
+
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threadgroup", ctypes.c_uint32 * 3),
+        ("buffers", ctypes.c_void_p),
+        ("num_buffers", ctypes.c_uint32),
+        ("order", ctypes.c_uint32),
+        ("checks", ctypes.c_uint32),
+        ("statistics", ctypes.c_uint32),
+        ("arena_address", ctypes.c_uint64),
+        ("arena_slot_shift", ctypes.c_uint64),
+        ("threadgroup_memory", ctypes.c_uint64),
+        ("stacks", ctypes.c_uint64),
+        ("time_limit_seconds", ctypes.c_double),
+        ("num_threadgroups", ctypes.c_uint64),
+        ("accesses", ctypes.c_uint64),
+        ("fiber_switches", ctypes.c_uint64),
+        ("threadgroup_barriers", ctypes.c_uint64),
+        ("simdgroup_barriers", ctypes.c_uint64),
+        ("simd_operations", ctypes.c_uint64),
+        ("matrix_multiplications", ctypes.c_uint64),
+        ("threadgroup_memory_bytes", ctypes.c_uint64),
+        ("threadgroup_bytes_read", ctypes.c_uint64),
+        ("threadgroup_bytes_written", ctypes.c_uint64),
+        ("rows_read", ctypes.POINTER(RowReadStruct)),
+        ("num_rows_read", ctypes.c_uint64),
+        ("fault", FaultStruct),
+    )
+
+
+@dataclass
+class Binding:
+    """A buffer bound to a kernel.
+
+    Attributes:
+        name: Name in the kernel's signature.
+        data: Contents as bytes; of an output without an initial value, only the size matters. Outputs hold what the
+            kernel wrote after the launch.
+        element_bytes: Bytes per element.
+        is_output: Whether the kernel may write.
+        is_initialised: Whether an output starts with the contents given.
+        argument_offset: Byte of ``data`` that the kernel's pointer points to: not 0 for reversed strides.
+        traced_row_bytes: Bytes per row whose readers are recorded, or 0.
+    """
+
+    name: str
+    data: np.ndarray
+    element_bytes: int
+    is_output: bool = False
+    is_initialised: bool = False
+    argument_offset: int = 0
+    traced_row_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launch that has ended: its structures, and where the library lay in memory."""
+
+    launch: LaunchStruct
+    buffers: Sequence[BufferStruct]
+    rows_read: list[tuple[int, int, int]]
+    library_address: int
+    seconds: float
+
+
+class _Arena:
+    """A reserved range of addresses for the buffers of one launch at a time, and the threads' stacks."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self.slot_shift = SLOT_SHIFT
+        while not (base := self._reserve(NUM_SLOTS << self.slot_shift)):
+            self.slot_shift -= 1  # a limit on address space
+            if self.slot_shift < 24:
+                raise MemoryError("no address space left to run a kernel in")
+        self.address = base
+        self._stacks = mmap.mmap(-1, MAX_THREADS * STACK_BYTES)
+        self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
+
+    def _reserve(self, size: int, address: int | None = None) -> int | None:
+        """Addresses without memory; at an address in use, what was there is given back."""
+        no_access, no_reserve, fixed = 0, 0x4000, 0x10
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve | (fixed if address else 0)
+        found = self._libc.mmap(address, size, no_access, flags, -1, 0)
+        return None if found in (None, ctypes.c_void_p(-1).value) else found
+
+    def middle(self, slot: int) -> int:
+        """Where the contents of a slot begin."""
+        return self.address + (slot << self.slot_shift) + (1 << (self.slot_shift - 1))
+
+    def provide(self, slot: int, size: int) -> int:
+        """Memory for the contents of a slot; the address."""
+        if size >= 1 << (self.slot_shift - 1):
+            raise MemoryError(f"a buffer of {size} bytes is too large to run a kernel on")
+        pages = _whole_pages(size)
+        if self._libc.mprotect(self.middle(slot), pages, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise MemoryError(f"no memory for a buffer of {size} bytes: {ctypes.get_errno()}")
+        return self.middle(slot)
+
+    def withdraw(self, slot: int, size: int) -> None:
+        """Give the memory of a slot back."""
+        self._reserve(_whole_pages(size), self.middle(slot))
+
+
+def _whole_pages(size: int) -> int:
+    return max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+@functools.cache
+def _arena() -> _Arena:
+    return _Arena()
+
+
+@functools.cache
+def _library(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.msl_launch.argtypes = [ctypes.POINTER(LaunchStruct)]
+    library.msl_release_rows.argtypes = [ctypes.POINTER(RowReadStruct)]
+    library.msl_release_rows.restype = None
+    library.msl_library_address.restype = ctypes.c_uint64
+    return library
+
+
+_one_launch_at_a_time = threading.Lock()
+
+
+def run_library(
+    path: Path,
+    bindings: Sequence[Binding],
+    grid: tuple[int, int, int],
+    threadgroup: tuple[int, int, int],
+    *,
+    checks: bool,
+    order: int,
+    statistics: bool,
+    time_limit: float,
+) -> Finished:
+    """Run a kernel over a grid.
+
+    Args:
+        path: From `compiler.compile_kernel`.
+        bindings: The kernel's buffers in the order of its signature.
+        grid: Threads (x, y, z).
+        threadgroup: Threads per threadgroup, none larger than the grid.
+        checks: Whether the library was compiled with checks.
+        order: 0 runs threads and threadgroups in ascending order, 1 in descending order.
+        statistics: Count traffic per buffer.
+        time_limit: Seconds after which a launch with checks is ended with a fault; 0 for none.
+    """
+    library = _library(path)
+    with _one_launch_at_a_time:
+        arena = _arena()
+        structs = (BufferStruct * len(bindings))()
+        arguments = (ctypes.c_uint64 * len(bindings))()
+        try:
+            for i, binding in enumerate(bindings):
+                size = binding.data.nbytes
+                address = arena.provide(i, size)
+                _fill(address, binding)
+                arguments[i] = address + binding.argument_offset
+                structs[i] = BufferStruct(
+                    name=binding.name.encode(),
+                    address=address,
+                    bytes=size,
+                    element_bytes=binding.element_bytes,
+                    is_output=binding.is_output,
+                    is_initialised=binding.is_initialised,
+                    traced_row_bytes=binding.traced_row_bytes,
+                )
+            launch = LaunchStruct(
+                entry=ctypes.cast(library.msl_entry, ctypes.c_void_p),
+                arguments=ctypes.cast(arguments, ctypes.c_void_p),
+                grid=grid,
+                threadgroup=threadgroup,
+                buffers=ctypes.cast(structs, ctypes.c_void_p),
+                num_buffers=len(bindings),
+                order=order,
+                checks=checks,
+                statistics=statistics,
+                arena_address=arena.address,
+                arena_slot_shift=arena.slot_shift,
+                threadgroup_memory=arena.provide(len(bindings), THREADGROUP_ARENA_BYTES),
+                stacks=arena.stacks,
+                time_limit_seconds=time_limit,
+            )
+            started = time.perf_counter()
+            library.msl_launch(ctypes.byref(launch))
+            seconds = time.perf_counter() - started
+            rows = [(r.threadgroup, r.buffer, r.row) for r in launch.rows_read[: launch.num_rows_read]]
+            library.msl_release_rows(launch.rows_read)
+            for struct, binding in zip(structs, bindings):
+                if binding.is_output:
+                    ctypes.memmove(binding.data.ctypes.data, struct.address, binding.data.nbytes)
+        finally:
+            for i, binding in enumerate(bindings):
+                arena.withdraw(i, binding.data.nbytes)
+            arena.withdraw(len(bindings), THREADGROUP_ARENA_BYTES)
+    return Finished(launch, structs, rows, library.msl_library_address(), seconds)
+
+
+def _fill(address: int, binding: Binding) -> None:
+    if binding.is_output and not binding.is_initialised:
+        ctypes.memset(address, 0xFF, binding.data.nbytes)  # the bit pattern of a NaN
+    else:
+        ctypes.memmove(address, binding.data.ctypes.data, binding.data.nbytes)

@@ -1,0 +1,268 @@
+// Every load and store of a kernel: bounds, initialisation, races, and the counts of a launch.
+//
+// All memory a kernel may address lies in one reserved range of addresses, cut into slots of equal size: one per buffer,
+// one for threadgroup memory. A buffer lies in the middle of its slot, so the slot of an address says which buffer was
+// meant, even where the index is wrong by gigabytes, and whether it is in bounds is one comparison.
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+
+#include "runtime.h"
+
+extern "C" char __ehdr_start, _end;  // of this library: the program's own constants lie between
+
+namespace msl {
+
+namespace {
+
+constexpr uint64_t kAccessesBetweenClocks = 1 << 16;
+double started_seconds;
+
+struct ThreadgroupVariable {
+  const char* name;
+  uint32_t offset, bytes, granule_bytes;
+};
+ThreadgroupVariable variables[kMaxThreadgroupVariables];
+uint32_t num_variables;           // ever declared in this launch
+uint32_t threadgroup_bytes_used;  // red zones included
+uint8_t variable_at[kThreadgroupArenaBytes / 16];  // number + 1, of every 16 bytes
+uint8_t is_written[kThreadgroupArenaBytes];
+AccessHistory threadgroup_history;
+
+// What is remembered about a buffer while a launch runs.
+struct BufferState {
+  uint8_t* is_written;   // outputs: one per byte
+  AccessHistory history; // outputs
+  uint32_t granule_bytes;
+  uint32_t* last_reader;       // per element: threadgroup index + 1
+  uint32_t* last_row_reader;   // per traced row: threadgroup index + 1
+};
+BufferState* states;
+uint64_t row_capacity;
+
+double now_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
+uint32_t site_offset(const void* site) { return (uint32_t)((const char*)site - &__ehdr_start); }
+
+Fault access_fault(const char* kind, const char* object, int64_t offset, uint64_t object_bytes, uint32_t bytes,
+                   AccessKind access, const void* site) {
+  return {.kind = kind, .object = object, .code_address = (uint64_t)site, .byte_offset = offset,
+          .object_bytes = object_bytes, .access_bytes = bytes, .is_write = writes(access)};
+}
+
+MSL_COLD void raise_race(Fault fault, const Conflict& conflict) {
+  fault.detail[0] = 0;
+  strncat(fault.detail, conflict.earlier, sizeof fault.detail - 1);
+  fault.other_is_write = conflict.earlier[0] == 'w';
+  fault.other_thread = conflict.thread;
+  fault.other_threadgroup = conflict.threadgroup;
+  fault.other_code_address = (uint64_t)&__ehdr_start + conflict.site;
+  raise_fault(fault);
+}
+
+// ---- threadgroup memory ----
+
+void check_threadgroup_access(uint32_t offset, uint32_t bytes, AccessKind kind, const void* site) {
+  const uint32_t number = variable_at[offset / 16];
+  const ThreadgroupVariable* variable = number ? &variables[number - 1] : nullptr;
+  if (!variable || offset < variable->offset || offset + bytes > variable->offset + variable->bytes) {
+    // In a red zone: the variable that ends nearest before, or the first one.
+    for (uint32_t v = 0; v < num_variables; v++)
+      if (variables[v].bytes && (!variable || (variables[v].offset <= offset && variables[v].offset > variable->offset)))
+        variable = &variables[v];
+    raise_fault(variable ? access_fault("threadgroup out of bounds", variable->name, (int64_t)offset - variable->offset,
+                                        variable->bytes, bytes, kind, site)
+                         : access_fault("threadgroup out of bounds", "", offset, 0, bytes, kind, site));
+    return;
+  }
+  const int64_t inside = (int64_t)offset - variable->offset;
+  if (kind != kWrite && memchr(&is_written[offset], 0, bytes))
+    raise_fault(access_fault("threadgroup uninitialised", variable->name, inside, variable->bytes, bytes, kind, site));
+  if (writes(kind)) memset(&is_written[offset], 1, bytes);
+  const uint32_t granule = variable->granule_bytes;
+  for (uint32_t at = offset / granule * granule; at < offset + bytes; at += granule)
+    if (const Conflict conflict = record_access(threadgroup_history, at, kind, site_offset(site)); conflict.earlier)
+      raise_race(access_fault("threadgroup race", variable->name, inside, variable->bytes, bytes, kind, site), conflict);
+}
+
+// ---- buffers ----
+
+void count_rows(uint32_t number, uint64_t offset, uint32_t bytes) {
+  const Buffer& buffer = launch->buffers[number];
+  BufferState& state = states[number];
+  for (uint64_t row = offset / buffer.traced_row_bytes; row <= (offset + bytes - 1) / buffer.traced_row_bytes; row++) {
+    if (state.last_row_reader[row] == threadgroup_index + 1) continue;
+    state.last_row_reader[row] = threadgroup_index + 1;
+    if (launch->num_rows_read == row_capacity) {
+      row_capacity = row_capacity ? 2 * row_capacity : 1024;
+      launch->rows_read = (RowRead*)realloc(launch->rows_read, row_capacity * sizeof(RowRead));
+    }
+    launch->rows_read[launch->num_rows_read++] = {threadgroup_index, number, row};
+  }
+}
+
+void count_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind kind) {
+  Buffer& buffer = launch->buffers[number];
+  if (writes(kind)) buffer.bytes_written += bytes;
+  if (kind == kWrite) return;
+  buffer.bytes_read += bytes;
+  BufferState& state = states[number];
+  const uint32_t element = buffer.element_bytes;
+  for (uint64_t e = offset / element; e <= (offset + bytes - 1) / element; e++)
+    if (state.last_reader[e] != threadgroup_index + 1) {
+      state.last_reader[e] = threadgroup_index + 1;
+      buffer.distinct_bytes_read += element;
+    }
+  if (buffer.traced_row_bytes) count_rows(number, offset, bytes);
+}
+
+void check_output_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind kind, const void* site) {
+  const Buffer& buffer = launch->buffers[number];
+  BufferState& state = states[number];
+  if (kind != kWrite && memchr(state.is_written + offset, 0, bytes))
+    raise_fault(access_fault("output read before written", buffer.name, offset, buffer.bytes, bytes, kind, site));
+  if (writes(kind)) memset(state.is_written + offset, 1, bytes);
+  for (uint64_t g = offset / state.granule_bytes; g <= (offset + bytes - 1) / state.granule_bytes; g++)
+    if (const Conflict conflict = record_access(state.history, g, kind, site_offset(site)); conflict.earlier)
+      raise_race(access_fault("device race", buffer.name, offset, buffer.bytes, bytes, kind, site), conflict);
+}
+
+MSL_COLD void raise_wild_access(uint64_t address, uint32_t bytes, AccessKind kind, const void* site) {
+  raise_fault(access_fault("wild access", "", (int64_t)address, 0, bytes, kind, site));
+}
+
+}  // namespace
+
+void check_time(const void* site) {
+  if (launch->time_limit_seconds > 0 && now_seconds() - started_seconds > launch->time_limit_seconds)
+    raise_fault({.kind = "time limit", .code_address = (uint64_t)site});
+}
+
+void check_access(void* pointer, uint32_t bytes, AccessKind kind, const void* site) {
+  const uint64_t address = (uint64_t)pointer;
+  if (!current || address - current->stack < kStackBytes) return;
+  if (++launch->accesses % kAccessesBetweenClocks == 0) check_time(site);
+
+  const uint64_t slot = (address - launch->arena_address) >> launch->arena_slot_shift;
+  if (slot < launch->num_buffers) {
+    const Buffer& buffer = launch->buffers[slot];
+    const uint64_t offset = address - buffer.address;
+    if (offset >= buffer.bytes || offset + bytes > buffer.bytes) {
+      raise_fault(
+          access_fault("out of bounds", buffer.name, (int64_t)offset, buffer.bytes, bytes, kind, site));
+      return;
+    }
+    if (launch->statistics) count_access(slot, offset, bytes, kind);
+    if (buffer.is_output)
+      check_output_access(slot, offset, bytes, kind, site);
+    else if (writes(kind))
+      raise_fault(access_fault("write to input", buffer.name, (int64_t)offset, buffer.bytes, bytes, kind, site));
+    return;
+  }
+  if (slot == launch->num_buffers) {
+    const int64_t offset = (int64_t)(address - launch->threadgroup_memory);
+    if (kind != kWrite) launch->threadgroup_bytes_read += bytes;
+    if (writes(kind)) launch->threadgroup_bytes_written += bytes;
+    if (offset < 0 || offset + bytes > kThreadgroupArenaBytes) {
+      const ThreadgroupVariable& nearest = variables[offset < 0 || !num_variables ? 0 : num_variables - 1];
+      raise_fault(access_fault("threadgroup out of bounds", num_variables ? nearest.name : "",
+                               offset - (int64_t)nearest.offset, nearest.bytes, bytes, kind, site));
+      return;
+    }
+    check_threadgroup_access(offset, bytes, kind, site);
+    return;
+  }
+  const bool is_constant = address >= (uint64_t)&__ehdr_start && address + bytes <= (uint64_t)&_end;
+  if (!is_constant) raise_wild_access(address, bytes, kind, site);
+}
+
+void begin_checks() {
+  started_seconds = now_seconds();
+  num_variables = threadgroup_bytes_used = 0;
+  memset(variables, 0, sizeof variables);
+  memset(variable_at, 0, sizeof variable_at);
+  row_capacity = 0;
+  if (!launch->checks) return;
+  threadgroup_history = {kThreadgroupSpace, kThreadgroupArenaBytes};
+  threadgroup_history.writers = (Writer*)calloc(kThreadgroupArenaBytes, sizeof(Writer));
+  states = (BufferState*)calloc(launch->num_buffers + 1, sizeof(BufferState));
+  for (uint32_t number = 0; number < launch->num_buffers; number++) {
+    const Buffer& buffer = launch->buffers[number];
+    BufferState& state = states[number];
+    if (buffer.is_output) {
+      state.is_written = (uint8_t*)malloc(buffer.bytes + 1);
+      memset(state.is_written, buffer.is_initialised ? 1 : 0, buffer.bytes);
+      state.granule_bytes = buffer.element_bytes < 4 ? buffer.element_bytes : 4;
+      state.history = {kDeviceSpace, buffer.bytes / state.granule_bytes + 1};
+      state.history.writers = (Writer*)calloc(state.history.num_granules, sizeof(Writer));
+    }
+    if (launch->statistics)
+      state.last_reader = (uint32_t*)calloc(buffer.bytes / buffer.element_bytes + 1, sizeof(uint32_t));
+    if (buffer.traced_row_bytes)
+      state.last_row_reader = (uint32_t*)calloc(buffer.bytes / buffer.traced_row_bytes + 1, sizeof(uint32_t));
+  }
+}
+
+// Threadgroup memory holds nothing when a threadgroup starts: the bit pattern of a NaN, all bytes unwritten.
+void begin_threadgroup_checks() {
+  memset((void*)launch->threadgroup_memory, 0xff, threadgroup_bytes_used);
+  memset(is_written, 0, threadgroup_bytes_used);
+}
+
+void end_checks() {
+  if (!launch->checks) return;
+  for (uint32_t number = 0; number < launch->num_buffers; number++) {
+    Buffer& buffer = launch->buffers[number];
+    BufferState& state = states[number];
+    if (buffer.is_output)
+      for (uint64_t byte = 0; byte < buffer.bytes; byte++)
+        if (!state.is_written[byte] && !buffer.unwritten_bytes++) buffer.first_unwritten_byte = byte;
+    if (buffer.unwritten_bytes) {
+      Fault fault = {.kind = "output not written", .object = buffer.name};
+      fault.byte_offset = (int64_t)buffer.first_unwritten_byte;
+      fault.object_bytes = buffer.bytes;
+      raise_fault(fault);
+    }
+    free(state.is_written);
+    free(state.last_reader);
+    free(state.last_row_reader);
+    release_history(state.history);
+  }
+  free(states);
+  states = nullptr;
+  release_history(threadgroup_history);
+}
+
+}  // namespace msl
+
+using namespace msl;
+
+// Where a threadgroup variable lies. Every thread of the threadgroup asks; the first one of the launch places it.
+MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t element_bytes, const char* name) {
+  ThreadgroupVariable& variable = variables[number];
+  if (!variable.bytes) {
+    launch->threadgroup_memory_bytes += bytes;
+    const uint32_t offset = (threadgroup_bytes_used + kRedZoneBytes + 15) / 16 * 16;
+    if (launch->threadgroup_memory_bytes > kThreadgroupMemoryLimit || offset + bytes > kThreadgroupArenaBytes) {
+      Fault fault = {.kind = "threadgroup memory", .object = name, .code_address = (uint64_t)MSL_CALLER};
+      fault.object_bytes = launch->threadgroup_memory_bytes;
+      raise_fault(fault);
+    }
+    const uint32_t granule = element_bytes % 4 == 0 ? 4 : element_bytes % 2 == 0 ? 2 : 1;
+    variable = {name, offset, (uint32_t)bytes, granule};
+    threadgroup_bytes_used = offset + bytes;
+    num_variables = number + 1u > num_variables ? number + 1 : num_variables;
+    memset(&variable_at[offset / 16], number + 1, (bytes + 15) / 16);
+    memset(&is_written[offset], 0, bytes);
+    memset((char*)launch->threadgroup_memory + offset, 0xff, bytes);
+  }
+  return (char*)launch->threadgroup_memory + variable.offset;
+}
+
+MSL_EXPORT void msl_release_rows(RowRead* rows) { free(rows); }
+
+MSL_EXPORT uint64_t msl_library_address() { return (uint64_t)&__ehdr_start; }

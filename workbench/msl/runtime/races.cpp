@@ -1,0 +1,98 @@
+// Which accesses of different threads to the same memory are not ordered by a barrier.
+//
+// Two accesses conflict when at least one of them writes, not both are atomic, they come from different threads, and
+// - they come from different threadgroups (device memory: nothing orders threadgroups within a launch), or
+// - no threadgroup_barrier for that memory lies between them, nor, for lanes of one simdgroup, a simdgroup_barrier.
+//
+// It is enough to remember the last plain writer, the plain readers and the atomic visitors of each granule since the
+// last barrier: of an unordered pair, the second access always meets the first one's mark, because anything that
+// replaced the mark would have conflicted with it.
+#include <cstdlib>
+
+#include "runtime.h"
+
+namespace msl {
+
+namespace {
+
+bool conflicts(const Writer& writer, Space space) {
+  if (!writer.threadgroup) return false;
+  if (writer.threadgroup != threadgroup_index + 1) return space == kDeviceSpace;
+  if (writer.thread == current->thread || writer.epoch != epoch[space]) return false;
+  if (writer.thread / kSimdWidth != current->simdgroup) return true;
+  return writer.simdgroup_epoch == simdgroups[current->simdgroup].epoch[space];
+}
+
+bool conflicts(const Visitors& visitors, Space space) {
+  if (!visitors.threadgroup) return false;
+  if (space == kDeviceSpace && (visitors.threadgroup != threadgroup_index + 1 || visitors.earlier_threadgroup))
+    return true;
+  if (visitors.threadgroup != threadgroup_index + 1 || visitors.epoch != epoch[space]) return false;
+  if (visitors.simdgroups & ~(1u << current->simdgroup)) return true;
+  // Only this simdgroup has been here, so the lanes are its own.
+  return visitors.simdgroup_epoch == simdgroups[current->simdgroup].epoch[space] &&
+         (visitors.lanes & ~(1u << current->lane));
+}
+
+void add(Visitors& visitors, Space space, uint32_t site) {
+  const uint32_t own_epoch = simdgroups[current->simdgroup].epoch[space];
+  const uint32_t own_threadgroup = threadgroup_index + 1;
+  if (visitors.threadgroup && visitors.threadgroup != own_threadgroup)
+    visitors.earlier_threadgroup = visitors.threadgroup;
+  if (visitors.threadgroup != own_threadgroup || visitors.epoch != epoch[space]) {
+    visitors.threadgroup = own_threadgroup;
+    visitors.epoch = epoch[space];
+    visitors.simdgroups = visitors.lanes = 0;
+  }
+  const bool same_simdgroup = visitors.thread / kSimdWidth == current->simdgroup;
+  if (!same_simdgroup || visitors.simdgroup_epoch != own_epoch) visitors.lanes = 0;
+  visitors.simdgroup_epoch = own_epoch;
+  visitors.simdgroups |= 1u << current->simdgroup;
+  visitors.lanes |= 1u << current->lane;
+  visitors.thread = current->thread;
+  visitors.site = site;
+}
+
+Visitors& visitors_of(Visitors*& all, const AccessHistory& history, uint64_t granule) {
+  if (!all) all = (Visitors*)calloc(history.num_granules, sizeof(Visitors));
+  return all[granule];
+}
+
+template <class Mark>
+Conflict with(const char* earlier, const Mark& mark) {
+  uint32_t threadgroup = mark.threadgroup - 1;
+  if constexpr (__is_same(Mark, Visitors))
+    if (threadgroup == threadgroup_index && mark.earlier_threadgroup) threadgroup = mark.earlier_threadgroup - 1;
+  return {earlier, threadgroup, mark.thread, mark.site};
+}
+
+}  // namespace
+
+Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, uint32_t site) {
+  const Space space = history.space;
+  const bool atomic = kind == kAtomicRead || kind == kAtomicWrite;
+  Writer& writer = history.writers[granule];
+  if (conflicts(writer, space)) return with("write", writer);
+  if (writes(kind) && history.readers && conflicts(history.readers[granule], space))
+    return with("read", history.readers[granule]);
+  if (!atomic && history.atomics && conflicts(history.atomics[granule], space))
+    return with("atomic access", history.atomics[granule]);
+
+  const uint32_t own_epoch = simdgroups[current->simdgroup].epoch[space];
+  if (kind == kWrite)
+    writer = {threadgroup_index + 1, current->thread, epoch[space], own_epoch, site};
+  else if (kind == kRead)
+    add(visitors_of(history.readers, history, granule), space, site);
+  else if (kind == kAtomicWrite)
+    add(visitors_of(history.atomics, history, granule), space, site);
+  return {};
+}
+
+void release_history(AccessHistory& history) {
+  free(history.writers);
+  free(history.readers);
+  free(history.atomics);
+  history = {};
+}
+
+}  // namespace msl

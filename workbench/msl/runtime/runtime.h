@@ -1,0 +1,219 @@
+// Shared by the files of the runtime: the structures of a launch (mirrored by launch.py, field by field), the state of
+// the threadgroup that is running, and what the files offer one another.
+//
+//   fibers.cpp   threads as fibers, threadgroup_barrier, the loop over threadgroups
+//   simd.cpp     the meeting of a simdgroup's lanes, reductions, shuffles, 8x8 matrices
+//   checks.cpp   every load and store: bounds, initialisation, counts; threadgroup variables
+//   races.cpp    which accesses of different threads are not ordered by a barrier
+//   hooks.cpp    what the compiler's instrumentation calls, and atomic operations
+//
+// One threadgroup runs at a time, on one operating system thread.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "../include/thread_attributes.h"
+
+#define MSL_EXPORT extern "C" __attribute__((visibility("default")))
+// Called by the kernel's code, which is linked into the same library.
+#define MSL_CALLED extern "C"
+#define MSL_COLD __attribute__((noinline, cold))
+#define MSL_CALLER __builtin_return_address(0)
+
+namespace msl {
+
+constexpr uint32_t kMaxThreads = 1024;
+constexpr uint32_t kSimdWidth = 32;
+constexpr uint32_t kMaxSimdgroups = kMaxThreads / kSimdWidth;
+constexpr uint64_t kStackBytes = 128 << 10;
+constexpr uint32_t kThreadgroupMemoryLimit = 32768;  // of every Apple GPU family
+constexpr uint32_t kThreadgroupArenaBytes = 1 << 16;
+constexpr uint32_t kRedZoneBytes = 64;  // between threadgroup variables
+constexpr uint32_t kMaxThreadgroupVariables = 256;
+
+// ---- the structures of a launch ----
+
+struct Buffer {
+  const char* name;
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t element_bytes;
+  uint32_t is_output;
+  uint32_t is_initialised;  // an output with an init_value
+  uint32_t unused;
+  uint64_t traced_row_bytes;  // 0: not traced
+  // Counted by the launch.
+  uint64_t bytes_read;
+  uint64_t bytes_written;
+  uint64_t distinct_bytes_read;  // each element once per threadgroup, summed over threadgroups
+  uint64_t unwritten_bytes;
+  uint64_t first_unwritten_byte;
+};
+
+struct Fault {
+  const char* kind;  // null: none
+  const char* object;  // buffer, variable or operation
+  const char* other_object;
+  uint64_t code_address;
+  uint64_t other_code_address;
+  int64_t byte_offset;
+  uint64_t object_bytes;
+  uint32_t access_bytes;
+  uint32_t is_write;
+  uint32_t other_is_write;
+  uint32_t other_thread;
+  uint32_t other_threadgroup;
+  uint32_t has_thread;
+  uint32_t thread_position_in_grid[3];
+  uint32_t threadgroup_position_in_grid[3];
+  uint32_t thread_index_in_threadgroup;
+  uint32_t simdgroup_index_in_threadgroup;
+  uint32_t thread_index_in_simdgroup;
+  uint32_t line;    // of a report that carries its own place in the source
+  uint32_t column;
+  char file[128];
+  char detail[768];
+};
+
+struct RowRead {
+  uint32_t threadgroup;
+  uint32_t buffer;
+  uint64_t row;
+};
+
+using Entry = void (*)(const uint64_t* arguments, const msl_thread_attributes* attributes);
+
+struct Launch {
+  Entry entry;
+  const uint64_t* arguments;
+  uint32_t grid[3];
+  uint32_t threadgroup[3];
+  Buffer* buffers;
+  uint32_t num_buffers;
+  uint32_t order;  // 0: threads and threadgroups in ascending order, 1: descending
+  uint32_t checks;
+  uint32_t statistics;
+  uint64_t arena_address;
+  uint64_t arena_slot_shift;
+  uint64_t threadgroup_memory;
+  uint64_t stacks;
+  double time_limit_seconds;
+  // Counted by the launch.
+  uint64_t num_threadgroups;
+  uint64_t accesses;
+  uint64_t fiber_switches;
+  uint64_t threadgroup_barriers;
+  uint64_t simdgroup_barriers;
+  uint64_t simd_operations;
+  uint64_t matrix_multiplications;
+  uint64_t threadgroup_memory_bytes;
+  uint64_t threadgroup_bytes_read;
+  uint64_t threadgroup_bytes_written;
+  RowRead* rows_read;
+  uint64_t num_rows_read;
+  Fault fault;
+};
+
+// ---- the state of the running threadgroup ----
+
+// Barriers order threadgroup memory, device memory or both; an epoch ends where one orders that memory.
+enum Space : uint32_t { kThreadgroupSpace, kDeviceSpace, kNumSpaces };
+
+struct Fiber {
+  void* stack_pointer;
+  uint64_t stack;  // lowest address
+  uint32_t thread;  // in the threadgroup
+  uint32_t simdgroup;
+  uint32_t lane;
+  uint64_t uniform_trail;  // digest of the simdgroup_load and simdgroup_store calls made
+  msl_thread_attributes attributes;
+};
+
+struct Simdgroup {
+  uint32_t lanes;     // mask of the lanes there are
+  uint32_t alive;     // mask of those that have not returned
+  uint32_t runnable;  // mask of those that do not wait
+  uint32_t waiting;   // mask of those that wait in a simd operation
+  const char* operation;
+  const void* site;
+  uint64_t meetings;
+  uint32_t epoch[kNumSpaces];  // ended by simdgroup_barrier
+  // Values handed in and results, for the meeting in progress and the one before, whose results slower lanes still read.
+  alignas(16) uint8_t slots[2][kSimdWidth][32];
+  alignas(16) uint8_t results[2][kSimdWidth][16];
+  uint32_t present[2];
+};
+
+extern Launch* launch;
+extern Fiber fibers[kMaxThreads];
+extern Simdgroup simdgroups[kMaxSimdgroups];
+extern Fiber* current;  // null outside of threads
+extern uint32_t num_threads, num_simdgroups, num_returned;
+extern uint32_t epoch[kNumSpaces];  // ended by threadgroup_barrier; never repeats within a launch
+extern uint32_t threadgroup_index;  // linear, in the grid
+
+// ---- fibers.cpp ----
+
+// Records a fault and leaves the threads for good; returns only where there is no thread.
+MSL_COLD void raise_fault(const Fault& fault);
+// Gives way to another thread that can go on; the caller has made itself not runnable.
+void wait_for_others(const void* site);
+
+// ---- simd.cpp ----
+
+void lane_returned();
+// Whether a lane has made other simdgroup_load and simdgroup_store calls than the lanes it meets.
+bool trails_agree(const Simdgroup& simdgroup);
+
+// ---- races.cpp ----
+
+enum AccessKind : uint32_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
+inline bool writes(AccessKind kind) { return kind == kWrite || kind == kAtomicWrite; }
+
+// The last write to a granule of memory.
+struct Writer {
+  uint32_t threadgroup;  // index + 1; 0: none
+  uint32_t thread;
+  uint32_t epoch, simdgroup_epoch;
+  uint32_t site;  // offset in the library
+};
+
+// Who has accessed a granule, other than by a plain write, in the latest epoch in which anyone did.
+struct Visitors {
+  uint32_t threadgroup;  // index + 1 of the latest; 0: none
+  uint32_t earlier_threadgroup;  // index + 1 of some other one before it; 0: none
+  uint32_t epoch, simdgroup_epoch;
+  uint32_t simdgroups;  // mask
+  uint32_t lanes;  // mask, of the latest simdgroup in its latest epoch
+  uint32_t thread;  // the latest
+  uint32_t site;
+};
+
+// What is remembered about the granules of a piece of memory. `readers` and `atomics` are made when first needed.
+struct AccessHistory {
+  Space space;
+  uint64_t num_granules;
+  Writer* writers;
+  Visitors* readers;
+  Visitors* atomics;
+};
+
+// A conflicting earlier access, or a null description where there is none.
+struct Conflict {
+  const char* earlier;  // "write", "read", "atomic access"
+  uint32_t threadgroup, thread, site;
+};
+Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, uint32_t site);
+void release_history(AccessHistory& history);
+
+// ---- checks.cpp ----
+
+// The entry points of the checks: every load and store that the kernel makes comes here.
+void check_access(void* address, uint32_t bytes, AccessKind kind, const void* site);
+// Ends a launch that has run for longer than its limit; called now and then.
+void check_time(const void* site);
+void begin_checks();
+void begin_threadgroup_checks();
+void end_checks();
+
+}  // namespace msl

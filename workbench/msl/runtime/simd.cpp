@@ -1,0 +1,290 @@
+// Operations in which the lanes of a simdgroup take part together.
+#include <cstdio>
+#include <cstring>
+
+#include "runtime.h"
+
+// Clang calls this for float to bfloat where the processor has no instruction for it; older compiler libraries lack it.
+extern "C" __attribute__((weak)) __bf16 __truncsfbf2(float value);
+
+namespace msl {
+
+bool trails_agree(const Simdgroup& simdgroup) {
+  const Fiber* lanes = &fibers[(&simdgroup - simdgroups) * kSimdWidth];
+  for (uint32_t lane = 1; lane < kSimdWidth; lane++)
+    if ((simdgroup.lanes >> lane & 1) && lanes[lane].uniform_trail != lanes[0].uniform_trail) return false;
+  return true;
+}
+
+namespace {
+
+Simdgroup& own_simdgroup() { return simdgroups[current->simdgroup]; }
+
+void* own_slot() { return own_simdgroup().slots[own_simdgroup().meetings & 1][current->lane]; }
+
+// Every live lane comes here with its value in its slot; the last one computes what all of them take away. Returns
+// which of the two sets of slots and results belongs to this meeting.
+template <class Finish>
+__attribute__((always_inline)) inline uint32_t meet(const char* operation, const void* site, Finish finish) {
+  Simdgroup& s = own_simdgroup();
+  const uint32_t set = s.meetings & 1, bit = 1u << current->lane;
+  if (launch->checks && s.alive != s.lanes) {
+    Fault fault = {.kind = "simd after return", .object = operation, .code_address = (uint64_t)site};
+    snprintf(fault.detail, sizeof fault.detail, "%d of %d lanes", __builtin_popcount(s.lanes & ~s.alive),
+             __builtin_popcount(s.lanes));
+    raise_fault(fault);
+  }
+  if (!s.waiting) {
+    s.operation = operation;
+    s.site = site;
+  } else if (launch->checks && s.site != site) {
+    raise_fault({.kind = "different simd operations", .object = operation, .other_object = s.operation,
+                 .code_address = (uint64_t)site, .other_code_address = (uint64_t)s.site});
+  }
+  s.waiting |= bit;
+  if (s.waiting != s.alive) {
+    const uint64_t meeting = s.meetings;
+    s.runnable &= ~bit;
+    while (s.meetings == meeting) wait_for_others(site);
+    return set;
+  }
+  if (launch->checks && !trails_agree(s))
+    raise_fault({.kind = "partial simdgroup", .object = "simdgroup_load or simdgroup_store",
+                 .code_address = (uint64_t)site});
+  s.present[set] = s.alive;
+  finish(s, set);
+  s.waiting = 0;
+  s.meetings++;
+  s.runnable = s.alive;
+  return set;
+}
+
+// ---- element types: codes as in include/simd.h ----
+
+struct Half {
+  _Float16 value;
+  operator float() const { return (float)value; }
+  Half() = default;
+  Half(float f) : value((_Float16)f) {}
+};
+
+struct Bfloat {
+  uint16_t bits;
+  operator float() const {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float f;
+    memcpy(&f, &wide, sizeof f);
+    return f;
+  }
+  Bfloat() = default;
+  Bfloat(float f) {
+    uint32_t wide;
+    memcpy(&wide, &f, sizeof wide);
+    if (f != f) wide |= 0x400000;  // stays a NaN
+    else wide += 0x7fff + (wide >> 16 & 1);
+    bits = wide >> 16;
+  }
+};
+
+template <class Body>
+void with_element_type(int code, Body body) {
+  switch (code) {
+    case 0: return body(float());
+    case 1: return body(Half());
+    case 2: return body(Bfloat());
+    case 3: return body(int32_t());
+    case 4: return body(uint32_t());
+    case 5: return body(int16_t());
+    case 6: return body(uint16_t());
+    case 7: return body(int8_t());
+    default: return body(uint8_t());
+  }
+}
+
+// half and bfloat are combined in float and rounded once, at the end.
+template <class T>
+struct Accumulator {
+  using type = T;
+};
+template <>
+struct Accumulator<Half> {
+  using type = float;
+};
+template <>
+struct Accumulator<Bfloat> {
+  using type = float;
+};
+template <class T>
+constexpr bool is_integer = (T)0.5f == (T)0;
+
+// Codes as in include/simd.h.
+template <class A>
+A combine(int operation, A a, A b) {
+  switch (operation) {
+    case 0: return (A)(a + b);
+    case 1: return a > b || b != b ? a : b;
+    case 2: return a < b || b != b ? a : b;
+    case 3: return (A)(a * b);
+  }
+  if constexpr (is_integer<A>) switch (operation) {
+      case 4: return (A)(a & b);
+      case 5: return (A)(a | b);
+      case 6: return (A)(a ^ b);
+    }
+  __builtin_trap();
+}
+
+template <class T>
+typename Accumulator<T>::type slot_value(const Simdgroup& s, uint32_t set, uint32_t lane) {
+  T value;
+  memcpy(&value, s.slots[set][lane], sizeof value);
+  return (typename Accumulator<T>::type)value;
+}
+
+// Combined in halves, as hardware does it; lanes that are not there are left out.
+template <class T>
+T reduce(const Simdgroup& s, uint32_t set, int operation) {
+  using A = typename Accumulator<T>::type;
+  A values[kSimdWidth];
+  uint32_t present = s.present[set];
+  for (uint32_t lane = 0; lane < kSimdWidth; lane++)
+    if (present >> lane & 1) values[lane] = slot_value<T>(s, set, lane);
+  for (uint32_t half = kSimdWidth / 2; half; half /= 2)
+    for (uint32_t lane = 0; lane < half; lane++) {
+      const bool low = present >> lane & 1, high = present >> (lane + half) & 1;
+      if (high) values[lane] = low ? combine(operation, values[lane], values[lane + half]) : values[lane + half];
+      if (high) present |= 1u << lane;
+    }
+  return (T)values[0];
+}
+
+// This lane's two elements of an 8x8 matrix: row and first column, as in include/simdgroup_matrix.h.
+void position_of_lane(uint32_t lane, uint32_t& row, uint32_t& column) {
+  const uint32_t quad = lane / 4;
+  row = (quad & 4) + (lane / 2) % 4;
+  column = (quad & 2) * 2 + (lane % 2) * 2;
+}
+
+void multiply_accumulate(Simdgroup& s, uint32_t set) {
+  float a[8][8], b[8][8], c[8][8];
+  for (uint32_t lane = 0; lane < kSimdWidth; lane++) {
+    uint32_t row, column;
+    position_of_lane(lane, row, column);
+    const float* elements = (const float*)s.slots[set][lane];
+    for (int i = 0; i < 2; i++) {
+      a[row][column + i] = elements[i];
+      b[row][column + i] = elements[2 + i];
+      c[row][column + i] = elements[4 + i];
+    }
+  }
+  for (int i = 0; i < 8; i++)
+    for (int k = 0; k < 8; k++)
+      for (int j = 0; j < 8; j++) c[i][j] += a[i][k] * b[k][j];
+  for (uint32_t lane = 0; lane < kSimdWidth; lane++) {
+    uint32_t row, column;
+    position_of_lane(lane, row, column);
+    memcpy(s.results[set][lane], &c[row][column], 2 * sizeof(float));
+  }
+}
+
+}  // namespace
+
+// A lane of the current thread's simdgroup has ended its thread.
+void lane_returned() {
+  Simdgroup& s = own_simdgroup();
+  s.alive &= ~(1u << current->lane);
+  if (s.waiting && s.waiting == s.alive)
+    raise_fault({.kind = "return past simd", .object = s.operation, .code_address = (uint64_t)s.site});
+}
+
+}  // namespace msl
+
+using namespace msl;
+
+extern "C" __bf16 __truncsfbf2(float value) { return __builtin_bit_cast(__bf16, Bfloat(value).bits); }
+
+MSL_CALLED void msl_simdgroup_barrier(int flags) {
+  meet("simdgroup_barrier", MSL_CALLER, [=](Simdgroup& s, uint32_t) {
+    launch->simdgroup_barriers++;
+    if (flags & 1) s.epoch[kDeviceSpace]++;
+    if (flags & 2) s.epoch[kThreadgroupSpace]++;
+  });
+}
+
+// simdgroup_load and simdgroup_store need no values of other lanes, so nobody waits here; that every lane made the same
+// calls is seen at the next meeting.
+MSL_CALLED void msl_simd_uniform(const char*) {
+  current->uniform_trail = current->uniform_trail * 1099511628211ull + (uint64_t)MSL_CALLER;
+}
+
+MSL_CALLED void msl_simd_reduce(const char* operation, int combine, int element_type, void* value) {
+  with_element_type(element_type, [&](auto example) {
+    using T = decltype(example);
+    memcpy(own_slot(), value, sizeof(T));
+  });
+  const uint32_t set = meet(operation, MSL_CALLER, [=](Simdgroup& s, uint32_t set) {
+    launch->simd_operations++;
+    with_element_type(element_type, [&](auto example) {
+      using T = decltype(example);
+      const T result = reduce<T>(s, set, combine);
+      memcpy(s.results[set][0], &result, sizeof(T));
+    });
+  });
+  with_element_type(element_type, [&](auto example) { memcpy(value, own_simdgroup().results[set][0], sizeof example); });
+}
+
+MSL_CALLED void msl_simd_scan(const char* operation, int combination, int element_type, int inclusive, void* value) {
+  with_element_type(element_type, [&](auto example) { memcpy(own_slot(), value, sizeof example); });
+  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
+  with_element_type(element_type, [&](auto example) {
+    using T = decltype(example);
+    using A = typename Accumulator<T>::type;
+    const Simdgroup& s = own_simdgroup();
+    A total = combination == 0 ? (A)0 : (A)1;
+    for (uint32_t lane = 0; lane < current->lane + (inclusive ? 1 : 0); lane++)
+      if (s.present[set] >> lane & 1) total = combine(combination, total, slot_value<T>(s, set, lane));
+    const T result = (T)total;
+    memcpy(value, &result, sizeof result);
+  });
+}
+
+MSL_CALLED void msl_simd_exchange(const char* operation, int bytes, void* value, unsigned source_lane) {
+  memcpy(own_slot(), value, bytes);
+  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
+  const Simdgroup& s = own_simdgroup();
+  if (source_lane >= kSimdWidth || !(s.present[set] >> source_lane & 1)) {
+    if (!launch->checks) return;
+    Fault fault = {.kind = "absent lane", .object = operation, .code_address = (uint64_t)MSL_CALLER};
+    snprintf(fault.detail, sizeof fault.detail, "%u", source_lane);
+    raise_fault(fault);
+  }
+  memcpy(value, s.slots[set][source_lane], bytes);
+}
+
+MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
+  memcpy(own_slot(), &predicate, sizeof predicate);
+  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup& s, uint32_t set) {
+    launch->simd_operations++;
+    uint32_t votes = 0;
+    for (uint32_t lane = 0; lane < kSimdWidth; lane++)
+      if ((s.present[set] >> lane & 1) && *(const int*)s.slots[set][lane]) votes |= 1u << lane;
+    memcpy(s.results[set][0], &votes, sizeof votes);
+  });
+  uint32_t votes;
+  memcpy(&votes, own_simdgroup().results[set][0], sizeof votes);
+  return votes;
+}
+
+// Takes this lane's two elements of a, b and c; puts its two elements of a * b + c in front.
+MSL_CALLED void msl_simdgroup_multiply_accumulate(float* a_b_c) {
+  memcpy(own_slot(), a_b_c, 6 * sizeof(float));
+  const void* site = MSL_CALLER;
+  const uint32_t set = meet("simdgroup_multiply_accumulate", site, [=](Simdgroup& s, uint32_t set) {
+    if (launch->checks && s.present[set] != ~0u)
+      raise_fault({.kind = "partial simdgroup", .object = "simdgroup_multiply_accumulate",
+                   .code_address = (uint64_t)site});
+    launch->matrix_multiplications++;
+    multiply_accumulate(s, set);
+  });
+  memcpy(a_b_c, own_simdgroup().results[set][current->lane], 2 * sizeof(float));
+}

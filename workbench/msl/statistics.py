@@ -1,0 +1,61 @@
+"""What a launch did to memory, counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class BufferTraffic:
+    """What a launch read and wrote of one buffer.
+
+    Attributes:
+        bytes_read: Bytes loaded, every thread's loads counted.
+        bytes_written: Bytes stored.
+        distinct_bytes_read: Bytes loaded where each element counts once per threadgroup: what would come from memory
+            if a threadgroup kept what it has read and threadgroups shared nothing.
+        size: Bytes of the buffer.
+    """
+
+    bytes_read: int
+    bytes_written: int
+    distinct_bytes_read: int
+    size: int
+
+
+@dataclass(frozen=True)
+class LaunchStatistics:
+    """The counts of one launch.
+
+    Loads and stores are those of the compiled kernel: what the compiler keeps in a register is loaded once.
+
+    Attributes:
+        seconds: Time the launch took on this machine; it says nothing about a GPU.
+        threadgroups: Threadgroups that ran.
+        threadgroup_barriers: Barriers passed, one per threadgroup and barrier.
+        simdgroup_barriers: One per simdgroup and barrier.
+        simd_operations: Reductions, shuffles and ballots, one per simdgroup and call.
+        matrix_multiplications: 8x8 multiply-accumulates, one per simdgroup and call (1,024 FLOP each).
+        threadgroup_memory: Bytes of threadgroup memory that each threadgroup uses.
+        threadgroup_bytes_read: Bytes loaded from threadgroup memory.
+        threadgroup_bytes_written: Bytes stored to it.
+        buffers: Traffic by buffer name.
+        rows_read: For each buffer of ``trace_buffers``: the rows that each threadgroup read, ascending, by position of
+            the threadgroup in the grid.
+        accesses: Loads and stores that were checked.
+        fiber_switches: Changes from one thread to another.
+    """
+
+    seconds: float
+    threadgroups: int
+    threadgroup_barriers: int
+    simdgroup_barriers: int
+    simd_operations: int
+    matrix_multiplications: int
+    threadgroup_memory: int
+    threadgroup_bytes_read: int = 0
+    threadgroup_bytes_written: int = 0
+    buffers: dict[str, BufferTraffic] = field(default_factory=dict)
+    rows_read: dict[str, dict[tuple[int, int, int], tuple[int, ...]]] = field(default_factory=dict)
+    accesses: int = 0
+    fiber_switches: int = 0
