@@ -22,10 +22,12 @@ from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.sampler import Sampler
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.validation import resolve_config
+from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
 from workbench.trace import StepRecord, Trace, TraceMeta
 
 if TYPE_CHECKING:
+    from workbench.models.paged_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
 
 
@@ -225,6 +227,38 @@ class Engine:
         for listener in list(self._listeners):
             listener(record)
         return record
+
+    def capture(self, layer: int) -> LayerCapture:
+        """Keep what an attention layer is handed and gives back in the next step.
+
+        Args:
+            layer: Index of the layer.
+
+        Returns:
+            A LayerCapture that the next step fills: q, k, v, out, and ``weights(row)``.
+
+        Raises:
+            ValueError: There is no such layer, or this model's attention is its own (mode "gather").
+
+        Example:
+            >>> capture = engine.capture(layer=3)       # doctest: +SKIP
+            >>> step = engine.step()
+            >>> capture.weights(row=4).shape            # heads, context
+            (9, 5)
+        """
+        caches = self.runner.kv_cache.layers
+        if self.runner.mode != "kernel":
+            raise ValueError(f"layers of {self.name!r} cannot be captured: its attention does its own arithmetic")
+        if not isinstance(layer, int) or not 0 <= layer < len(caches):
+            raise ValueError(f"layer must be from 0 to {len(caches) - 1}, got {layer!r}")
+        capture = LayerCapture(layer)
+
+        def keep(call: AttentionCall) -> None:
+            caches[layer].tap = None
+            capture.fill(self.scheduler.step - 1, call)
+
+        caches[layer].tap = keep
+        return capture
 
     # -- many steps -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ is for models whose attention does its own arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -48,6 +48,35 @@ class LayerKV:
     def with_window(self, window: int) -> LayerKV:
         """The same layer under another sliding window."""
         return replace(self, window=window)
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's attention in a step, seen by a tap while the arrays are as the backend left them.
+
+    Attributes:
+        queries: [T, num_heads, head_dim].
+        keys: [T, num_kv_heads, head_dim].
+        values: [T, num_kv_heads, head_dim].
+        out: [T, num_heads, head_dim].
+        k_cache: Keys of every slot; do not keep it.
+        v_cache: Values of every slot; do not keep it.
+        metadata: The packed batch.
+        softmax_scale: Factor of the logits.
+        window: Sliding window, -1 for full attention.
+        sinks: One logit per head, or None.
+    """
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    out: mx.array
+    k_cache: mx.array
+    v_cache: mx.array
+    metadata: AttentionMetadata
+    softmax_scale: float
+    window: int
+    sinks: mx.array | None
 
 
 class _LayerPool:
@@ -105,11 +134,17 @@ class _LayerPool:
 
 
 class PagedLayerCache(_LayerPool):
-    """A layer cache whose attention is computed by a backend, straight from the block pool."""
+    """A layer cache whose attention is computed by a backend, straight from the block pool.
+
+    Attributes:
+        backend: Writes, reads and computes.
+        tap: Called after each attention call, for whoever wants to see it; None for nobody.
+    """
 
     def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, backend: AttentionBackend) -> None:
         super().__init__(layer, num_blocks, block_size)
         self.backend = backend
+        self.tap: Callable[[AttentionCall], None] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Hand the new keys and values on; `attend` writes them before it reads."""
@@ -143,10 +178,9 @@ class PagedLayerCache(_LayerPool):
         self.num_reads += 1
         self.num_heads = queries.shape[1]
         window = self.layer.window
+        rows = queries.squeeze(2), keys.squeeze(2), values.squeeze(2)
         out = self.backend.write_and_attend(
-            queries.squeeze(2),
-            keys.squeeze(2),
-            values.squeeze(2),
+            *rows,
             self.k_cache,
             self.v_cache,
             self.metadata,
@@ -154,6 +188,9 @@ class PagedLayerCache(_LayerPool):
             window_size=(-1, -1) if window < 0 else (window - 1, 0),
             sinks=sinks,
         )
+        if self.tap is not None:
+            caches = self.k_cache, self.v_cache
+            self.tap(AttentionCall(*rows, out, *caches, self.metadata, softmax_scale, window, sinks))
         return mx.expand_dims(out, 2)
 
 
@@ -206,11 +243,17 @@ class PagedKVCache:
         layers: What to pass to the model as ``cache``.
         num_blocks: Blocks in the pool.
         block_size: Tokens per block.
+        backend: What attends, None where the model does so itself.
     """
 
-    def __init__(self, layers: Sequence[PagedLayerCache] | Sequence[GatheredLayerCache]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[PagedLayerCache] | Sequence[GatheredLayerCache],
+        backend: AttentionBackend | None = None,
+    ) -> None:
         """See `for_kernel` and `for_gathering`."""
         self.layers = list(layers)
+        self.backend = backend
         self.num_blocks, self.block_size = self.layers[0].k_cache.shape[:2]
         mx.eval(self.arrays)
 
@@ -219,7 +262,7 @@ class PagedKVCache:
         cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, backend: AttentionBackend
     ) -> PagedKVCache:
         """A pool that an attention backend reads and writes; needs `workbench.models.swap`."""
-        return cls([PagedLayerCache(layer, num_blocks, block_size, backend) for layer in layers])
+        return cls([PagedLayerCache(layer, num_blocks, block_size, backend) for layer in layers], backend)
 
     @classmethod
     def for_gathering(
