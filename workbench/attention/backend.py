@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import platform
 from abc import ABC, abstractmethod
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -173,7 +172,7 @@ def resolve_backend_name(name: str) -> str:
 
     if mx.default_device() == mx.gpu:
         return "metal" if mx.metal.is_available() else "cuda"
-    return "cpu" if platform.system() == "Linux" else "gather"
+    return "cpu"
 
 
 def why_not_here(name: str) -> str:

@@ -24,10 +24,18 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
 
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx2") else 4
-"""float32 numbers in a vector register of this machine."""
+def _vector_width() -> int:
+    """float32 numbers in a vector register of the processor that numba compiles for."""
+    if numba.config.CPU_FEATURES is None:
+        features = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    else:
+        features = {name[1:] for name in numba.config.CPU_FEATURES.split(",") if name.startswith("+")}
+    return 16 if "avx512f" in features else 8 if "avx2" in features else 4
+
+
+LANES = _vector_width()
+"""float32 numbers in a vector register: 16 with AVX-512, 8 with AVX2, else 4."""
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
@@ -230,6 +238,9 @@ _TANH = tuple(map(np.float32, (1.0, -0.33333261, 0.13331128, -0.05372107, 0.0205
 _TANH_NEAR = np.float32(0.625)
 
 _LOWEST, _HIGHEST = np.float32(-127.0), np.float32(128.0)
+_EXP_LOWEST, _EXP_HIGHEST = np.float32(-88.02), np.float32(88.9)
+_LOG2_E = np.float32(1.4426950408889634)
+_LOG2_E_REST = np.float32(1.4426950408889634 - float(_LOG2_E))
 _ZERO, _ONE, _MINUS_TWO, _TWO_LOG2_E = map(np.float32, (0.0, 1.0, -2.0, 2.8853900817779268))
 
 
@@ -241,14 +252,26 @@ def exp2(x):
     """
     x = smaller(larger(x, splat(_LOWEST)), splat(_HIGHEST))
     rounded = x + splat(_ROUND)
-    f = x - (rounded - splat(_ROUND))
+    return _scale(_exp2_of_fraction(x - (rounded - splat(_ROUND))), rounded)
+
+
+@jit
+def exp(x):
+    """e**x to two units in the last place; 0 below -87.7, inf from 88.4, and NaN stays NaN."""
+    x = smaller(larger(x, splat(_EXP_LOWEST)), splat(_EXP_HIGHEST))
+    rounded = fma(x, splat(_LOG2_E), splat(_ROUND))
+    f = fma(x, splat(_LOG2_E), splat(_ROUND) - rounded)
+    return _scale(_exp2_of_fraction(fma(x, splat(_LOG2_E_REST), f)), rounded)
+
+
+@jit
+def _exp2_of_fraction(f):
     polynomial = fma(splat(_EXP2[6]), f, splat(_EXP2[5]))
     polynomial = fma(polynomial, f, splat(_EXP2[4]))
     polynomial = fma(polynomial, f, splat(_EXP2[3]))
     polynomial = fma(polynomial, f, splat(_EXP2[2]))
     polynomial = fma(polynomial, f, splat(_EXP2[1]))
-    polynomial = fma(polynomial, f, splat(_EXP2[0]))
-    return _scale(polynomial, rounded)
+    return fma(polynomial, f, splat(_EXP2[0]))
 
 
 @jit
