@@ -16,6 +16,7 @@ import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
 import { TextsPanel } from "./texts.js";
+import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Theme, inkOn } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
 
@@ -23,7 +24,7 @@ const PANELS = {
   timeline: TimelinePanel, gantt: GanttPanel, packed: PackedPanel, rectangle: RectanglePanel, kernel: KernelPanel, texts: TextsPanel,
   pool: PoolPanel, tables: BlockTablesPanel, events: EventsPanel, metrics: MetricsPanel,
 };
-const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "rectangle", "kernel"], right: ["pool", "tables", "texts", "events"], bottom: ["metrics"] };
+const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "rectangle", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
 
 class View {
   constructor(model, root) {
@@ -34,6 +35,7 @@ class View {
     this.cursor = new Cursor(this.store, (what) => this.changed(what));
     this.theme = new Theme(this.options.theme || "auto");
     this.tooltip = new Tooltip();
+    this.geometry = { poolColumns, readableScale, tileKind };
     this.commandCount = 0;
     this.controls = new Controls(this);
     const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);

@@ -1,14 +1,16 @@
 // (g) The attention kernel: what each work item computes and reads.
 
-import { formatNumber, plain } from "./dom.js";
+import { formatNumber, h, plain, setText } from "./dom.js";
 import { CanvasPanel, MONO, SMALL, hatch, text, ticks } from "./panel.js";
 import { bytesPerPosition, formatBytes, workOf, workTotals } from "./work.js";
 
-const LEFT = 84, TOP = 62, GAUGE = 64;
+const LEFT = 84, TOP = 20, GAUGE = 56;
 
 export class KernelPanel extends CanvasPanel {
   constructor(view) {
     super(view, { id: "kernel", title: "Attention work list", hint: "one row per work item: its query rows and the KV it reads", height: 160 });
+    this.summary = h("p", { class: "wb-facts" });
+    this.body.prepend(this.summary);
   }
 
   base(what) { return what !== "hover"; }
@@ -30,8 +32,8 @@ export class KernelPanel extends CanvasPanel {
 
   draw(context, width) {
     const { theme, work, chunks, totals } = this, colours = theme.colours;
-    if (!work || !work.items.length) return text(context, "No attention in this step.", LEFT, 20, colours.muted);
-    this.drawFacts(context);
+    if (!work || !work.items.length) return text(context, "No attention in this step.", LEFT, 10, colours.muted);
+    setText(this.summary, this.facts().join(". "));
     const bottom = TOP + work.items.length * this.row;
     text(context, "rows used", LEFT, TOP - 9, colours.muted, { font: SMALL });
     text(context, "KV positions read", LEFT + GAUGE + 16, TOP - 9, colours.muted, { font: SMALL });
@@ -42,21 +44,21 @@ export class KernelPanel extends CanvasPanel {
     }
     let previous = -1;
     work.items.forEach((item, i) => {
-      const y = TOP + i * this.row, h = Math.max(1, this.row - (this.row > 4 ? 2 : 0.5)), chunk = chunks[item.seq];
+      const y = TOP + i * this.row, high = Math.max(1, this.row - (this.row > 4 ? 2 : 0.5)), chunk = chunks[item.seq];
       const fill = chunk.decode ? theme.decode(chunk.request.index) : theme.prefill(chunk.request.index);
       const used = (item.num_rows / work.blockQ) * GAUGE;
       context.fillStyle = fill;
-      context.fillRect(LEFT, y, Math.max(1, used), h);
+      context.fillRect(LEFT, y, Math.max(1, used), high);
       if (used < GAUGE) {
         context.strokeStyle = colours.hairline;
         context.lineWidth = 1;
-        if (h >= 4) context.strokeRect(LEFT + used + 0.5, y + 0.5, GAUGE - used - 1, h - 1);
+        if (high >= 4) context.strokeRect(LEFT + used + 0.5, y + 0.5, GAUGE - used - 1, high - 1);
       }
       context.fillStyle = fill;
-      context.fillRect(this.x(item.kv_start), y, Math.max(1, this.x(item.kv_end) - this.x(item.kv_start) - 1), h);
-      if (item.num_splits > 1 && h >= 6) hatch(context, this.x(item.kv_start), y, this.x(item.kv_end) - this.x(item.kv_start) - 1, h, colours.background, 6);
+      context.fillRect(this.x(item.kv_start), y, Math.max(1, this.x(item.kv_end) - this.x(item.kv_start) - 1), high);
+      if (item.num_splits > 1 && high >= 6) hatch(context, this.x(item.kv_start), y, this.x(item.kv_end) - this.x(item.kv_start) - 1, high, colours.background, 6);
       if (item.seq !== previous && (this.row >= 9 || (y - (this.lastLabel ?? -99) >= 10))) {
-        text(context, plain(chunk.request.id, 11), LEFT - 8, y + h / 2, colours.text, { align: "right", font: MONO });
+        text(context, plain(chunk.request.id, 11), LEFT - 8, y + high / 2, colours.text, { align: "right", font: MONO });
         this.lastLabel = y;
       }
       previous = item.seq;
@@ -73,12 +75,6 @@ export class KernelPanel extends CanvasPanel {
     const grid = launch?.grid?.length ? `, grid ${launch.grid.join(" × ")} threads, threadgroup ${launch.threadgroup.join(" × ")}` : "";
     return [`${formatNumber(work.items.length)} work items, ${source}${grid}`,
       `${formatNumber(totals.rows)} query rows used, ${formatNumber(idle)} idle · KV read ${ratio.toFixed(2)} × the minimum${bytes}${splits ? " · hatched: split over KV, merged after" : ""}`];
-  }
-
-  drawFacts(context) {
-    const [first, second] = this.facts();
-    text(context, first, LEFT, 10, this.theme.colours.text);
-    text(context, second, LEFT, 27, this.theme.colours.muted, {});
   }
 
   drawOverlay(context, width) {

@@ -1,0 +1,113 @@
+"""A real browser for the tests of the views; skipped with the reason where there is none."""
+
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.ui)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: the views are not driven")
+    with playwright.sync_playwright() as driver:
+        instance = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield instance
+        instance.close()
+
+
+class WatchedPage:
+    """A page that remembers every console message and every request that leaves this machine."""
+
+    def __init__(self, page, origin):
+        self.page = page
+        self.problems = []
+        self.outside = []
+        page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        local = (origin, origin.replace("http", "ws"), "blob:", "data:")
+        page.on("request", lambda request: request.url.startswith(local) or self.outside.append(request.url))
+        page.goto(origin)
+        page.wait_for_selector(".wb-root")
+        self.root = page.locator(".wb-root").first
+
+    def view(self, expression, argument=None):
+        """Evaluate an expression of ``view``, the state behind the picture."""
+        return self.root.evaluate(
+            f"(root, argument) => {{ const view = root.workbench; return {expression}; }}", argument
+        )
+
+    def wait(self, expression, timeout=15_000):
+        """Wait until an expression of ``view`` is true."""
+        handle = self.root.element_handle()
+        self.page.wait_for_function(
+            f"(root) => {{ const view = root.workbench; return {expression}; }}", arg=handle, timeout=timeout
+        )
+
+    def frame(self):
+        """Wait until everything that was asked for is drawn."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.fixture
+def open_page(browser):
+    """A function that opens an address and returns a WatchedPage; at the end nothing may have gone wrong."""
+    contexts, pages = [], []
+
+    def open_(origin, *, dark=False, width=1280, height=800):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+        )
+        contexts.append(context)
+        page = WatchedPage(context.new_page(), origin)
+        pages.append(page)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    for page in pages:
+        assert not page.problems, f"the browser complains: {page.problems}"
+        assert not page.outside, f"requests leave the machine: {page.outside}"
+
+
+@pytest.fixture
+def serve():
+    """A function that serves a source on a free port and returns its address."""
+    pytest.importorskip("panel")
+    from workbench.viz import app
+
+    servers = []
+
+    def serve_(source):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        servers.append(app.serve(source, port=port, threaded=True))
+        return f"http://127.0.0.1:{port}/"
+
+    yield serve_
+    for server in servers:
+        server.stop()
