@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
+import trace_helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_helpers import PoolTruth, run_scheduler
 
-from workbench import EngineConfig, SamplingParams
-from workbench.engine.request import Request
-from workbench.engine.scheduler import Scheduler
+from workbench import EngineConfig
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta, pool_state
 from workbench.trace.pool_state import CACHED, FREE, KEYFRAME_STEPS, OWNED, RESERVED
 
 
-@dataclass
-class Truth:
-    """What the block pool itself says at one moment."""
-
-    free_queue: list[int]
-    cached: set[int]
-    tables: dict[str, list[int]]
-
-    @classmethod
-    def of(cls, scheduler: Scheduler) -> Truth:
-        pool = scheduler.kv_cache.block_pool
-        tables = {request.request_id: list(request.block_table) for request in scheduler.running}
-        return cls(pool.free_queue, set(pool.cached_blocks), tables)
-
-
-def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), num_steps=60):
-    """A trace, and the truth at both moments of each step. requests: (arrival_step, priority, prompt, max_tokens)."""
-    scheduler = Scheduler(config, clock=lambda: 0.0)
-    trace = Trace(TraceMeta(source="simulation", config=config.to_dict()))
-    truths = {}
-    for step in range(num_steps):
-        for number, (arrival_step, priority, prompt, max_tokens) in enumerate(requests):
-            request_id = f"r{number}"
-            if arrival_step == step:
-                sampling = SamplingParams(max_tokens=max_tokens)
-                scheduler.add_request(
-                    Request(request_id, prompt, sampling, priority=priority, arrival_time=step + number / 100)
-                )
-                trace.add_request(RequestInfo(request_id, len(prompt), tuple(prompt), arrival_step=step))
-            if aborts.get(number) == step:
-                scheduler.abort_request(request_id)
-        batch = scheduler.schedule()
-        truths[step, "scheduled"] = Truth.of(scheduler)
-        if step in failures:
-            record = scheduler.fail(batch)
-            # What the failed batch had published never came to be: a record of the step does not show it.
-            truths[step, "scheduled"].cached = set(scheduler.kv_cache.block_pool.cached_blocks)
-        else:
-            tokens = [chunk.request.num_tokens % 7 if chunk.samples else None for chunk in batch.chunks]
-            record = scheduler.update(batch, tokens)
-        trace.append(record)
-        truths[step, "end"] = Truth.of(scheduler)
-    return trace, truths
-
-
-def assert_same(trace: Trace, index: int, moment: str, truth: Truth) -> None:
+def assert_same(trace: Trace, index: int, moment: str, truth: PoolTruth) -> None:
     state = trace.pool_state(index, moment)
     assert state.free_queue.tolist() == truth.free_queue
     assert set(np.flatnonzero(state.cached)) == truth.cached
@@ -77,33 +30,12 @@ def assert_same(trace: Trace, index: int, moment: str, truth: Truth) -> None:
         assert state.state[block] == (RESERVED if block == 0 else OWNED if holders else free)
 
 
-# Few different tokens and shared beginnings, so that prefixes are found again.
-prompts = st.builds(
-    lambda prefix, tail: [1] * prefix + tail, st.integers(0, 24), st.lists(st.integers(1, 2), min_size=1, max_size=20)
-)
-workloads = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(0, 2), prompts, st.integers(1, 12)), min_size=1, max_size=8
-)
-configs = st.builds(
-    EngineConfig,
-    max_num_batched_tokens=st.sampled_from([4, 11, 32, 64]),
-    max_num_seqs=st.integers(1, 6),
-    block_size=st.sampled_from([1, 4]),
-    num_blocks=st.integers(5, 40),
-    policy=st.sampled_from(["fcfs", "priority"]),
-    enable_prefix_caching=st.booleans(),
-    scheduler_reserve_full_isl=st.booleans(),
-    long_prefill_token_threshold=st.sampled_from([0, 3]),
-    max_model_len=st.just(64),
-)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
-    configs,
-    workloads,
-    st.dictionaries(st.integers(0, 7), st.integers(0, 30), max_size=2),
-    st.sets(st.integers(0, 59), max_size=2),
+    trace_helpers.configs,
+    trace_helpers.workloads,
+    trace_helpers.aborts,
+    trace_helpers.failures,
     st.randoms(use_true_random=False),
 )
 def test_every_block_at_every_step(config, requests, aborts, failures, random):

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -26,7 +26,15 @@ MAX_FILE_BYTES = 2**33
 
 _READ_BYTES = 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
-_encoder = msgspec.json.Encoder()
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or MLX as Python's own; of anything else, its repr. A recording never fails on it."""
+    to_list = getattr(value, "tolist", None)
+    return to_list() if to_list is not None else repr(value)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
 
 
@@ -42,7 +50,7 @@ def encode_line(line: TraceLine) -> bytes:
     try:
         return _encoder.encode(line) + b"\n"
     except UnicodeEncodeError:
-        return _encoder.encode(_without_surrogates(msgspec.to_builtins(line))) + b"\n"
+        return _encoder.encode(_without_surrogates(msgspec.to_builtins(line, enc_hook=_plain))) + b"\n"
 
 
 def _without_surrogates(value: object) -> object:
