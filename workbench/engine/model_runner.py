@@ -18,7 +18,7 @@ from workbench.models.final_norm import FinalNorm
 from workbench.models.load import LoadedModel
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block
 from workbench.models.preflight import PreflightResult, forward_rows, preflight
-from workbench.models.swap import Swap, swap_attention
+from workbench.models.swap import Swap, swap_for
 from workbench.trace.records import KernelLaunch
 
 
@@ -52,10 +52,10 @@ class ModelRunner:
         self.preflight: PreflightResult = preflight(self.model, self.backend)
         pool = (self.preflight.layers, config.num_blocks, config.block_size)
         _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
-        self._swap: Swap | None = None
+        self._swaps: list[Swap] = []
         if self.preflight.mode == "kernel":
             self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
-            self._swap = swap_attention(self.model)
+            self._swaps = swap_for(self.model, self.backend)
         else:
             self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
         path = self.preflight.final_norm
@@ -69,8 +69,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Leave the model as it was before."""
-        if self._swap is not None:
-            self._swap.restore()
+        for swap in self._swaps:
+            swap.restore()
         if self._final_norm is not None:
             self._final_norm.restore()
 

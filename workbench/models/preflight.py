@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.paged_cache import LayerKV, PagedKVCache
-from workbench.models.swap import swap_attention
+from workbench.models.swap import compiled_operations, swap_for
 
 log = logging.getLogger("workbench")
 
@@ -202,17 +203,17 @@ class _Trial:
         layers = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in self.layers]
         if mode == "kernel":
             kv_cache = PagedKVCache.for_kernel(layers, num_blocks, BLOCK_SIZE, backend)
-            swap = swap_attention(self.model)
+            swaps = swap_for(self.model, backend)
         else:
             kv_cache = PagedKVCache.for_gathering(layers, num_blocks, BLOCK_SIZE, mask_ndim)
-            swap = None
+            swaps = []
             for layer, layer_cache in zip(self.layers, kv_cache.layers):
                 _narrow(layer_cache, layer.window)
         try:
             final_norm, max_error = self._with_any_norm(kv_cache)
             control_error = self._step_error(kv_cache, STEPS[-1], None, shift=POSITION_SHIFT)
         finally:
-            if swap is not None:
+            for swap in swaps:
                 swap.restore()
         if control_error <= max(self.tolerance, 4 * max_error):
             raise _Mismatch(
@@ -288,12 +289,11 @@ def forward_rows(
         rows: int32 [num_rows], not empty.
         final_norm: Selects the rows before the head; None to project all rows and select then.
     """
-    tokens = mx.array(token_ids)[:, None]
+    tokens, wanted = mx.array(token_ids)[:, None], mx.array(rows)
+    with compiled_operations(kv_cache.backend), nullcontext() if final_norm is None else final_norm.selecting(wanted):
+        logits = model(tokens, cache=kv_cache.layers)
     if final_norm is None:
-        logits = model(tokens, cache=kv_cache.layers)[mx.array(rows)]
-    else:
-        with final_norm.selecting(mx.array(rows)):
-            logits = model(tokens, cache=kv_cache.layers)
+        logits = logits[wanted]
     return logits.squeeze(1).astype(mx.float32)
 
 

@@ -1,23 +1,35 @@
-"""Replace one name in the modules of an unmodified mlx-lm model, and put it back.
+"""Replace a name in the modules of an unmodified mlx-lm model, and put it back.
 
 A model's attention class calls ``scaled_dot_product_attention`` by a name in its own module. `swap_name` puts a
 function of ours under that name, which looks at the cache it is handed and otherwise calls the original. So two models
 of one module can be served at once, and plain mlx-lm caches still work beside them.
+
+On a CPU ``swiglu`` is replaced as well, by a compiled one: MLX computes its exponentials one at a time there. It has no
+cache to look at, so it stands in only while a packed batch is under way (`compiled_operations`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from workbench.attention.backend import AttentionBackend
 from workbench.models.paged_cache import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
+SWIGLU_NAME = "swiglu"
+
+MIN_COMPILED_SIZE = 16_384
+"""Elements from which the compiled operation is faster although MLX's pending work has to be waited for."""
+
+_COMPILED: ContextVar[bool] = ContextVar("compiled_operations", default=False)
 
 
 class Swap:
@@ -67,9 +79,22 @@ def swap_name(model: nn.Module, name: str, wrap: Callable[[Callable[..., Any]], 
     return Swap(modules, name)
 
 
-def swap_attention(model: nn.Module) -> Swap:
-    """Let the model's attention dispatch on its cache: a `PagedLayerCache` attends by itself."""
-    return swap_name(model, ATTENTION_NAME, _dispatch_on_cache)
+def swap_for(model: nn.Module, backend: AttentionBackend) -> list[Swap]:
+    """Everything that is swapped to serve a model with an attention backend."""
+    swaps = [swap_name(model, ATTENTION_NAME, _dispatch_on_cache)]
+    if backend.name == "cpu":
+        swaps.append(swap_name(model, SWIGLU_NAME, _compiled_swiglu))
+    return swaps
+
+
+@contextmanager
+def compiled_operations(backend: AttentionBackend | None) -> Iterator[None]:
+    """Let swapped operations stand in for MLX's inside the block, where the backend runs on a CPU."""
+    token = _COMPILED.set(backend is not None and backend.name == "cpu")
+    try:
+        yield
+    finally:
+        _COMPILED.reset(token)
 
 
 def defining_modules(model: nn.Module) -> list[ModuleType]:
@@ -105,3 +130,13 @@ def _dispatch_on_cache(original: Callable[..., mx.array]) -> Callable[..., mx.ar
         return cache.attend(queries, keys, values, softmax_scale=scale, sinks=sinks)
 
     return scaled_dot_product_attention
+
+
+def _compiled_swiglu(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    from workbench.attention import cpu_ops
+
+    def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+        suits = gate.dtype == x.dtype == mx.float32 and gate.shape == x.shape and gate.size >= MIN_COMPILED_SIZE
+        return cpu_ops.swiglu(gate, x) if _COMPILED.get() and suits else original(gate, x)
+
+    return swiglu
