@@ -50,9 +50,11 @@ def test_a_prompt_that_max_model_len_cuts_stops_without_an_end():
     """An engine refuses such a prompt; the scheduler alone does as vLLM's."""
     scheduler = make_scheduler(max_num_batched_tokens=6, max_model_len=10)
     add(scheduler, "a", 12)
-    records = [step(scheduler) for _ in range(3)]
-    assert [sizes(record) for record in records] == [{"a": 6}, {"a": 3}, {}]
+    add(scheduler, "b", 4, max_tokens=2)
+    records = [step(scheduler) for _ in range(4)]
+    assert [sizes(record) for record in records] == [{"a": 6}, {"a": 3, "b": 3}, {"b": 1}, {"b": 1}]
     assert records[1].chunks[0].limited_by == "max_model_len"
+    assert sizes(step(scheduler)) == {}, "a has nowhere to go, and nobody behind it was held up"
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,20 @@ def test_b10_unscheduling_a_victim_leaves_the_other_chunks_in_place():
     record = next(record for record in records if record.preempted)
     assert record.preempted == ("victim",) and record.running == ("a", "b")
     assert [chunk.request_id for chunk in record.chunks] == ["a", "b"]
-    assert all(chunk.num_tokens == 1 for chunk in record.chunks), "the victim's token went back to the budget"
+    assert all(chunk.num_tokens == 1 for chunk in record.chunks)
+
+
+def test_b10_the_tokens_of_an_unscheduled_victim_go_back_to_the_budget():
+    scheduler = make_scheduler(policy="priority", num_blocks=7, max_num_batched_tokens=20)
+    add(scheduler, "victim", 5, priority=9)
+    step(scheduler)
+    add(scheduler, "a", 7, priority=0)
+    add(scheduler, "b", 5, priority=0)
+    step(scheduler)
+    scheduler.reconfigure(scheduler.config.replace(max_num_batched_tokens=2))
+    assert sizes(step(scheduler)) == {"victim": 1, "a": 1}
+    record = step(scheduler)
+    assert record.preempted == ("victim",) and sizes(record) == {"a": 1, "b": 1}
 
 
 def test_b11_sampled_tokens_are_one_per_chunk_with_gaps_kept():

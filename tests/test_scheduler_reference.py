@@ -17,8 +17,8 @@ def random_workload(rng: random.Random) -> tuple[EngineConfig, list[Arrival]]:
     block_size = rng.choice([1, 2, 4, 5])
     num_blocks = rng.randint(10, 24)
     config = EngineConfig(
-        max_num_batched_tokens=rng.choice([4, 9, 16, 40]),
-        max_num_scheduled_tokens=rng.choice([None, None, 3]),
+        max_num_batched_tokens=rng.choice([2, 4, 9, 16, 40]),
+        max_num_scheduled_tokens=rng.choice([None, None, 2]),
         max_num_seqs=rng.choice([2, 4, 8]),
         max_num_active_seqs=rng.choice([None, None, 2]),
         block_size=block_size,

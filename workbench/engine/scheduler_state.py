@@ -133,7 +133,7 @@ class SchedulerState:
         self.running.remove(victim)
         self.kv_cache.free(victim)
         victim.num_kv_lost = max(victim.num_kv_lost, victim.num_kv_computed)
-        victim.num_kv_computed = victim.num_published_blocks = 0
+        victim.num_kv_computed = 0
         victim.is_prefill = True
         victim.block_table = []
         victim.status = "preempted"
