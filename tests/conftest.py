@@ -23,6 +23,7 @@ class WordTokenizer:
     vocab_size = 120
     eos_token_ids = frozenset({2})
     bos_token_id = 1
+    adds_bos = False
     has_chat_template = False
 
     def encode(self, text):

@@ -84,6 +84,14 @@ def test_tokens_outside_the_vocabulary_are_refused_wherever_they_stand(engine, p
         engine.add_request(prompt(1), SamplingParams(**params))
 
 
+def test_a_model_that_wants_a_first_token_gets_it_before_plain_text_only(tiny_llama, monkeypatch):
+    monkeypatch.setattr(type(tiny_llama.tokenizer), "adds_bos", True)
+    engine = Engine(tiny_llama, CONFIG)
+    for given in ("w7 w9", [7, 9]):
+        engine.add_request(given)
+    assert [list(o.prompt_token_ids) for o in engine.outputs.values()] == [[1, 7, 9], [7, 9]]
+
+
 def test_ids_are_unique_and_known(engine):
     engine.add_request(prompt(1), request_id="mine")
     with pytest.raises(ValueError, match="'mine' is in use"):
