@@ -376,3 +376,51 @@ def test_a_packet_may_come_twice_and_may_be_missed(page_of, long_trace):
             for request_id in long_trace.requests
         ]
     )
+
+
+def test_a_breakpoint_is_set_hit_and_removed_in_the_page(open_page, serve, long_trace):
+    controller = ReplayingController(long_trace, seconds_per_step=0.002)
+    page = open_page(serve(controller))
+    page.root.get_by_role("button", name="Pause the engine on a condition").click()
+    dialog = page.root.get_by_role("dialog", name="Pause the engine when")
+    dialog.get_by_label("Condition").select_option("block")
+    dialog.get_by_label("block", exact=True).fill("60")
+    dialog.get_by_role("button", name="Set").click()
+    page.wait("view.status.breakpoints.length === 1")
+    page.root.get_by_role("button", name="Run the engine").click()
+    page.wait("view.status.state === 'paused'")
+    stop = next(r.step for r in long_trace if any(60 in c.new_block_ids for c in r.chunks))
+    page.wait(f"view.store.numSteps === {stop + 1}")
+    page.frame()
+    assert "block 60 is taken" in page.root.locator(".wb-title .wb-badge").text_content()
+    dialog.get_by_role("button", name="Remove").click()
+    page.wait("view.status.breakpoints.length === 0")
+
+
+def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
+    from workbench.trace.compare import compare
+    from workbench.viz.export_html import to_html
+
+    other = simulate(workload(3, num_requests=40, max_num_batched_tokens=64, max_num_seqs=8), max_steps=260)
+    to_html(long_trace, tmp_path / "two.html", other=other)
+    page = open_page(f"file://{tmp_path}/two.html", height=2000)
+    page.wait("view.other && view.other.numSteps > 0")
+    panel = page.root.locator("[data-panel=compare]")
+    found = compare(long_trace, other)
+    panel.get_by_role("button", name="Go to the first divergence").click()
+    assert page.view("view.cursor.step") == found.first_divergence.step
+    assert panel.locator(".wb-badge").text_content() == found.badge
+    assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests)
+    for alignment in ("arrival", "time", "step"):
+        panel.get_by_label("Align the two runs by").select_option(alignment)
+        page.frame()
+
+
+def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
+    from workbench.viz.export_html import to_html
+
+    to_html(long_trace, tmp_path / "two.html", other=random_trace(1))
+    page = open_page(f"file://{tmp_path}/two.html", height=2000)
+    page.wait("view.other")
+    page.frame()
+    assert "different requests" in page.root.locator("[data-panel=compare] .wb-facts").text_content()

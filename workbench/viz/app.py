@@ -9,6 +9,7 @@ import panel as pn
 import param
 from panel.custom import AnyWidgetComponent
 
+from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.feed import POLL_SECONDS, Feed
 
@@ -19,6 +20,7 @@ class TracePage(AnyWidgetComponent):
     _esm = bundle()
 
     packet = param.Bytes(default=b"")
+    other = param.Bytes(default=b"")
     status = param.Dict(default={})
     command = param.Dict(default={})
     have = param.Integer(default=0)
@@ -35,21 +37,25 @@ class TracePage(AnyWidgetComponent):
         packet = self._feed.next_packet()
         if packet is not None:
             self.packet = packet
+        other = self._feed.other_packet()
+        if other is not None:
+            self.other = other
         status = self._feed.status()
         if status != self.status:
             self.status = status
 
 
-def make_app(source: Any, *, theme: str = "auto") -> Callable[[], Any]:
+def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") -> Callable[[], Any]:
     """A function that builds the page for one browser session.
 
     Args:
         source: A controller (an Engine) or a Trace.
+        other: A second trace of the same workload, to compare with.
         theme: "auto", "light" or "dark".
     """
 
     def session() -> Any:
-        page = TracePage(Feed(source), options={"theme": theme}, sizing_mode="stretch_width")
+        page = TracePage(Feed(source, other), options={"theme": theme}, sizing_mode="stretch_width")
 
         def start() -> None:
             page.refresh()
@@ -64,6 +70,7 @@ def make_app(source: Any, *, theme: str = "auto") -> Callable[[], Any]:
 def serve(
     source: Any,
     *,
+    other: Trace | None = None,
     port: int = 5006,
     address: str = "127.0.0.1",
     show: bool = False,
@@ -74,6 +81,7 @@ def serve(
 
     Args:
         source: A controller (an Engine) or a Trace.
+        other: A second trace of the same workload, to compare with.
         port: Port to listen on; 0 takes a free one.
         address: Interface to listen on; only this machine by default.
         show: Open a browser.
@@ -84,5 +92,11 @@ def serve(
         OSError: The port is in use.
     """
     return pn.serve(
-        {"/": make_app(source)}, port=port, address=address, show=show, title=title, threaded=threaded, verbose=False
+        {"/": make_app(source, other=other)},
+        port=port,
+        address=address,
+        show=show,
+        title=title,
+        threaded=threaded,
+        verbose=False,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from workbench.viz.bundle import bundle
 from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = N
         other: A second trace of the same workload to compare it with.
         title: Title of the page; names the source of the trace by default.
     """
-    packets = _packet_element("packet", trace)
+    packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
+    packets = _packet_element("packet", packet)
     if other is not None:
-        packets += "\n" + _packet_element("other", other)
+        packets += "\n" + _packet_element("other", encode_other(trace, other))
     return _PAGE.format(
         title=escape(title or f"Workbench: {trace.meta.model.get('name') or trace.meta.source}"),
         summary=escape(repr(trace)),
@@ -88,7 +90,6 @@ def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None =
         temporary.unlink(missing_ok=True)
 
 
-def _packet_element(name: str, trace: Trace) -> str:
-    packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
+def _packet_element(name: str, packet: bytes) -> str:
     data = base64.b64encode(gzip.compress(packet, 6, mtime=0)).decode("ascii")
     return f'<script type="text/plain" id="{name}">{data}</script>'

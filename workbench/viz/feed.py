@@ -13,8 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.trace.trace import Trace
+from workbench.viz.breakpoints import Breakpoints, breakpoints_of
 from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.packet import encode_packet, trace_facts
+from workbench.viz.phases import describe_phase
 
 log = logging.getLogger("workbench")
 
@@ -30,12 +33,18 @@ class Feed:
 
     Args:
         source: A Trace, or a controller: an object with ``trace``, ``state``, ``start()``, ``pause()``, ``step()``,
-            ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine.
+            ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine. With ``on_step`` it has
+            breakpoints, with ``step_into`` a step can be taken phase by phase, with ``fork`` it can be asked what
+            would have been.
+        other: A second trace to compare with.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, other: Trace | None = None) -> None:
         self.trace: Trace = source if isinstance(source, Trace) else source.trace
         self.controller: Any = None if isinstance(source, Trace) else source
+        self._other = other
+        self._other_sent: Trace | None = None
+        self._phase: dict[str, Any] | None = None
         self._sent = 0
         self._confirmed = 0
         self._sent_requests = -1
@@ -75,16 +84,31 @@ class Feed:
         """The view has taken in this many steps."""
         self._confirmed = min(max(self._confirmed, int(num_steps)), self._sent)
 
+    def other_packet(self) -> bytes | None:
+        """The trace to compare with, whole, when it is another than the one sent last; None when it is not."""
+        other = self._other
+        if other is None or other is self._other_sent:
+            return None
+        self._other_sent = other
+        return encode_other(self.trace, other)
+
     def status(self) -> dict[str, Any]:
-        """What the view says about the engine."""
+        """What the view says about the engine, and what it can ask of it."""
         if self.controller is None:
             return {"live": False, "message": self._message}
-        return {
+        status = {
             "live": True,
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
+            "can": [name for name in ("on_step", "step_into", "fork") if hasattr(self.controller, name)],
+            "phase": self._phase,
         }
+        if hasattr(self.controller, "on_step"):
+            breakpoints = breakpoints_of(self.controller)
+            status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
+            status["stopped_by"] = breakpoints.stopped_by
+        return status
 
     # -- from the view ---------------------------------------------------------------------------------------
 
@@ -96,41 +120,90 @@ class Feed:
             "start": self._do_start,
             "pause": self._do_pause,
             "step": self._do_step,
+            "step_into": self._do_step_into,
             "add_request": self._do_add_request,
             "abort": self._do_abort,
+            "fork": self._do_fork,
+            "add_breakpoint": self._do_add_breakpoint,
+            "remove_breakpoint": self._do_remove_breakpoint,
         }
         handler = handlers.get(name) if isinstance(name, str) else None
         if handler is None:
             self._message = f"unknown command {name!r}"
             return
+        self._attempt(lambda: handler(**dict(command.get("args") or {})))
+
+    def _attempt(self, work: Callable[[], Any]) -> None:
         try:
             self._message = ""
-            handler(**dict(command.get("args") or {}))
+            work()
         except Exception as problem:
             self._message = f"{problem}" or type(problem).__name__
-            log.info("command %s of a view was refused: %s", name, problem)
+            log.info("a view's command was refused: %s", problem)
 
-    def _engine(self) -> Any:
+    def _in_background(self, work: Callable[[], Any]) -> None:
+        """Do what waits for the engine on a thread, because the view must not wait."""
+        threading.Thread(target=lambda: self._attempt(work), name="workbench-command", daemon=True).start()
+
+    def _engine(self, ability: str = "start") -> Any:
         if self.controller is None:
             raise ValueError("this is a recording: only a live engine can be controlled")
+        if not hasattr(self.controller, ability):
+            raise ValueError(f"this engine has no {ability}()")
         return self.controller
 
     def _do_resend(self) -> None:
         self._resend = True
         self._confirmed = 0
+        self._other_sent = None
 
     def _do_start(self) -> None:
+        self._phase = None
         self._engine().start()
 
     def _do_pause(self) -> None:
-        # Pausing waits for the step under way, which the view must not.
-        threading.Thread(target=self._engine().pause, daemon=True).start()
+        self._in_background(self._engine().pause)
 
     def _do_step(self) -> None:
-        threading.Thread(target=self._engine().step, daemon=True).start()
+        self._phase = None
+        self._in_background(self._engine().step)
+
+    def _do_step_into(self) -> None:
+        engine = self._engine("step_into")
+
+        def advance() -> None:
+            made = engine.step_into()
+            self._phase = describe_phase(*made) if isinstance(made, tuple) else None
+
+        self._in_background(advance)
 
     def _do_add_request(self, prompt: str, **params: Any) -> None:
         self._engine().add_request(prompt, **params)
 
     def _do_abort(self, request_id: str) -> None:
         self._engine().abort(request_id)
+
+    def _do_fork(self, at_step: int, changes: dict[str, Any]) -> None:
+        engine = self._engine("fork")
+
+        def fork() -> None:
+            self._other = engine.fork(at_step=at_step, **changes)
+
+        self._in_background(fork)
+
+    def _breakpoints(self) -> Breakpoints:
+        return breakpoints_of(self._engine("on_step"))
+
+    def _do_add_breakpoint(self, kind: str, **values: Any) -> None:
+        adders: dict[str, Callable[..., Any]] = {
+            "preemption": self._breakpoints().on_preemption,
+            "free_blocks": self._breakpoints().on_free_blocks_below,
+            "num_kv_computed": self._breakpoints().on_num_kv_computed,
+            "block": self._breakpoints().on_block,
+        }
+        if kind not in adders:
+            raise ValueError(f"breakpoint kind must be one of {', '.join(adders)}, got {kind!r}")
+        adders[kind](**values)
+
+    def _do_remove_breakpoint(self, number: int) -> None:
+        self._breakpoints().remove(number)

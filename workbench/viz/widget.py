@@ -10,12 +10,15 @@ from typing import Any
 import anywidget
 import traitlets
 
+from workbench.trace.trace import Trace
+from workbench.viz.breakpoints import Breakpoints, breakpoints_of
 from workbench.viz.bundle import bundle
 from workbench.viz.feed import POLL_SECONDS, Feed
 
 PANELS = (
     "timeline",
     "gantt",
+    "compare",
     "packed",
     "rectangle",
     "kernel",
@@ -35,6 +38,7 @@ class TraceView(anywidget.AnyWidget):
 
     Attributes:
         packet: The newest packet of columns (see ``layout/packet.py``).
+        other: The columns of a trace to compare with.
         status: State of the engine and messages for the person.
         command: What the person asked for last.
         have: Steps the browser has taken in.
@@ -43,6 +47,7 @@ class TraceView(anywidget.AnyWidget):
 
     _esm = traitlets.Unicode().tag(sync=True)
     packet = traitlets.Bytes(b"").tag(sync=True)
+    other = traitlets.Bytes(b"").tag(sync=True)
     status = traitlets.Dict().tag(sync=True)
     command = traitlets.Dict().tag(sync=True)
     have = traitlets.Int(0).tag(sync=True)
@@ -54,21 +59,34 @@ class TraceView(anywidget.AnyWidget):
         self.observe(lambda change: feed.handle(change.new), "command")
         self.observe(lambda change: feed.confirm(change.new), "have")
 
+    @property
+    def breakpoints(self) -> Breakpoints:
+        """Breakpoints of the engine that is shown, for conditions written in Python.
+
+        Raises:
+            ValueError: The view shows a recording.
+        """
+        return breakpoints_of(self._feed.controller)
+
     def refresh(self) -> None:
         """Send what is new. Called by the poller; call it yourself to show the last step at once."""
         packet = self._feed.next_packet()
         if packet is not None:
             self.packet = packet
+        other = self._feed.other_packet()
+        if other is not None:
+            self.other = other
         status = self._feed.status()
         if status != self.status:
             self.status = status
 
 
-def watch(source: Any, *, panels: tuple[str, ...] = (), theme: str = "auto") -> TraceView:
+def watch(source: Any, *, other: Trace | None = None, panels: tuple[str, ...] = (), theme: str = "auto") -> TraceView:
     """A new view of a trace or of a live engine, for a notebook cell.
 
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
+        other: A second trace of the same workload, to compare with.
         panels: Names of the panels to show; all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
 
@@ -83,7 +101,7 @@ def watch(source: Any, *, panels: tuple[str, ...] = (), theme: str = "auto") -> 
         raise ValueError(f"panels: unknown {sorted(unknown)}; known are {', '.join(PANELS)}")
     if theme not in THEMES:
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
-    view = TraceView(Feed(source), {"panels": list(panels), "theme": theme})
+    view = TraceView(Feed(source, other), {"panels": list(panels), "theme": theme})
     if os.environ.get("WORKBENCH_HEADLESS") != "1":
         threading.Thread(target=_poll, args=(weakref.ref(view),), name="workbench-view", daemon=True).start()
     return view

@@ -20,8 +20,11 @@ export class Controls {
     this.run = button("Run", "Run the engine until nothing is left to do", send("start"), { class: "wb-button wb-primary" });
     this.pause = button("Pause", "Pause the engine after the step under way", send("pause"));
     this.stepEngine = button("Step", "Let the engine take one step", send("step"));
+    this.into = button("Step into", "Take the next step phase by phase", send("step_into"));
+    this.breakpoints = button("Breakpoints", "Pause the engine on a condition (B)", () => view.toggleBreakpoints());
+    this.fork = button("What if", "The same run under another configuration from this step on", () => view.toggleFork());
     this.add = button("Add request", "Queue another request", () => this.toggleForm());
-    this.engine = h("div", { class: "wb-group", role: "group", "aria-label": "Engine" }, this.run, this.pause, this.stepEngine, this.add);
+    this.engine = h("div", { class: "wb-group", role: "group", "aria-label": "Engine" }, this.run, this.pause, this.stepEngine, this.into, this.add, this.breakpoints, this.fork);
     this.play = button("▶", "Play the steps (Space)", () => this.togglePlay());
     this.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step at the cursor", oninput: () => view.cursor.seek(Number(this.slider.value)) });
     this.position = h("output", { class: "wb-position" });
@@ -36,10 +39,9 @@ export class Controls {
     this.help = button("?", "Keys", () => view.toggleHelp());
     this.announce = h("p", { class: "wb-announce", "aria-live": "polite" });
     this.message = h("p", { class: "wb-message", role: "alert", hidden: true });
-    this.extra = h("div", { class: "wb-group" });
     this.form = this.makeForm();
     this.element = h("div", { class: "wb-controls" },
-      h("div", { class: "wb-bar" }, h("div", { class: "wb-title" }, this.name, this.badge), this.engine, this.extra, h("span", { class: "wb-space" }), this.filter, this.focusButton, this.axis, this.themeButton, this.help),
+      h("div", { class: "wb-bar" }, h("div", { class: "wb-title" }, this.name, this.badge), this.engine, h("span", { class: "wb-space" }), this.filter, this.focusButton, this.axis, this.themeButton, this.help),
       h("div", { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
         button("|◀", "First step (Home)", () => view.cursor.seek(0)), button("◀", "One step back (←)", () => view.cursor.seek(view.cursor.step - 1)), this.play,
         button("▶|", "One step on (→)", () => view.cursor.seek(view.cursor.step + 1)), this.slider, this.position, this.speed, this.live),
@@ -85,11 +87,15 @@ export class Controls {
     setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
     const live = view.live, state = status.state || "recording";
     this.engine.hidden = !live;
-    setText(this.badge, live ? `live · ${state}` : `${plain(store.facts.source || "recording", 30)} · recording`);
+    const stopped = state === "paused" && status.stopped_by?.[0] === cursor.last ? `: ${plain(status.stopped_by[1], 40)}` : "";
+    setText(this.badge, live ? `live · ${state}${stopped}` : `${plain(store.facts.source || "recording", 30)} · recording`);
     this.badge.dataset.state = live ? state : "recording";
     this.run.disabled = state === "running";
     this.pause.disabled = state !== "running";
-    this.stepEngine.disabled = state === "running";
+    this.stepEngine.disabled = this.into.disabled = state === "running";
+    this.into.hidden = !view.can("step_into");
+    this.breakpoints.hidden = !view.can("on_step");
+    this.fork.hidden = !view.can("fork") || !store.numSteps;
     this.axis.hidden = !store.timed();
     setText(this.play, cursor.playing ? "❚❚" : "▶");
     this.slider.max = cursor.last;

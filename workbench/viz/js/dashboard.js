@@ -2,6 +2,7 @@
 // It speaks to its host only through a model with get / set / save_changes / on, as anywidget defines it; a saved
 // page gives it a model that never changes.
 
+import { ComparePanel } from "./compare.js";
 import { Controls, bindKeys, keyList } from "./controls.js";
 import { Cursor } from "./cursor.js";
 import { h, replace } from "./dom.js";
@@ -12,6 +13,7 @@ import { KernelPanel } from "./kernel.js";
 import { MetricsPanel } from "./metrics.js";
 import { PackedPanel } from "./packed.js";
 import { PoolPanel } from "./pool.js";
+import { BreakpointsForm, ForkForm, PhaseBox } from "./popovers.js";
 import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
@@ -21,10 +23,10 @@ import { Theme, inkOn } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
 
 const PANELS = {
-  timeline: TimelinePanel, gantt: GanttPanel, packed: PackedPanel, rectangle: RectanglePanel, kernel: KernelPanel, texts: TextsPanel,
+  timeline: TimelinePanel, gantt: GanttPanel, compare: ComparePanel, packed: PackedPanel, rectangle: RectanglePanel, kernel: KernelPanel, texts: TextsPanel,
   pool: PoolPanel, tables: BlockTablesPanel, events: EventsPanel, metrics: MetricsPanel,
 };
-const AREAS = { wide: ["timeline", "gantt"], left: ["packed", "rectangle", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
+const AREAS = { wide: ["timeline", "gantt", "compare"], left: ["packed", "rectangle", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
 
 class View {
   constructor(model, root) {
@@ -42,8 +44,11 @@ class View {
     this.panels = chosen.filter((id) => PANELS[id]).map((id) => new PANELS[id](this));
     const area = (name) => h("div", { class: `wb-area wb-${name}` }, AREAS[name].map((id) => this.panels.find((panel) => panel.id === id)?.element));
     this.helpElement = h("div", { class: "wb-popover", hidden: true, role: "dialog", "aria-label": "Keys" }, h("h3", {}, "Keys"), keyList());
+    this.breakpointsForm = new BreakpointsForm(this);
+    this.forkForm = new ForkForm(this);
+    this.phaseBox = new PhaseBox(this);
     this.reading = h("p", { class: "wb-reading" }, "Colour is a request in focus. ", h("b", {}, "Solid"), " is prefill, ", h("b", {}, "light with a dot"), " is decode, ", h("b", {}, "hatched"), " is computed again.");
-    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
+    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, this.breakpointsForm.element, this.forkForm.element, this.phaseBox.element, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
     root.classList.add("wb-root");
     root.tabIndex = -1;
     bindKeys(root, this);
@@ -67,6 +72,17 @@ class View {
     if (before === 0 && this.store.numSteps && !this.live) this.openRecording();
     if (this.store.numSteps !== before) this.cursor.grown();
     else this.changed("data");
+  }
+
+  /** The second run of a comparison, whole. */
+  receiveOther(packet) {
+    if (!packet || !packet.byteLength) return;
+    const other = new Store();
+    if (!other.append(packet)) return;
+    this.other = other;
+    this.changed("data");
+    const panel = this.panels.find((candidate) => candidate.id === "compare");
+    if (panel) panel.element.hidden = false;
   }
 
   /** A recording opens on its first step that mixes prefill and decode: the picture that says most. */
@@ -102,6 +118,8 @@ class View {
       this.frameRequest = null;
       if (this.controlsStale) {
         this.controls.update();
+        this.breakpointsForm.update(this.status);
+        this.phaseBox.update(this.status);
         this.controlsStale = false;
         if (this.store.numSteps && this.said !== this.cursor.step) {
           this.said = this.cursor.step;
@@ -149,7 +167,7 @@ class View {
 
   toggleFocus(request) {
     if (!this.theme.toggle(request)) {
-      this.status = { ...this.status, message: "Six requests are in focus already, one for each hue: take one out of focus first." };
+      this.say("Six requests are in focus already, one for each hue: take one out of focus first.");
     }
     this.changed("focus");
   }
@@ -183,11 +201,31 @@ class View {
     const on = this.panels.some((panel) => !panel.asTable);
     for (const panel of this.panels) panel.showTable(on);
   }
-  toggleBreakpoints() {}
-  toggleCompare() {}
+  toggleBreakpoints() {
+    if (!this.can("on_step")) return this.say("Breakpoints need a live engine: a recording can only be looked at.");
+    this.breakpointsForm.element.hidden = !this.breakpointsForm.element.hidden;
+  }
+  toggleFork() {
+    if (!this.can("fork")) return this.say("Only a live engine can be asked what would have been; compare two traces with other=.");
+    if (this.forkForm.element.hidden) this.forkForm.open(); else this.forkForm.element.hidden = true;
+  }
+  toggleCompare() {
+    if (!this.other) return this.toggleFork();
+    const panel = this.panels.find((candidate) => candidate.id === "compare");
+    if (panel) panel.element.hidden = !panel.element.hidden;
+  }
   escape() {
-    if (!this.helpElement.hidden) this.helpElement.hidden = true;
+    const open = [this.helpElement, this.breakpointsForm.element, this.forkForm.element].filter((element) => !element.hidden);
+    if (open.length) for (const element of open) element.hidden = true;
     else this.cursor.toLive();
+  }
+
+  can(ability) { return this.live && (this.status.can || []).includes(ability); }
+
+  /** Tell the person something; the next word from the host replaces it. */
+  say(message) {
+    this.status = { ...this.status, message };
+    this.changed("step");
   }
 
   destroy() {
@@ -228,12 +266,16 @@ export function render({ model, el }) {
   const onPacket = () => view.receive(model.get("packet")), onStatus = () => view.statusChanged();
   model.on("change:packet", onPacket);
   model.on("change:status", onStatus);
+  const onOther = () => view.receiveOther(model.get("other"));
+  model.on("change:other", onOther);
   onPacket();
+  onOther();
   // For tests and for people with a console: the state behind the picture.
   root.workbench = view;
   return () => {
     model.off("change:packet", onPacket);
     model.off("change:status", onStatus);
+    model.off("change:other", onOther);
     view.destroy();
   };
 }

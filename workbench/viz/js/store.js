@@ -71,6 +71,7 @@ export class Store {
       this.facts = header.facts;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }
+    if (header.comparison) this.comparison = header.comparison;
     if (header.first_step > this.numSteps || header.first_request > this.requests.length
       || header.first_string > this.strings.length || header.first_kernel > this.kernels.length) return false;
     this.addRequests(header);

@@ -1,0 +1,200 @@
+"""Control of an engine from a view: breakpoints, steps taken phase by phase, forks and comparisons."""
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+from viz_traces import ReplayingController, random_trace, workload
+
+from workbench import Engine, EngineConfig, simulate
+from workbench.trace.compare import compare
+from workbench.viz.breakpoints import breakpoints_of
+from workbench.viz.feed import Feed
+from workbench.viz.layout.comparison import comparison_facts, encode_other
+from workbench.viz.layout.packet import decode_packet
+from workbench.viz.phases import describe_phase
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def recorded():
+    """A run in which a request is preempted."""
+    trace = next(t for t in map(random_trace, range(100)) if any(record.preempted for record in t))
+    return trace
+
+
+def run_until_it_stops(controller):
+    controller.start()
+    wait_for(lambda: controller.state != "running")
+    return len(controller.trace) - 1
+
+
+def first_step(trace, condition):
+    return next(record.step for record in trace if condition(record))
+
+
+def test_it_stops_after_a_preemption(recorded):
+    controller = ReplayingController(recorded)
+    breakpoints_of(controller).on_preemption()
+    assert run_until_it_stops(controller) == first_step(recorded, lambda record: record.preempted)
+    assert breakpoints_of(controller).stopped_by == (len(controller.trace) - 1, "a request is preempted")
+
+
+def test_it_stops_when_free_blocks_fall_below_and_only_then(recorded):
+    controller = ReplayingController(recorded)
+    limit = sorted(record.free_blocks for record in recorded)[len(recorded) // 2]
+    breakpoints_of(controller).on_free_blocks_below(max(1, limit))
+    below = [record.free_blocks < max(1, limit) for record in recorded]
+    falls = [step for step, now in enumerate(below) if now and not (step and below[step - 1])]
+    stops = []
+    while len(controller.trace) < len(recorded):
+        stops.append(run_until_it_stops(controller))
+    assert [step for step in stops if step < len(recorded) - 1] == [step for step in falls if step < len(recorded) - 1]
+
+
+def test_it_stops_at_a_number_of_tokens_and_at_a_block(recorded):
+    chunk = next(c for record in recorded for c in record.chunks if c.start > 0 and not c.is_decode)
+    controller = ReplayingController(recorded)
+    breakpoints_of(controller).on_num_kv_computed(chunk.request_id, chunk.end)
+    reached = first_step(recorded, lambda r: r.num_kv_computed.get(chunk.request_id, 0) >= chunk.end)
+    assert run_until_it_stops(controller) == reached
+    controller = ReplayingController(recorded)
+    breakpoints_of(controller).on_block(9)
+    taken = first_step(recorded, lambda r: any(9 in c.new_block_ids for c in r.chunks))
+    assert run_until_it_stops(controller) == taken
+
+
+def test_a_condition_of_ones_own_and_one_that_raises(recorded):
+    controller = ReplayingController(recorded)
+    breakpoints = breakpoints_of(controller)
+    breakpoints.add(lambda record: 1 / 0, "broken")
+    breakpoints.add(lambda record: record.step == 3, "step 3")
+    assert run_until_it_stops(controller) == 3
+    assert [item.label for item in breakpoints] == ["step 3"] and next(iter(breakpoints)).hits == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("on_free_blocks_below", (0,)), ("on_block", ("7",)), ("on_num_kv_computed", ("r0", True)), ("remove", (99,))],
+)
+def test_nonsense_breakpoints_are_refused(recorded, method, arguments):
+    breakpoints = breakpoints_of(ReplayingController(recorded))
+    with pytest.raises(ValueError, match=r"must be a whole number|no breakpoint"):
+        getattr(breakpoints, method)(*arguments)
+    assert len(breakpoints) == 0
+
+
+def test_views_share_breakpoints_and_do_not_keep_the_engine(recorded):
+    controller = ReplayingController(recorded)
+    first, second = Feed(controller), Feed(controller)
+    first.handle({"name": "add_breakpoint", "args": {"kind": "block", "block": 5}})
+    assert second.status()["breakpoints"] == [[1, "block 5 is taken", 0]]
+    second.handle({"name": "remove_breakpoint", "args": {"number": 1}})
+    assert first.status()["breakpoints"] == []
+    first.handle({"name": "add_breakpoint", "args": {"kind": "nonsense"}})
+    assert "kind must be one of" in first.status()["message"]
+    gone = weakref.ref(controller)
+    del controller, first, second
+    gc.collect()
+    assert gone() is None
+
+
+# -- a real engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(tiny_llama):
+    engine = Engine(tiny_llama, EngineConfig(max_num_batched_tokens=16, block_size=4, num_blocks=64))
+    yield engine
+    engine.close()
+
+
+def test_a_step_is_taken_phase_by_phase(engine):
+    feed = Feed(engine)
+    feed.handle({"name": "add_request", "args": {"prompt": " ".join(f"w{i}" for i in range(5, 30)), "max_tokens": 4}})
+    names = []
+    while True:
+        before = len(engine.trace), feed.status()["phase"]
+        feed.handle({"name": "step_into"})
+        wait_for(lambda before=before: (len(engine.trace), feed.status()["phase"]) != before)
+        phase = feed.status()["phase"]
+        if phase is None:
+            break
+        names.append(phase["name"])
+        assert phase["facts"] and all(isinstance(text, str) for pair in phase["facts"] for text in pair)
+        if phase["name"] == "prepare":
+            assert dict(phase["facts"])["cu_seqlens_q"].endswith(": 0 16")
+    assert names == ["schedule", "prepare", "forward", "sample"] and len(engine.trace) == 1
+    assert feed.status()["message"] == ""
+
+
+def test_a_breakpoint_pauses_a_real_run(engine):
+    engine.add_request([5, 6, 7], max_tokens=20)
+    breakpoints_of(engine).add(lambda record: record.step == 4, "step 4")
+    engine.start()
+    wait_for(lambda: engine.state != "running")
+    assert engine.state == "paused" and len(engine.trace) == 5
+    assert len(engine.run(progress=False)[0].token_ids) == 20
+
+
+def test_what_if_is_simulated_and_compared(engine):
+    for start in range(3):
+        engine.add_request(list(range(5 + start, 25 + start)), max_tokens=5)
+    engine.run(progress=False)
+    feed = Feed(engine)
+    assert feed.other_packet() is None
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_batched_tokens": 64}}})
+    wait_for(lambda: feed._other is not None or feed.status()["message"])
+    header, _ = decode_packet(feed.other_packet())
+    assert header["comparison"]["same_tokens"] is True and header["comparison"]["first_divergence"]["step"] == 0
+    assert header["facts"]["config"]["max_num_batched_tokens"] == 64
+    assert feed.other_packet() is None
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": -1}}})
+    wait_for(lambda: "max_num_seqs" in feed.status()["message"])
+
+
+def test_a_phase_of_unknown_shape_is_described_not_refused():
+    class Made:
+        def __init__(self):
+            self.positions, self._hidden, self.count = list(range(100)), [1], 3
+
+    facts = dict(describe_phase("prepare", Made())["facts"])
+    assert list(facts) == ["positions"] and facts["positions"].endswith("… 100 in all")
+
+
+# -- comparing ----------------------------------------------------------------------------------------------------
+
+
+def test_the_findings_are_those_of_compare():
+    a = random_trace(3)
+    b = simulate(workload(3), config={"max_num_batched_tokens": 8}, max_steps=900)
+    facts, found = comparison_facts(a, b), compare(a, b)
+    assert facts["badge"] == found.badge and facts["first_divergence"]["step"] == found.first_divergence.step
+    assert [row[0] for row in facts["rows"]] == [request.request_id for request in found.requests]
+    assert facts["rows"][0][1:3] == [found.requests[0].ttft_a, found.requests[0].ttft_b]
+    header, _ = decode_packet(encode_other(a, b))
+    assert header["num_steps"] == len(b) and header["comparison"]["badge"] == found.badge
+
+
+def test_other_workloads_are_refused_in_words():
+    facts = comparison_facts(random_trace(3), random_trace(4, num_requests=5))
+    assert list(facts) == ["refused"] and "requests" in facts["refused"]
+
+
+def test_commands_do_not_wait_for_the_engine(recorded):
+    controller = ReplayingController(recorded)
+    release = threading.Event()
+    controller.pause = lambda: release.wait(10)
+    feed = Feed(controller)
+    start = time.monotonic()
+    feed.handle({"name": "pause"})
+    assert time.monotonic() - start < 5
+    release.set()

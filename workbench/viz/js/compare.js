@@ -1,0 +1,171 @@
+// Two runs of one workload: mirrored timelines, a lane for each run of every request, what each request gains or
+// loses, and the first step in which they part. The findings come with the packet of the second run
+// (workbench/trace/compare.py); here they are only drawn.
+
+import { formatNumber, formatSeconds, h, plain, replace, setText } from "./dom.js";
+import { CanvasPanel, MARGIN, SMALL, hatch, requestLabel, text, ticks } from "./panel.js";
+
+const MIRROR = 96, ROW = 22, TOP = 22, MAX_ROWS = 24;
+
+export class ComparePanel extends CanvasPanel {
+  constructor(view) {
+    super(view, { id: "compare", title: "Compare", hint: "a above and dark, b below and light", height: 200 });
+    this.badge = h("span", { class: "wb-badge" });
+    this.jump = h("button", { class: "wb-button", onclick: () => this.cursor.seek(this.findings.first_divergence.step) }, "Go to the first divergence");
+    this.words = h("p", { class: "wb-facts" });
+    this.align = h("select", { class: "wb-button", "aria-label": "Align the two runs by", onchange: () => { this.stale.add("data"); this.view.requestFrame(); } },
+      h("option", { value: "step" }, "aligned by step"), h("option", { value: "arrival" }, "aligned by arrival of the request"), h("option", { value: "time" }, "aligned by time"));
+    this.rowsElement = h("tbody");
+    this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, h("table", { class: "wb-table" }, h("thead", {}, h("tr", {}, ["request", "TTFT a", "b", "Δ", "ITL a", "b", "Δ", "computed again a", "b", "Δ"].map((name) => h("th", { scope: "col" }, name)))), this.rowsElement));
+    this.element.hidden = true;
+    this.tools.append(this.align);
+    this.body.prepend(h("div", { class: "wb-bar" }, this.badge, this.jump), this.words);
+    this.body.append(this.gains);
+  }
+
+  get other() { return this.view.other; }
+  get findings() { return this.other?.comparison; }
+
+  base(what) { return what !== "hover" && what !== "step"; }
+
+  layout() {
+    if (!this.other) return this.setHeight(1);
+    const { findings } = this;
+    if (findings.refused) {
+      setText(this.badge, "cannot be compared");
+      setText(this.words, findings.refused);
+      this.jump.hidden = this.align.hidden = this.gains.hidden = true;
+      return this.setHeight(1);
+    }
+    setText(this.badge, findings.badge);
+    this.badge.dataset.state = findings.same_tokens ? "running" : findings.same_tokens === false ? "bad" : "";
+    const parted = findings.first_divergence;
+    this.jump.hidden = !parted;
+    const where = parted ? `First divergence: step ${parted.step}, ${plain(parted.request)}: ${plain(parted.what, 160)}.` : "The schedules never differ.";
+    setText(this.words, [where, ...findings.notes.map((note) => plain(note, 240))].join(" "));
+    this.rows = findings.rows.slice(0, MAX_ROWS).map(([id]) => [this.store.byId.get(id), this.other.byId.get(id)]);
+    this.setHeight(TOP + MIRROR + 18 + this.rows.length * ROW + 8);
+    this.fillTable();
+  }
+
+  write(value) {
+    if (value === null) return "–";
+    return this.findings.unit === "s" ? formatSeconds(value) : formatNumber(value);
+  }
+
+  delta(a, b, write) {
+    if (a === null || b === null) return "–";
+    const change = b - a;
+    return change === 0 ? "0" : `${change > 0 ? "+" : "−"}${write(Math.abs(change))}`;
+  }
+
+  fillTable() {
+    const time = (v) => this.write(v), count = (v) => formatNumber(v);
+    replace(this.rowsElement, this.findings.rows.map((row) => {
+      const [id, ttftA, ttftB, itlA, itlB, wasteA, wasteB] = row;
+      const cells = [time(ttftA), time(ttftB), this.delta(ttftA, ttftB, time), time(itlA), time(itlB), this.delta(itlA, itlB, time), count(wasteA), count(wasteB), this.delta(wasteA, wasteB, count)];
+      return h("tr", { onclick: () => this.cursor.select(this.store.byId.get(id).index) }, h("td", {}, h("bdi", {}, plain(id))), cells.map((cell) => h("td", { class: "wb-number" }, cell)));
+    }));
+  }
+
+  /** Pixels of a step of one run: function (store, step) for the chosen alignment, `origin` for the arrival of a request. */
+  scale() {
+    const x0 = MARGIN.left, x1 = this.width - 16, stores = [this.store, this.other];
+    const timed = this.align.value === "time" && stores.every((store) => store.timed());
+    const end = timed ? Math.max(...stores.map((store) => store.endTime.data[store.numSteps - 1])) : Math.max(...stores.map((store) => store.numSteps));
+    this.end = end;
+    this.timed = timed;
+    return (store, step, origin = 0) => {
+      const at = timed ? (step < store.numSteps ? store.value("time", step) : store.endTime.data[store.numSteps - 1]) : step;
+      return x0 + ((at - origin) / end) * (x1 - x0);
+    };
+  }
+
+  draw(context, width, height) {
+    if (!this.other || this.findings.refused) return;
+    this.x = this.scale();
+    this.drawMirror(context);
+    this.drawLanes(context);
+  }
+
+  drawMirror(context) {
+    const { theme } = this, colours = theme.colours, stores = [this.store, this.other], middle = TOP + MIRROR / 2;
+    const tokens = (store, step) => store.value("decode_tokens", step) + store.value("prefill_tokens", step);
+    let most = 1;
+    for (const store of stores) for (let step = 0; step < store.numSteps; step++) most = Math.max(most, tokens(store, step));
+    stores.forEach((store, which) => {
+      const sign = which ? 1 : -1, half = MIRROR / 2 - 4;
+      context.fillStyle = which ? colours.decode : colours.prefill;
+      for (let step = 0; step < store.numSteps; step++) {
+        const x = this.x(store, step), w = Math.max(0.6, this.x(store, step + 1) - x - 0.5), high = (tokens(store, step) / most) * half;
+        context.fillRect(x, which ? middle + 4 : middle - 4 - high, w, high);
+      }
+      text(context, `${which ? "b" : "a"}: ${formatNumber(store.numSteps)} steps`, MARGIN.left - 8, middle + sign * half * 0.6, colours.muted, { align: "right", font: SMALL });
+    });
+    // The strip between them is marked where the two runs schedule different numbers of tokens in the same step.
+    const steps = Math.min(this.store.numSteps, this.other.numSteps);
+    for (let step = 0; step < steps && !this.timed; step++) {
+      const difference = tokens(this.other, step) - tokens(this.store, step);
+      if (!difference) continue;
+      context.fillStyle = colours.cursor;
+      context.fillRect(this.x(this.store, step), difference > 0 ? middle : middle - 3, Math.max(0.8, this.x(this.store, step + 1) - this.x(this.store, step)), 3);
+    }
+    text(context, "tokens per step; the strip marks steps with more in b (below) or in a (above)", MARGIN.left, 9, colours.muted, { font: SMALL });
+    for (const tick of ticks(0, this.end, 8, !this.timed)) {
+      text(context, this.timed ? formatSeconds(tick) : formatNumber(tick), MARGIN.left + (tick / this.end) * (this.width - 16 - MARGIN.left), TOP + MIRROR + 8, colours.muted, { font: SMALL });
+    }
+  }
+
+  drawLanes(context) {
+    const { theme } = this, colours = theme.colours;
+    this.rows.forEach(([a, b], row) => {
+      const y = TOP + MIRROR + 18 + row * ROW;
+      requestLabel(context, plain(a.id, 10), MARGIN.left - 8, y + ROW / 2 - 2, colours.text, theme.hue(a.index));
+      [[this.store, a, y + 1], [this.other, b, y + 10]].forEach(([store, request, top]) => {
+        const origin = this.align.value === "arrival" ? request.arrival_step : 0;
+        for (let i = 0; i < request.chunks.length; i++) {
+          const chunk = store.chunk(request.chunks[i]), step = request.chunkSteps[i];
+          const x = this.x(store, step, origin), w = Math.max(0.8, this.x(store, step + 1, origin) - x);
+          context.fillStyle = chunk.decode ? theme.decode(a.index) : theme.prefill(a.index);
+          context.fillRect(x, chunk.decode ? top + 2 : top, w, chunk.decode ? 4 : 8);
+          if (chunk.recomputed) hatch(context, x, top, w, 8, colours.background, 3);
+        }
+      });
+      context.fillStyle = colours.hairline;
+      context.fillRect(MARGIN.left, y + ROW - 2, this.width - 16 - MARGIN.left, 1);
+    });
+  }
+
+  drawOverlay(context, width, height) {
+    if (!this.other || this.findings.refused || !this.x || this.align.value === "arrival") return;
+    context.fillStyle = this.theme.colours.cursor;
+    context.fillRect(this.x(this.store, this.cursor.step) - 0.75, TOP - 4, 1.5, height - TOP);
+  }
+
+  hit(x, y) {
+    if (!this.other || this.findings.refused || !this.rows) return null;
+    const pair = this.rows[Math.floor((y - TOP - MIRROR - 18) / ROW)];
+    if (!pair) {
+      if (this.timed || x < MARGIN.left || y > TOP + MIRROR) return null;
+      const step = Math.floor(((x - MARGIN.left) / (this.width - 16 - MARGIN.left)) * this.end);
+      return step < this.store.numSteps ? { step, hover: { step }, lines: [`step ${step}`] } : null;
+    }
+    const [a, b] = pair;
+    const last = (request) => `${request.tokens.length} tokens, last chunk in step ${request.chunkSteps.at(-1) ?? "–"}`;
+    return { hover: { request: a.index }, request: a, lines: [plain(a.id), `a: ${last(a)}`, `b: ${last(b)}`] };
+  }
+
+  clicked(hit) {
+    if (hit.step !== undefined) this.cursor.seek(hit.step);
+    else this.cursor.select(hit.request.index);
+  }
+
+  describe() { return this.findings ? this.findings.refused || this.findings.badge : ""; }
+
+  tableTwin() {
+    return {
+      caption: this.findings?.badge, headings: ["request", "TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"],
+      rows: (this.findings?.rows || []).map(([id, ...values]) => [plain(id), ...values.map((v, i) => (i < 4 ? this.write(v) : v))]),
+    };
+  }
+}
