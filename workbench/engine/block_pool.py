@@ -51,7 +51,7 @@ class BlockPool:
         self._free = OrderedDict.fromkeys(range(1, num_blocks))
         self._hash_of: dict[int, bytes] = {}
         # Blocks that hold the same content, in the order in which they were published: the first one is found.
-        self._blocks_of: dict[bytes, list[int]] = {}
+        self._blocks_of: dict[bytes, tuple[int, ...]] = {}
 
     def copy(self) -> BlockPool:
         """A pool in the same state that can be changed without changing this one."""
@@ -60,7 +60,7 @@ class BlockPool:
         clone._ref_counts = self._ref_counts.copy()
         clone._free = self._free.copy()
         clone._hash_of = self._hash_of.copy()
-        clone._blocks_of = {digest: blocks.copy() for digest, blocks in self._blocks_of.items()}
+        clone._blocks_of = self._blocks_of.copy()
         return clone
 
     @property
@@ -142,14 +142,15 @@ class BlockPool:
     def publish(self, block: int, digest: bytes) -> None:
         """Let a held block be found by the hash of its content."""
         self._hash_of[block] = digest
-        self._blocks_of.setdefault(digest, []).append(block)
+        self._blocks_of[digest] = (*self._blocks_of.get(digest, ()), block)
 
     def withdraw(self, block: int) -> None:
         """Take back ``publish``: the block's content is no longer what its hash says, or never came to be."""
         digest = self._hash_of.pop(block)
-        blocks = self._blocks_of[digest]
-        blocks.remove(block)
-        if not blocks:
+        others = tuple(other for other in self._blocks_of[digest] if other != block)
+        if others:
+            self._blocks_of[digest] = others
+        else:
             del self._blocks_of[digest]
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
