@@ -57,8 +57,10 @@ void msl_threadgroup_barrier(int flags);
 void msl_simdgroup_barrier(int flags);
 uint msl_lane();
 void msl_simd_uniform(__constant const char* operation);
-void msl_simd_reduce(__constant const char* operation, int combine, int element_type, __private void* value);
-void msl_simd_scan(__constant const char* operation, int combine, int element_type, int inclusive, __private void* value);
+void msl_simd_reduce(__constant const char* operation, int combine, int element_type, int bytes,
+                     __private void* value);
+void msl_simd_scan(__constant const char* operation, int combine, int element_type, int bytes,
+                   int inclusive, __private void* value);
 void msl_simd_exchange(__constant const char* operation, int bytes, __private void* value, uint source_lane);
 ulong msl_simd_ballot(__constant const char* operation, int predicate);
 void msl_simdgroup_multiply_accumulate(__private float* a_b_c);

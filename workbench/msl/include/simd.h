@@ -40,11 +40,11 @@ enum { MSL_ADD, MSL_MAX, MSL_MIN, MSL_MULTIPLY, MSL_AND, MSL_OR, MSL_XOR };
     MSL_REQUIRE_32_BITS(T);                                                                            \
     using E = typename components<T>::type;                                                            \
     if constexpr (components<T>::count == 1) {                                                         \
-      msl_simd_reduce(#name, combine, element_type<E>::value, &x);                                     \
+      msl_simd_reduce(#name, combine, element_type<E>::value, sizeof(E), &x);                                     \
     } else {                                                                                           \
       MSL_UNROLL for (int i = 0; i < components<T>::count; i++) {                                      \
         E component = x[i];                                                                            \
-        msl_simd_reduce(#name, combine, element_type<E>::value, &component);                           \
+        msl_simd_reduce(#name, combine, element_type<E>::value, sizeof(E), &component);                           \
         x[i] = component;                                                                              \
       }                                                                                                \
     }                                                                                                  \
@@ -63,7 +63,7 @@ MSL_REDUCTION(simd_xor, MSL_XOR)
   template <class T>                                                     \
   MSL_SHIM T name(T x) {                                                 \
     MSL_REQUIRE_32_BITS(T);                                              \
-    msl_simd_scan(#name, combine, element_type<T>::value, inclusive, &x); \
+    msl_simd_scan(#name, combine, element_type<T>::value, sizeof(T), inclusive, &x); \
     return x;                                                            \
   }
 MSL_SCAN(simd_prefix_inclusive_sum, MSL_ADD, 1)

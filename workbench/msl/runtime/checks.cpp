@@ -15,16 +15,17 @@ namespace msl {
 
 namespace {
 
-constexpr uint64_t kAccessesBetweenClocks = 1 << 16;
 double started_seconds;
 
 struct ThreadgroupVariable {
   const char* name;
-  uint32_t offset, bytes, granule_bytes;
+  uint32_t offset, bytes;
+  uint32_t granule_shift, first_granule;
 };
 ThreadgroupVariable variables[kMaxThreadgroupVariables];
 uint32_t num_variables;           // ever declared in this launch
 uint32_t threadgroup_bytes_used;  // red zones included
+uint32_t threadgroup_granules_used;
 uint8_t variable_at[kThreadgroupArenaBytes / 16];  // number + 1, of every 16 bytes
 uint8_t is_written[kThreadgroupArenaBytes];
 AccessHistory threadgroup_history;
@@ -33,7 +34,7 @@ AccessHistory threadgroup_history;
 struct BufferState {
   uint8_t* is_written;   // outputs: one per byte
   AccessHistory history; // outputs
-  uint32_t granule_bytes;
+  uint32_t granule_shift;
   uint32_t* last_reader;       // per element: threadgroup index + 1
   uint32_t* last_row_reader;   // per traced row: threadgroup index + 1
 };
@@ -46,7 +47,18 @@ double now_seconds() {
   return time.tv_sec + 1e-9 * time.tv_nsec;
 }
 
-uint32_t site_offset(const void* site) { return (uint32_t)((const char*)site - &__ehdr_start); }
+// Races are looked for by granules of an element, and of 4 bytes at most.
+uint32_t granule_shift_of(uint64_t element_bytes) { return element_bytes % 4 == 0 ? 2 : element_bytes % 2 == 0 ? 1 : 0; }
+
+// Whether each of `count` marks is 1.
+inline bool all_marked(const uint8_t* marks, uint32_t count) {
+  if (count == 4) {
+    uint32_t four;
+    memcpy(&four, marks, sizeof four);
+    return four == 0x01010101;
+  }
+  return !memchr(marks, 0, count);
+}
 
 Fault access_fault(const char* kind, const char* object, int64_t offset, uint64_t object_bytes, uint32_t bytes,
                    AccessKind access, const void* site) {
@@ -58,9 +70,9 @@ MSL_COLD void raise_race(Fault fault, const Conflict& conflict) {
   fault.detail[0] = 0;
   strncat(fault.detail, conflict.earlier, sizeof fault.detail - 1);
   fault.other_is_write = conflict.earlier[0] == 'w';
-  fault.other_thread = conflict.thread;
+  fault.other_thread = conflict.origin.thread();
   fault.other_threadgroup = conflict.threadgroup;
-  fault.other_code_address = (uint64_t)&__ehdr_start + conflict.site;
+  fault.other_code_address = code_address(conflict.origin);
   raise_fault(fault);
 }
 
@@ -79,13 +91,13 @@ void check_threadgroup_access(uint32_t offset, uint32_t bytes, AccessKind kind, 
                          : access_fault("threadgroup out of bounds", "", offset, 0, bytes, kind, site));
     return;
   }
-  const int64_t inside = (int64_t)offset - variable->offset;
-  if (kind != kWrite && memchr(&is_written[offset], 0, bytes))
+  const uint32_t inside = offset - variable->offset;
+  if (kind != kWrite && !all_marked(&is_written[offset], bytes))
     raise_fault(access_fault("threadgroup uninitialised", variable->name, inside, variable->bytes, bytes, kind, site));
   if (writes(kind)) memset(&is_written[offset], 1, bytes);
-  const uint32_t granule = variable->granule_bytes;
-  for (uint32_t at = offset / granule * granule; at < offset + bytes; at += granule)
-    if (const Conflict conflict = record_access(threadgroup_history, at, kind, site_offset(site)); conflict.earlier)
+  const uint32_t first = variable->first_granule;
+  for (uint32_t g = inside >> variable->granule_shift; g <= (inside + bytes - 1) >> variable->granule_shift; g++)
+    if (const Conflict conflict = record_access(threadgroup_history, first + g, kind, site); conflict.earlier)
       raise_race(access_fault("threadgroup race", variable->name, inside, variable->bytes, bytes, kind, site), conflict);
 }
 
@@ -123,11 +135,11 @@ void count_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind k
 void check_output_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind kind, const void* site) {
   const Buffer& buffer = launch->buffers[number];
   BufferState& state = states[number];
-  if (kind != kWrite && memchr(state.is_written + offset, 0, bytes))
+  if (kind != kWrite && !all_marked(state.is_written + offset, bytes))
     raise_fault(access_fault("output read before written", buffer.name, offset, buffer.bytes, bytes, kind, site));
   if (writes(kind)) memset(state.is_written + offset, 1, bytes);
-  for (uint64_t g = offset / state.granule_bytes; g <= (offset + bytes - 1) / state.granule_bytes; g++)
-    if (const Conflict conflict = record_access(state.history, g, kind, site_offset(site)); conflict.earlier)
+  for (uint64_t g = offset >> state.granule_shift; g <= (offset + bytes - 1) >> state.granule_shift; g++)
+    if (const Conflict conflict = record_access(state.history, g, kind, site); conflict.earlier)
       raise_race(access_fault("device race", buffer.name, offset, buffer.bytes, bytes, kind, site), conflict);
 }
 
@@ -137,16 +149,14 @@ MSL_COLD void raise_wild_access(uint64_t address, uint32_t bytes, AccessKind kin
 
 }  // namespace
 
+uint64_t freely_readable_bytes[kMaxBuffers + 1];
+
 void check_time(const void* site) {
   if (launch->time_limit_seconds > 0 && now_seconds() - started_seconds > launch->time_limit_seconds)
     raise_fault({.kind = "time limit", .code_address = (uint64_t)site});
 }
 
-void check_access(void* pointer, uint32_t bytes, AccessKind kind, const void* site) {
-  const uint64_t address = (uint64_t)pointer;
-  if (!current || address - current->stack < kStackBytes) return;
-  if (++launch->accesses % kAccessesBetweenClocks == 0) check_time(site);
-
+void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, const void* site) {
   const uint64_t slot = (address - launch->arena_address) >> launch->arena_slot_shift;
   if (slot < launch->num_buffers) {
     const Buffer& buffer = launch->buffers[slot];
@@ -182,13 +192,12 @@ void check_access(void* pointer, uint32_t bytes, AccessKind kind, const void* si
 
 void begin_checks() {
   started_seconds = now_seconds();
-  num_variables = threadgroup_bytes_used = 0;
+  num_variables = threadgroup_bytes_used = threadgroup_granules_used = 0;
   memset(variables, 0, sizeof variables);
   memset(variable_at, 0, sizeof variable_at);
   row_capacity = 0;
   if (!launch->checks) return;
-  threadgroup_history = {kThreadgroupSpace, kThreadgroupArenaBytes};
-  threadgroup_history.writers = (Writer*)calloc(kThreadgroupArenaBytes, sizeof(Writer));
+  threadgroup_history = new_history(kThreadgroupSpace, kThreadgroupArenaBytes);
   states = (BufferState*)calloc(launch->num_buffers + 1, sizeof(BufferState));
   for (uint32_t number = 0; number < launch->num_buffers; number++) {
     const Buffer& buffer = launch->buffers[number];
@@ -196,10 +205,10 @@ void begin_checks() {
     if (buffer.is_output) {
       state.is_written = (uint8_t*)malloc(buffer.bytes + 1);
       memset(state.is_written, buffer.is_initialised ? 1 : 0, buffer.bytes);
-      state.granule_bytes = buffer.element_bytes < 4 ? buffer.element_bytes : 4;
-      state.history = {kDeviceSpace, buffer.bytes / state.granule_bytes + 1};
-      state.history.writers = (Writer*)calloc(state.history.num_granules, sizeof(Writer));
+      state.granule_shift = granule_shift_of(buffer.element_bytes);
+      state.history = new_history(kDeviceSpace, (buffer.bytes >> state.granule_shift) + 1);
     }
+    freely_readable_bytes[number] = buffer.is_output || launch->statistics ? 0 : buffer.bytes;
     if (launch->statistics)
       state.last_reader = (uint32_t*)calloc(buffer.bytes / buffer.element_bytes + 1, sizeof(uint32_t));
     if (buffer.traced_row_bytes)
@@ -252,9 +261,10 @@ MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t e
       fault.object_bytes = launch->threadgroup_memory_bytes;
       raise_fault(fault);
     }
-    const uint32_t granule = element_bytes % 4 == 0 ? 4 : element_bytes % 2 == 0 ? 2 : 1;
-    variable = {name, offset, (uint32_t)bytes, granule};
+    const uint32_t granule_shift = granule_shift_of(element_bytes);
+    variable = {name, offset, (uint32_t)bytes, granule_shift, threadgroup_granules_used};
     threadgroup_bytes_used = offset + bytes;
+    threadgroup_granules_used += bytes >> granule_shift;
     num_variables = number + 1u > num_variables ? number + 1 : num_variables;
     memset(&variable_at[offset / 16], number + 1, (bytes + 15) / 16);
     memset(&is_written[offset], 0, bytes);

@@ -11,15 +11,22 @@
 
 #include "runtime.h"
 
+extern "C" char __ehdr_start;  // the library's first byte
+
 namespace msl {
 
 namespace {
 
+Origin here(const void* site) {
+  return {(uint32_t)((const char*)site - &__ehdr_start) * kMaxThreads + current->thread};
+}
+
 bool conflicts(const Writer& writer, Space space) {
   if (!writer.threadgroup) return false;
   if (writer.threadgroup != threadgroup_index + 1) return space == kDeviceSpace;
-  if (writer.thread == current->thread || writer.epoch != epoch[space]) return false;
-  if (writer.thread / kSimdWidth != current->simdgroup) return true;
+  const uint32_t thread = writer.origin.thread();
+  if (thread == current->thread || writer.epoch != epoch[space]) return false;
+  if (thread / kSimdWidth != current->simdgroup) return true;
   return writer.simdgroup_epoch == simdgroups[current->simdgroup].epoch[space];
 }
 
@@ -34,7 +41,7 @@ bool conflicts(const Visitors& visitors, Space space) {
          (visitors.lanes & ~(1u << current->lane));
 }
 
-void add(Visitors& visitors, Space space, uint32_t site) {
+void add(Visitors& visitors, Space space, const void* site) {
   const uint32_t own_epoch = simdgroups[current->simdgroup].epoch[space];
   const uint32_t own_threadgroup = threadgroup_index + 1;
   if (visitors.threadgroup && visitors.threadgroup != own_threadgroup)
@@ -44,13 +51,12 @@ void add(Visitors& visitors, Space space, uint32_t site) {
     visitors.epoch = epoch[space];
     visitors.simdgroups = visitors.lanes = 0;
   }
-  const bool same_simdgroup = visitors.thread / kSimdWidth == current->simdgroup;
+  const bool same_simdgroup = visitors.origin.thread() / kSimdWidth == current->simdgroup;
   if (!same_simdgroup || visitors.simdgroup_epoch != own_epoch) visitors.lanes = 0;
   visitors.simdgroup_epoch = own_epoch;
   visitors.simdgroups |= 1u << current->simdgroup;
   visitors.lanes |= 1u << current->lane;
-  visitors.thread = current->thread;
-  visitors.site = site;
+  visitors.origin = here(site);
 }
 
 Visitors& visitors_of(Visitors*& all, const AccessHistory& history, uint64_t granule) {
@@ -63,12 +69,12 @@ Conflict with(const char* earlier, const Mark& mark) {
   uint32_t threadgroup = mark.threadgroup - 1;
   if constexpr (__is_same(Mark, Visitors))
     if (threadgroup == threadgroup_index && mark.earlier_threadgroup) threadgroup = mark.earlier_threadgroup - 1;
-  return {earlier, threadgroup, mark.thread, mark.site};
+  return {earlier, threadgroup, mark.origin};
 }
 
 }  // namespace
 
-Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, uint32_t site) {
+Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, const void* site) {
   const Space space = history.space;
   const bool atomic = kind == kAtomicRead || kind == kAtomicWrite;
   Writer& writer = history.writers[granule];
@@ -80,12 +86,16 @@ Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind
 
   const uint32_t own_epoch = simdgroups[current->simdgroup].epoch[space];
   if (kind == kWrite)
-    writer = {threadgroup_index + 1, current->thread, epoch[space], own_epoch, site};
+    writer = {threadgroup_index + 1, epoch[space], own_epoch, here(site)};
   else if (kind == kRead)
     add(visitors_of(history.readers, history, granule), space, site);
   else if (kind == kAtomicWrite)
     add(visitors_of(history.atomics, history, granule), space, site);
   return {};
+}
+
+AccessHistory new_history(Space space, uint64_t num_granules) {
+  return {space, num_granules, (Writer*)calloc(num_granules, sizeof(Writer)), nullptr, nullptr};
 }
 
 void release_history(AccessHistory& history) {
@@ -94,5 +104,7 @@ void release_history(AccessHistory& history) {
   free(history.atomics);
   history = {};
 }
+
+uint64_t code_address(Origin origin) { return (uint64_t)&__ehdr_start + origin.site(); }
 
 }  // namespace msl

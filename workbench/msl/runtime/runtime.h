@@ -170,26 +170,31 @@ bool trails_agree(const Simdgroup& simdgroup);
 enum AccessKind : uint32_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
 inline bool writes(AccessKind kind) { return kind == kWrite || kind == kAtomicWrite; }
 
-// The last write to a granule of memory.
+// Where in the library an access is made, and by which thread: 22 and 10 bits.
+struct Origin {
+  uint32_t bits;
+  uint32_t thread() const { return bits % kMaxThreads; }
+  uint32_t site() const { return bits / kMaxThreads; }
+};
+
+// The last plain write to a granule of memory.
 struct Writer {
   uint32_t threadgroup;  // index + 1; 0: none
-  uint32_t thread;
   uint32_t epoch, simdgroup_epoch;
-  uint32_t site;  // offset in the library
+  Origin origin;
 };
 
 // Who has accessed a granule, other than by a plain write, in the latest epoch in which anyone did.
 struct Visitors {
-  uint32_t threadgroup;  // index + 1 of the latest; 0: none
+  uint32_t threadgroup;          // index + 1 of the latest; 0: none
   uint32_t earlier_threadgroup;  // index + 1 of some other one before it; 0: none
   uint32_t epoch, simdgroup_epoch;
   uint32_t simdgroups;  // mask
-  uint32_t lanes;  // mask, of the latest simdgroup in its latest epoch
-  uint32_t thread;  // the latest
-  uint32_t site;
+  uint32_t lanes;       // mask, of the latest simdgroup in its latest epoch
+  Origin origin;        // of the latest
 };
 
-// What is remembered about the granules of a piece of memory. `readers` and `atomics` are made when first needed.
+// What is remembered about the granules of a piece of memory; `readers` and `atomics` are made when first needed.
 struct AccessHistory {
   Space space;
   uint64_t num_granules;
@@ -198,20 +203,42 @@ struct AccessHistory {
   Visitors* atomics;
 };
 
-// A conflicting earlier access, or a null description where there is none.
+// A conflicting earlier access; `earlier` is null where there is none.
 struct Conflict {
   const char* earlier;  // "write", "read", "atomic access"
-  uint32_t threadgroup, thread, site;
+  uint32_t threadgroup;
+  Origin origin;
 };
-Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, uint32_t site);
+Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, const void* site);
+AccessHistory new_history(Space space, uint64_t num_granules);
 void release_history(AccessHistory& history);
+// The address of the code that an origin remembers.
+uint64_t code_address(Origin origin);
 
 // ---- checks.cpp ----
 
-// The entry points of the checks: every load and store that the kernel makes comes here.
-void check_access(void* address, uint32_t bytes, AccessKind kind, const void* site);
-// Ends a launch that has run for longer than its limit; called now and then.
+constexpr uint32_t kMaxBuffers = 32;
+constexpr uint64_t kAccessesBetweenClocks = 1 << 16;
+
+// Bytes of each buffer that a plain read may touch with nothing more to check or count: 0 for outputs.
+extern uint64_t freely_readable_bytes[kMaxBuffers + 1];
+void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, const void* site);
+// Ends a launch that has run for longer than its limit.
 void check_time(const void* site);
+
+// Every load and store that the kernel makes comes here.
+inline void check_access(void* pointer, uint32_t bytes, AccessKind kind, const void* site) {
+  const uint64_t address = (uint64_t)pointer;
+  if (!current || address - current->stack < kStackBytes) return;
+  if (++launch->accesses % kAccessesBetweenClocks == 0) check_time(site);
+  const uint64_t slot = (address - launch->arena_address) >> launch->arena_slot_shift;
+  if (kind == kRead && slot < launch->num_buffers) {
+    const uint64_t offset = address - launch->buffers[slot].address;
+    if (offset < freely_readable_bytes[slot] && offset + bytes <= freely_readable_bytes[slot]) return;
+  }
+  check_access_in_full(address, bytes, kind, site);
+}
+
 void begin_checks();
 void begin_threadgroup_checks();
 void end_checks();

@@ -20,7 +20,17 @@ namespace {
 
 Simdgroup& own_simdgroup() { return simdgroups[current->simdgroup]; }
 
-void* own_slot() { return own_simdgroup().slots[own_simdgroup().meetings & 1][current->lane]; }
+void copy_value(void* to, const void* from, int bytes) {
+  if (bytes == 4)
+    memcpy(to, from, 4);  // inlined
+  else
+    memcpy(to, from, bytes);
+}
+
+void hand_in(const void* value, int bytes) {
+  Simdgroup& s = own_simdgroup();
+  copy_value(s.slots[s.meetings & 1][current->lane], value, bytes);
+}
 
 // Every live lane comes here with its value in its slot; the last one computes what all of them take away. Returns
 // which of the two sets of slots and results belongs to this meeting.
@@ -217,24 +227,21 @@ MSL_CALLED void msl_simd_uniform(const char*) {
   current->uniform_trail = current->uniform_trail * 1099511628211ull + (uint64_t)MSL_CALLER;
 }
 
-MSL_CALLED void msl_simd_reduce(const char* operation, int combine, int element_type, void* value) {
-  with_element_type(element_type, [&](auto example) {
-    using T = decltype(example);
-    memcpy(own_slot(), value, sizeof(T));
-  });
+MSL_CALLED void msl_simd_reduce(const char* operation, int combination, int element_type, int bytes, void* value) {
+  hand_in(value, bytes);
   const uint32_t set = meet(operation, MSL_CALLER, [=](Simdgroup& s, uint32_t set) {
     launch->simd_operations++;
     with_element_type(element_type, [&](auto example) {
-      using T = decltype(example);
-      const T result = reduce<T>(s, set, combine);
-      memcpy(s.results[set][0], &result, sizeof(T));
+      const auto result = reduce<decltype(example)>(s, set, combination);
+      memcpy(s.results[set][0], &result, sizeof result);
     });
   });
-  with_element_type(element_type, [&](auto example) { memcpy(value, own_simdgroup().results[set][0], sizeof example); });
+  copy_value(value, own_simdgroup().results[set][0], bytes);
 }
 
-MSL_CALLED void msl_simd_scan(const char* operation, int combination, int element_type, int inclusive, void* value) {
-  with_element_type(element_type, [&](auto example) { memcpy(own_slot(), value, sizeof example); });
+MSL_CALLED void msl_simd_scan(const char* operation, int combination, int element_type, int bytes, int inclusive,
+                              void* value) {
+  hand_in(value, bytes);
   const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
   with_element_type(element_type, [&](auto example) {
     using T = decltype(example);
@@ -249,7 +256,7 @@ MSL_CALLED void msl_simd_scan(const char* operation, int combination, int elemen
 }
 
 MSL_CALLED void msl_simd_exchange(const char* operation, int bytes, void* value, unsigned source_lane) {
-  memcpy(own_slot(), value, bytes);
+  hand_in(value, bytes);
   const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
   const Simdgroup& s = own_simdgroup();
   if (source_lane >= kSimdWidth || !(s.present[set] >> source_lane & 1)) {
@@ -258,11 +265,11 @@ MSL_CALLED void msl_simd_exchange(const char* operation, int bytes, void* value,
     snprintf(fault.detail, sizeof fault.detail, "%u", source_lane);
     raise_fault(fault);
   }
-  memcpy(value, s.slots[set][source_lane], bytes);
+  copy_value(value, s.slots[set][source_lane], bytes);
 }
 
 MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
-  memcpy(own_slot(), &predicate, sizeof predicate);
+  hand_in(&predicate, sizeof predicate);
   const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup& s, uint32_t set) {
     launch->simd_operations++;
     uint32_t votes = 0;
@@ -277,7 +284,7 @@ MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
 
 // Takes this lane's two elements of a, b and c; puts its two elements of a * b + c in front.
 MSL_CALLED void msl_simdgroup_multiply_accumulate(float* a_b_c) {
-  memcpy(own_slot(), a_b_c, 6 * sizeof(float));
+  hand_in(a_b_c, 6 * sizeof(float));
   const void* site = MSL_CALLER;
   const uint32_t set = meet("simdgroup_multiply_accumulate", site, [=](Simdgroup& s, uint32_t set) {
     if (launch->checks && s.present[set] != ~0u)
