@@ -221,7 +221,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
         )
     divergences = [request.divergence for request in requests if request.divergence]
     differences = [request.token_difference for request in requests if request.token_difference]
-    known = bool(tokens_a) and bool(tokens_b)
+    known = any(tokens_a.values()) and any(tokens_b.values())
     return Comparison(
         a=a,
         b=b,

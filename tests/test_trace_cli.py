@@ -1,0 +1,79 @@
+"""``workbench trace``: what it prints and writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from trace_helpers import one_trace
+
+from workbench import simulate
+from workbench.cli import main
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "run.jsonl.gz"
+    one_trace().save(path)
+    return path
+
+
+def test_info(saved, capsys):
+    assert main(["trace", "info", str(saved)]) == 0
+    printed = capsys.readouterr().out
+    assert "Trace(engine: 25 steps, 5 requests" in printed
+    assert "time to first token" in printed
+
+
+def test_perfetto(saved, capsys):
+    assert main(["trace", "perfetto", str(saved)]) == 0
+    out = saved.with_name("run.perfetto.json")
+    assert str(out) in capsys.readouterr().out
+    assert json.loads(out.read_bytes())["traceEvents"]
+    assert main(["trace", "perfetto", str(saved), str(saved.with_name("other.json"))]) == 0
+    assert saved.with_name("other.json").read_bytes() == out.read_bytes()
+
+
+def test_html(saved, capsys):
+    assert main(["trace", "html", str(saved)]) == 0
+    page = saved.with_name("run.html")
+    assert str(page) in capsys.readouterr().out
+    assert "<html" in page.read_text(encoding="utf-8")[:200].lower()
+
+
+def test_diff(tmp_path, capsys):
+    workload = {"requests": [{"id": "a", "prompt": {"len": 50}, "max_tokens": 2}]}
+    simulate(workload).save(tmp_path / "a.jsonl")
+    simulate(workload, config={"max_num_batched_tokens": 20}).save(tmp_path / "b.jsonl")
+    assert main(["trace", "diff", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 0
+    printed = capsys.readouterr().out
+    assert "same tokens" in printed
+    assert "first divergence: step 0, a: a computes tokens [0, 50), b computes tokens [0, 20)" in printed
+
+
+@pytest.mark.parametrize("command", ["info", "html", "perfetto"])
+@pytest.mark.parametrize("content", [None, b"", b"not a trace\n", b'{"kind":"meta","schema_version":7}\n'])
+def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, command, content):
+    path = tmp_path / "t.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["trace", command, str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert str(path) in printed.err
+    assert printed.err.count("\n") == 1
+    assert [found.name for found in tmp_path.iterdir()] == ([] if content is None else ["t.jsonl"])
+
+
+def test_traces_of_different_workloads(saved, tmp_path, capsys):
+    simulate({"requests": [{"id": "other", "prompt": [1], "max_tokens": 1}]}).save(tmp_path / "b.jsonl")
+    assert main(["trace", "diff", str(saved), str(tmp_path / "b.jsonl")]) == 2
+    assert "different requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["html"], ["perfetto"], ["diff"]])
+def test_help(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        main(["trace", *command, "--help"])
+    assert stop.value.code == 0
+    assert "usage: " in capsys.readouterr().out
