@@ -1,6 +1,8 @@
 """simulate(): the workload format, what it refuses, and how a simulation ends."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -178,3 +180,12 @@ def test_progress_is_shown_when_asked(capsys):
     assert "simulation" in capsys.readouterr().err
     simulate(one())
     assert capsys.readouterr().err == ""
+
+
+def test_a_simulation_needs_no_mlx():
+    script = (
+        "import sys, workbench\n"
+        "workbench.simulate({'requests': [{'id': 'a', 'prompt': [1, 2, 3]}]})\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in ('mlx', 'mlx_lm', 'numba')]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -79,7 +79,8 @@ class Scheduler(SchedulerState):
     def peek_next_batch(self) -> tuple[bool, int]:
         """What the next ``schedule()`` would choose if it were called now; changes nothing.
 
-        The answer is schedule()'s own, given on a copy of the state, so the two cannot differ. Data-parallel ranks
+        The answer is schedule()'s own, given on a copy of the state, so the two cannot differ. Only where every
+        running request decodes and there is room for all of them is it plain without trying. Data-parallel ranks
         use it to agree on a step.
 
         Returns:
@@ -89,6 +90,11 @@ class Scheduler(SchedulerState):
             RuntimeError: A step is under way, and its tokens are still to come.
         """
         self._refuse_in_flight("peek_next_batch()")
+        running = self.running
+        nobody_admitted = not self.waiting or len(running) >= self.max_running
+        room = min(self.config.token_budget, self.kv_cache.num_free)  # a decode takes one token, at most one block
+        if nobody_admitted and len(running) <= room and not any(request.is_prefill for request in running):
+            return False, len(running)
         batch = self._rehearsal().schedule()
         return batch.has_prefill, batch.num_tokens
 
