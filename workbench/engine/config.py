@@ -7,72 +7,15 @@ that cannot work is refused with the field, the value, the allowed range and wha
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from workbench.engine.field_checks import MAX_INT32, choice, flag, integer, items, number
 from workbench.trace.records import MAX_BLOCKS, MAX_TOKENS
 
 POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
-MAX_INT32 = 2**31 - 1
-"""Block ids, positions and cumulative lengths are int32 in every kernel."""
-
-
-# -- checks of one value: each returns the value to keep -----------------------------------------------------
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> int:
-    allowed = f">= {low}" if high is None else f"from {low} to {high}"
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer {allowed}, got {value!r}{hint}") from None
-    if number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be {allowed}, got {number}{hint}")
-    return number
-
-
-def _number(
-    name: str,
-    value: Any,
-    low: float,
-    high: float = math.inf,
-    *,
-    low_open: bool = False,
-    high_open: bool = False,
-) -> float:
-    if high == math.inf:
-        allowed = f"{'>' if low_open else '>='} {low:g} and finite"
-    else:
-        allowed = f"in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
-    try:
-        if isinstance(value, bool | str):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number {allowed}, got {value!r}") from None
-    below = number <= low if low_open else number < low
-    above = number >= high if high_open else number > high
-    if not math.isfinite(number) or below or above:
-        raise ValueError(f"{name} must be {allowed}, got {number}")
-    return number
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-def _choice(name: str, value: Any, allowed: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
 
 
 class _Frozen:
@@ -142,40 +85,40 @@ class EngineConfig(_Frozen):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        budget = _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
-        seqs = _integer("max_num_seqs", self.max_num_seqs, 1, MAX_INT32)
+        budget = integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
+        seqs = integer("max_num_seqs", self.max_num_seqs, 1, MAX_INT32)
         if self.max_model_len is not None:
-            self._keep(max_model_len=_integer("max_model_len", self.max_model_len, 1, MAX_TOKENS))
+            self._keep(max_model_len=integer("max_model_len", self.max_model_len, 1, MAX_TOKENS))
         self._keep(
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
-            block_size=_integer("block_size", self.block_size, 1, 65536),
-            num_blocks=_integer(
+            block_size=integer("block_size", self.block_size, 1, 65536),
+            num_blocks=integer(
                 "num_blocks",
                 self.num_blocks,
                 2,
                 MAX_BLOCKS,
                 " (block 0 is never handed out: 2 is one usable block)",
             ),
-            enable_prefix_caching=_flag("enable_prefix_caching", self.enable_prefix_caching),
-            policy=_choice("policy", self.policy, POLICIES),
-            watermark=_number("watermark", self.watermark, 0.0, 1.0, high_open=True),
-            scheduler_reserve_full_isl=_flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
-            long_prefill_token_threshold=_integer(
+            enable_prefix_caching=flag("enable_prefix_caching", self.enable_prefix_caching),
+            policy=choice("policy", self.policy, POLICIES),
+            watermark=number("watermark", self.watermark, 0.0, 1.0, high_open=True),
+            scheduler_reserve_full_isl=flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
+            long_prefill_token_threshold=integer(
                 "long_prefill_token_threshold",
                 self.long_prefill_token_threshold,
                 0,
                 self.max_model_len or MAX_TOKENS,
             ),
-            long_prefill_token_threshold_adaptive=_flag(
+            long_prefill_token_threshold_adaptive=flag(
                 "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
             ),
-            attention_backend=_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
-            seed=_integer("seed", self.seed, 0, 2**64 - 1),
+            attention_backend=choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
+            seed=integer("seed", self.seed, 0, 2**64 - 1),
         )
         for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
             if (value := getattr(self, name)) is not None:
-                self._keep(**{name: _integer(name, value, 1, high)})
+                self._keep(**{name: integer(name, value, 1, high)})
         for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(f"{name} is not available yet: leave it at None (off), got {value!r}")
@@ -262,27 +205,27 @@ class SamplingParams(_Frozen):
 
     def __post_init__(self) -> None:
         self._keep(
-            max_tokens=_integer("max_tokens", self.max_tokens, 1, MAX_INT32),
-            temperature=_number("temperature", self.temperature, 0.0),
-            top_k=max(0, _integer("top_k", self.top_k, -1, MAX_INT32, " (0 or -1 keeps all tokens)")),
-            top_p=_number("top_p", self.top_p, 0.0, 1.0, low_open=True),
-            min_p=_number("min_p", self.min_p, 0.0, 1.0),
-            repetition_penalty=_number("repetition_penalty", self.repetition_penalty, 0.0, low_open=True),
-            presence_penalty=_number("presence_penalty", self.presence_penalty, -2.0, 2.0),
-            frequency_penalty=_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            max_tokens=integer("max_tokens", self.max_tokens, 1, MAX_INT32),
+            temperature=number("temperature", self.temperature, 0.0),
+            top_k=max(0, integer("top_k", self.top_k, -1, MAX_INT32, " (0 or -1 keeps all tokens)")),
+            top_p=number("top_p", self.top_p, 0.0, 1.0, low_open=True),
+            min_p=number("min_p", self.min_p, 0.0, 1.0),
+            repetition_penalty=number("repetition_penalty", self.repetition_penalty, 0.0, low_open=True),
+            presence_penalty=number("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            frequency_penalty=number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
             logit_bias=self._checked_logit_bias(),
             stop=self._checked_stop(),
             stop_token_ids=tuple(
-                _integer(f"stop_token_ids[{i}]", token, 0, MAX_INT32)
-                for i, token in enumerate(_items("stop_token_ids", self.stop_token_ids, "token ids"))
+                integer(f"stop_token_ids[{i}]", token, 0, MAX_INT32)
+                for i, token in enumerate(items("stop_token_ids", self.stop_token_ids, "token ids"))
             ),
-            ignore_eos=_flag("ignore_eos", self.ignore_eos),
-            logits_processors=tuple(_items("logits_processors", self.logits_processors, "callables")),
+            ignore_eos=flag("ignore_eos", self.ignore_eos),
+            logits_processors=tuple(items("logits_processors", self.logits_processors, "callables")),
         )
         if self.logprobs is not None:
-            self._keep(logprobs=_integer("logprobs", self.logprobs, 0, MAX_INT32))
+            self._keep(logprobs=integer("logprobs", self.logprobs, 0, MAX_INT32))
         if self.seed is not None:
-            self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
+            self._keep(seed=integer("seed", self.seed, 0, 2**64 - 1))
         if self.sampler is not None and not callable(self.sampler):
             raise ValueError(f"sampler must be callable, got {self.sampler!r}")
         for i, processor in enumerate(self.logits_processors):
@@ -295,12 +238,12 @@ class SamplingParams(_Frozen):
         if not isinstance(self.logit_bias, Mapping):
             raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         return {
-            _integer("logit_bias token id", token, 0, MAX_INT32): _number(f"logit_bias[{token}]", bias, -100, 100)
+            integer("logit_bias token id", token, 0, MAX_INT32): number(f"logit_bias[{token}]", bias, -100, 100)
             for token, bias in self.logit_bias.items()
         }
 
     def _checked_stop(self) -> tuple[str, ...]:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(_items("stop", self.stop, "strings"))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(items("stop", self.stop, "strings"))
         for i, text in enumerate(stop):
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop[{i}] must be a string that is not empty, got {text!r}")
@@ -313,14 +256,6 @@ class SamplingParams(_Frozen):
     def non_default(self) -> dict[str, Any]:
         """The fields that differ from the defaults, as JSON can hold them (callables by their repr)."""
         return {name: _jsonable(value) for name, value in self._changed().items()}
-
-
-def _items(name: str, value: Any, what: str) -> Iterable[Any]:
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be a list of {what}, got {value!r}")
-    return value
 
 
 def _jsonable(value: Any) -> Any:

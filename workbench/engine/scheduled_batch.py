@@ -74,6 +74,25 @@ class ScheduledBatch:
         """True when any chunk is more than the next token of a request whose prefill is complete."""
         return any(chunk.arm != "decode" for chunk in self.chunks)
 
+    def explain_waiting(self, budget: int, no_seat: str) -> None:
+        """Say why waiting requests were left out: one reason for the queue, and those of single requests.
+
+        Args:
+            budget: What is left of the token budget.
+            no_seat: The reason that remains when nothing else was in the way.
+        """
+        if self.preempted:
+            self.waiting_reason = f"{', '.join(self.preempted)} preempted in this step: nobody is admitted"
+            for request_id, reason in self.preempt_reasons.items():
+                self.passed_over[request_id] = f"preempted in this step: {reason}"
+        elif self.passed_over:
+            head, reason = next(iter(self.passed_over.items()))
+            self.waiting_reason = f"waiting behind {head}: {reason}"
+        elif budget <= 0:
+            self.waiting_reason = f"token budget used up ({self.token_budget - budget} of {self.token_budget})"
+        else:
+            self.waiting_reason = no_seat
+
     def to_record(
         self,
         chunks: list[Chunk],

@@ -68,7 +68,8 @@ class Scheduler(SchedulerState):
         if not batch.preempted:  # blocks were short for those who run: nobody is let in
             budget = self._schedule_waiting(batch, budget)
         if self.waiting:
-            self._explain_waiting(batch, budget)
+            seats = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
+            batch.explain_waiting(budget, f"{seats} reached ({self.max_running})")
         batch.running, batch.waiting = self.running_ids(), self.waiting_ids()
         batch.free_blocks = self.kv_cache.num_free
         batch.cached_block_ids = tuple(self.kv_cache.published)
@@ -228,22 +229,6 @@ class Scheduler(SchedulerState):
         batch.preempted.append(victim.request_id)
         batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
         return refund
-
-    def _explain_waiting(self, batch: ScheduledBatch, budget: int) -> None:
-        """Say why each waiting request was left out: one reason for the queue, and those of single requests."""
-        if batch.preempted:
-            batch.waiting_reason = f"{', '.join(batch.preempted)} preempted in this step: nobody is admitted"
-            for request_id, reason in batch.preempt_reasons.items():
-                batch.passed_over[request_id] = f"preempted in this step: {reason}"
-        elif batch.passed_over:
-            head, reason = next(iter(batch.passed_over.items()))
-            batch.waiting_reason = f"waiting behind {head}: {reason}"
-        elif budget <= 0:
-            total = batch.token_budget
-            batch.waiting_reason = f"token budget used up ({total - budget} of {total})"
-        else:
-            limit = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
-            batch.waiting_reason = f"{limit} reached ({self.max_running})"
 
     # -- after the forward pass ------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from workbench.engine.config import MAX_INT32, EngineConfig, SamplingParams
+from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.engine.field_checks import MAX_INT32
 from workbench.engine.request import Request
 
 MAX_PROMPT_TOKENS = 10_000_000
