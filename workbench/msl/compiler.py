@@ -40,6 +40,8 @@ _LANGUAGE_FLAGS = (
 _CODE_FLAGS = (
     "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-gline-tables-only", "-gdwarf-4",
 )  # fmt: skip
+# "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times longer.
+_UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
 # Warnings about spellings that are Metal's and not OpenCL's.
 _WARNING_FLAGS = (
     "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow", "-ferror-limit=20",
@@ -173,7 +175,7 @@ def compile_kernel(text: str, *, checks: bool, math_mode: str = "safe") -> Path:
         MslCompilerMissing: There is no compiler.
     """
     compiler = find_compiler()
-    flags = (*_LANGUAGE_FLAGS, *_machine_flags(), *_CODE_FLAGS, *_WARNING_FLAGS)
+    flags = (*_LANGUAGE_FLAGS, *_machine_flags(), *_CODE_FLAGS, *_UNROLL_FLAGS, *_WARNING_FLAGS)
     flags += (*MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
     key = hashlib.sha256("\0".join([compiler.version, _shim_digest(), *flags, text]).encode()).hexdigest()[:32]
     folder = cache_folder() / "msl"
