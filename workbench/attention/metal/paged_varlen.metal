@@ -90,7 +90,7 @@ const int row_in_item = pair / packed_heads;
 const int position = item[FIRST_POSITION] + row_in_item;
 
 // A sink counts once: in the first split, and in a decode's first simdgroup.
-const bool has_sink = item[SPLIT] == 0 && (!is_decode || simdgroup == 0) && sinks[head] > -INFINITY;
+const bool has_sink = item[SPLIT] == 0 && (!is_decode || simdgroup == 0) && sinks[head] != -INFINITY;
 RowState row_state;
 row_state.maximum = has_sink ? sinks[head] * M_LOG2E_F : -INFINITY;
 row_state.total = has_sink ? 1.0f : 0.0f;

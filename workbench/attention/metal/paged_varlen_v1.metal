@@ -49,7 +49,7 @@ for (int i = 0; i < DIMS_PER_LANE; i++) {
 }
 
 // An attention sink is a score that takes part in the softmax and has no value. It counts once: in simdgroup 0.
-const bool has_sink = simdgroup == 0 && sinks[head] > -INFINITY;
+const bool has_sink = simdgroup == 0 && sinks[head] != -INFINITY;
 float maximum = has_sink ? sinks[head] : -INFINITY;  // largest score so far
 float total = has_sink ? 1.0f : 0.0f;                // sum of exp(score - maximum) so far
 
