@@ -235,6 +235,19 @@ def test_one_model_call_per_step():
     runner.close()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "backend"), [("gemma3_text", "gather"), ("gemma3_text", "cpu"), ("gemma2", "gather")]
+)
+def test_what_a_block_held_before_never_shows(architecture, backend):
+    """Blocks come back from finished requests as they are, and 0 * NaN is NaN."""
+    runner = runner_for(tiny_model(architecture), backend)
+    for layer in runner.kv_cache.layers:
+        layer.k_cache, layer.v_cache = (mx.full(array.shape, mx.nan) for array in layer.state)
+    mx.eval(runner.kv_cache.arrays)
+    assert largest_error(runner, sequences([29, 3, 41, 17, 1])) < TOLERANCE
+    runner.close()
+
+
 # -- several users of one module ------------------------------------------------------------------------------
 
 
