@@ -116,18 +116,24 @@ class View {
   requestFrame() {
     this.frameRequest ??= requestAnimationFrame(() => {
       this.frameRequest = null;
-      if (this.controlsStale) {
-        this.controls.update();
-        this.breakpointsForm.update(this.status);
-        this.phaseBox.update(this.status);
-        this.controlsStale = false;
-        if (this.store.numSteps && this.said !== this.cursor.step) {
-          this.said = this.cursor.step;
-          this.controls.say(`Step ${this.cursor.step}: ${this.store.value("prefill_tokens", this.cursor.step)} prefill and ${this.store.value("decode_tokens", this.cursor.step)} decode tokens`);
-        }
-      }
-      for (const panel of this.panels) panel.frame();
+      this.draw();
     });
+  }
+
+  /** Draw what has changed since the last frame. */
+  draw() {
+    const { store, cursor } = this;
+    if (this.controlsStale) {
+      this.controlsStale = false;
+      this.controls.update();
+      this.breakpointsForm.update(this.status);
+      this.phaseBox.update(this.status);
+      if (store.numSteps && this.said !== cursor.step) {
+        this.said = cursor.step;
+        this.controls.say(`Step ${cursor.step}: ${store.value("prefill_tokens", cursor.step)} prefill and ${store.value("decode_tokens", cursor.step)} decode tokens`);
+      }
+    }
+    for (const panel of this.panels) panel.frame();
   }
 
   observe() {

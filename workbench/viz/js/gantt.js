@@ -1,7 +1,7 @@
 // (b) Chunks of every request over the steps, and how far its KV has come.
 
 import { formatNumber, h, plain } from "./dom.js";
-import { CanvasPanel, SMALL, StepAxis, eventMark, hatch, requestLabel, text } from "./panel.js";
+import { CanvasPanel, SMALL, StepAxis, eventMark, hatch, requestLabel, text, textWidth } from "./panel.js";
 import { drawCursor } from "./timeline.js";
 import { upperBound } from "./store.js";
 
@@ -33,7 +33,11 @@ export class GanttPanel extends CanvasPanel {
   }
 
   base(what) {
-    return what !== "hover" && (what !== "step" || this.activeFirst || this.rows.length > MAX_ROWS);
+    if (what !== "step") return what !== "hover";
+    if (this.activeFirst) return true;
+    const before = this.offset;
+    this.layout();
+    return this.offset !== before;
   }
 
   layout() {
@@ -122,8 +126,7 @@ export class GanttPanel extends CanvasPanel {
         context.fillRect(x, top, w, high);
         if (chunk.recomputed) hatch(context, x, top, (w * chunk.recomputed) / chunk.n, high, colours.background, 4);
         const label = String(chunk.n);
-        context.font = SMALL;
-        if (w >= context.measureText(label).width + 4) text(context, label, x + w / 2, middle + 0.5, this.view.ink(solid), { align: "center", font: SMALL });
+        if (w >= textWidth(context, label, SMALL) + 4) text(context, label, x + w / 2, middle + 0.5, this.view.ink(solid), { align: "center", font: SMALL });
       }
     }
     flush();

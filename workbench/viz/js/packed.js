@@ -2,7 +2,7 @@
 
 import { formatNumber, plain } from "./dom.js";
 import { readableScale } from "./geometry.js";
-import { BOLD, CanvasPanel, MONO, SMALL, hatch, requestLabel, text, ticks } from "./panel.js";
+import { BOLD, CanvasPanel, MONO, SMALL, hatch, requestLabel, text, textWidth, ticks } from "./panel.js";
 import { mix } from "./theme.js";
 
 const LEFT = 84, RIGHT = 16, RIBBON = 20;
@@ -62,8 +62,7 @@ export class PackedPanel extends CanvasPanel {
     if (this.budget > this.total) {
       hatch(context, end, TRUE_Y, right - end, RIBBON, colours.hairline);
       const label = `${formatNumber(this.budget - this.total)} of ${formatNumber(this.budget)} unused`;
-      context.font = SMALL;
-      if (right - end > context.measureText(label).width + 12) text(context, label, end + 6, TRUE_Y + RIBBON / 2, colours.muted, { font: SMALL });
+      if (right - end > textWidth(context, label, SMALL) + 12) text(context, label, end + 6, TRUE_Y + RIBBON / 2, colours.muted, { font: SMALL });
     }
     context.strokeStyle = colours.hairline;
     context.strokeRect(LEFT - 0.5, TRUE_Y - 0.5, right - LEFT, RIBBON + 1);
@@ -77,12 +76,10 @@ export class PackedPanel extends CanvasPanel {
     text(context, "readable", LEFT - 8, y + RIBBON / 2, colours.muted, { align: "right", font: SMALL });
     text(context, "cu_seqlens_q", LEFT - 8, y + RIBBON + 10, colours.muted, { align: "right", font: MONO });
     let lastLabel = -Infinity;
-    const tick = (value, x, last) => {
+    const tick = (value, x) => {
       context.fillStyle = colours.muted;
       context.fillRect(x, y + RIBBON, 1, 4);
-      context.font = MONO;
-      const label = String(value), wide = context.measureText(label).width;
-      if (x - lastLabel < wide + 6 && !last) return;
+      const label = String(value), wide = textWidth(context, label, MONO);
       if (x - lastLabel < wide + 6) return;
       text(context, label, x, y + RIBBON + 10, colours.text, { align: value ? "center" : "left", font: MONO });
       lastLabel = x + wide / 2;
@@ -95,8 +92,7 @@ export class PackedPanel extends CanvasPanel {
       if (chunk.recomputed) hatch(context, x, y, (w * chunk.recomputed) / chunk.n, RIBBON, colours.background, 4);
       const ink = this.view.ink(fill);
       const label = plain(chunk.request.id, 14);
-      context.font = SMALL;
-      if (w > context.measureText(label).width + 3) text(context, label, x + w / 2, y + RIBBON / 2 + (chunk.decode ? -2 : 0), ink, { align: "center", font: SMALL });
+      if (w > textWidth(context, label, SMALL) + 3) text(context, label, x + w / 2, y + RIBBON / 2 + (chunk.decode ? -2 : 0), ink, { align: "center", font: SMALL });
       if (chunk.decode && w > 5) {
         context.fillStyle = ink;
         context.beginPath();
@@ -104,8 +100,8 @@ export class PackedPanel extends CanvasPanel {
         context.fill();
       }
       if (broken && w > 40) drawBreak(context, x + w - 12, y, RIBBON, colours.background);
-      tick(chunk.q0, x, false);
-      if (i === chunks.length - 1) tick(chunk.q1, LEFT + x1 - 1, true);
+      tick(chunk.q0, x);
+      if (i === chunks.length - 1) tick(chunk.q1, LEFT + x1 - 1);
     });
   }
 

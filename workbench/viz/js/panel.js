@@ -137,7 +137,7 @@ export class CanvasPanel extends Panel {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
-    context.font = FONT;
+    context.font = context.fontInUse = FONT;
     context.textBaseline = "middle";
     return context;
   }
@@ -222,24 +222,31 @@ export function ticks(from, to, count, whole = false) {
   return result;
 }
 
+const patterns = new Map();
+
 /** Fill a rectangle with diagonal lines: recomputed tokens, unused budget, evictable blocks. */
 export function hatch(context, x, y, width, height, colour, spacing = 5) {
   if (width <= 0 || height <= 0) return;
-  context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = colour;
-  context.lineWidth = 1;
-  context.beginPath();
-  // The lines start from a fixed grid, so neighbouring rectangles join up.
-  const first = Math.floor((x - height) / spacing) * spacing;
-  for (let at = first; at < x + width; at += spacing) {
-    context.moveTo(at, y + height);
-    context.lineTo(at + height, y);
+  const ratio = globalThis.devicePixelRatio || 1, key = `${colour} ${spacing} ${ratio}`;
+  if (!patterns.has(key)) {
+    if (patterns.size > 200) patterns.clear();
+    const size = Math.round(spacing * ratio), tile = document.createElement("canvas");
+    tile.width = tile.height = size;
+    const draw = tile.getContext("2d");
+    draw.strokeStyle = colour;
+    draw.lineWidth = ratio;
+    // Three lines, so that the corners of neighbouring tiles join.
+    for (const shift of [-size, 0, size]) {
+      draw.moveTo(shift - 1, size + 1);
+      draw.lineTo(shift + size + 1, -1);
+    }
+    draw.stroke();
+    const pattern = context.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale(spacing / size));
+    patterns.set(key, pattern);
   }
-  context.stroke();
-  context.restore();
+  context.fillStyle = patterns.get(key);
+  context.fillRect(x, y, width, height);
 }
 
 /** The mark of an event, centred on a point. */
@@ -262,11 +269,31 @@ export function eventMark(context, theme, kind, x, y, size = 4) {
   context.fill();
 }
 
+/** Set the font only when it changes: parsing it is dear where a panel writes hundreds of labels. */
+function setFont(context, font) {
+  if (context.fontInUse === font) return;
+  context.font = context.fontInUse = font;
+}
+
 export function text(context, string, x, y, colour, { align = "left", font = FONT } = {}) {
-  context.font = font;
+  setFont(context, font);
   context.textAlign = align;
   context.fillStyle = colour;
   context.fillText(string, x, y);
+}
+
+const widths = new Map();
+
+/** Width of a text in pixels, remembered. */
+export function textWidth(context, string, font) {
+  const key = font + string;
+  let width = widths.get(key);
+  if (width === undefined) {
+    if (widths.size > 5000) widths.clear();
+    setFont(context, font);
+    widths.set(key, (width = context.measureText(string).width));
+  }
+  return width;
 }
 
 /** A request id, right-aligned, with the square of its hue before it when it is in focus. */
@@ -274,5 +301,5 @@ export function requestLabel(context, id, x, y, colour, hue) {
   text(context, id, x, y, colour, { align: "right", font: MONO });
   if (!hue) return;
   context.fillStyle = hue;
-  context.fillRect(x - context.measureText(id).width - 12, y - 3.5, 7, 7);
+  context.fillRect(x - textWidth(context, id, MONO) - 12, y - 3.5, 7, 7);
 }

@@ -2,8 +2,9 @@
 
 import { formatNumber, plain } from "./dom.js";
 import { poolColumns } from "./geometry.js";
-import { CanvasPanel, SMALL, hatch, text } from "./panel.js";
+import { CanvasPanel, SMALL, hatch, text, textWidth } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
+import { mix } from "./theme.js";
 
 const TOP = 46, STATES = ["reserved", "free", "cached, evictable", "in use"];
 
@@ -61,7 +62,7 @@ export class PoolPanel extends CanvasPanel {
       context.strokeRect(at + 0.5, 20.5, 9, 9);
       const words = `${formatNumber(count)} ${label}`;
       text(context, words, at + 15, 25.5, colours.text, { font: SMALL });
-      at += context.measureText(words).width + 30;
+      at += textWidth(context, words, SMALL) + 30;
     }
     if (at + 90 < width) {
       context.strokeStyle = colours.outline;
@@ -109,7 +110,7 @@ export class PoolPanel extends CanvasPanel {
       const state = pool.state[block];
       const [x, y] = this.xy(block);
       if (state === CACHED) {
-        if (cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, colours.muted, 4);
+        if (cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, mix(colours.cached, colours.muted, 0.4), 4);
         if (nextEvicted < 0 || pool.freed[block] < pool.freed[nextEvicted]) nextEvicted = block;
       }
       if (pool.references[block] > 1 && cell >= 9) {

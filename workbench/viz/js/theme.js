@@ -17,12 +17,16 @@ export function detectTheme() {
 export class Theme {
   constructor(choice = "auto") {
     this.choice = choice; // "auto" | "light" | "dark"
+    this.mixed = new Map();
+    this.refresh();
     this.focus = new Map(); // request index -> hue slot
     this.automatic = true;  // the first requests to arrive are in focus until a person chooses
   }
 
-  get name() {
-    return this.choice === "auto" ? detectTheme() : this.choice;
+  /** Look at the page around us again; panels ask for colours far too often to do it each time. */
+  refresh() {
+    this.name = this.choice === "auto" ? detectTheme() : this.choice;
+    this.mixed.clear();
   }
 
   get colours() {
@@ -35,6 +39,7 @@ export class Theme {
 
   /** Write the colours as CSS variables onto the root element of a view. */
   applyTo(element) {
+    this.refresh();
     element.dataset.theme = this.name;
     for (const [role, colour] of Object.entries(this.colours)) element.style.setProperty(`--wb-${role}`, colour);
     element.style.colorScheme = this.name;
@@ -74,7 +79,9 @@ export class Theme {
 
   decode(index) {
     const hue = this.hue(index);
-    return hue ? mix(hue, this.colours.background, 0.45) : this.colours.decode;
+    if (!hue) return this.colours.decode;
+    if (!this.mixed.has(hue)) this.mixed.set(hue, mix(hue, this.colours.background, 0.45));
+    return this.mixed.get(hue);
   }
 
   event(kind) {

@@ -61,9 +61,14 @@ export class TimelinePanel extends CanvasPanel {
 
   drawBars(context, axis, y, base) {
     const { store, theme } = this, colours = theme.colours, focused = theme.focus.size > 0;
+    if (axis.last <= axis.first) return;
+    const { focus } = theme;
     let most = 1;
     for (let step = axis.first; step < axis.last; step++) most = Math.max(most, store.value("decode_tokens", step));
     const request = store.columns.get("chunk.request")?.data, count = store.columns.get("chunk.num_tokens")?.data, flags = store.columns.get("chunk.flags")?.data;
+    // The unused budget is what the opaque bars leave of one hatched area.
+    const end = axis.end(axis.last - 1), full = Math.max(0, ...store.columns.get("token_budget").data.subarray(axis.first, axis.last));
+    hatch(context, axis.x(axis.first), y(full), end - axis.x(axis.first), base - y(full), colours.hairline);
     for (let step = axis.first; step < axis.last; step++) {
       const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0, w = Math.max(1, axis.end(step) - x - gap);
       const decode = store.value("decode_tokens", step), prefill = store.value("prefill_tokens", step);
@@ -71,14 +76,12 @@ export class TimelinePanel extends CanvasPanel {
       context.fillRect(x, y(decode), w, base - y(decode));
       context.fillStyle = colours.prefill;
       context.fillRect(x, y(decode + prefill), w, y(decode) - y(decode + prefill));
-      const budget = store.value("token_budget", step);
-      if (w >= 5) hatch(context, x, y(budget), w, y(decode + prefill) - y(budget), colours.hairline);
       if (focused) {
         let low = 0, high = decode;
         for (let c = store.bounds.chunk[step]; c < store.bounds.chunk[step + 1]; c++) {
           const isDecode = (flags[c] & 3) === 0, at = isDecode ? low : high;
           if (isDecode) low += count[c]; else high += count[c];
-          if (!theme.focus.has(request[c])) continue;
+          if (!focus.has(request[c])) continue;
           context.fillStyle = isDecode ? theme.decode(request[c]) : theme.prefill(request[c]);
           context.fillRect(x, y(at + count[c]), w, y(at) - y(at + count[c]));
         }
@@ -87,9 +90,12 @@ export class TimelinePanel extends CanvasPanel {
         // A few decodes against a large budget are thinner than a pixel: the strip shows their number.
         const r = Math.max(0.8, Math.min(w / 2, 3)), cy = base + STRIP - 2 - (decode / most) * (STRIP - 8);
         context.fillStyle = colours.prefill;
-        context.beginPath();
-        context.arc(x + w / 2, cy, r, 0, 7);
-        context.fill();
+        if (r < 2) context.fillRect(x + w / 2 - r, cy - r, 2 * r, 2 * r);
+        else {
+          context.beginPath();
+          context.arc(x + w / 2, cy, r, 0, 7);
+          context.fill();
+        }
       }
       this.drawMarks(context, step, x + w / 2);
     }
@@ -97,6 +103,7 @@ export class TimelinePanel extends CanvasPanel {
 
   drawMarks(context, step, x) {
     const codes = this.store.facts.codes.events, kinds = this.store.columns.get("event.kind").data;
+    if (this.store.bounds.event[step] === this.store.bounds.event[step + 1]) return;
     const seen = new Set();
     for (let e = this.store.bounds.event[step]; e < this.store.bounds.event[step + 1]; e++) seen.add(codes[kinds[e]]);
     for (const kind of ["finish", "admit", "resume", "preempt"]) {

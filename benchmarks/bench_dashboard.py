@@ -1,0 +1,261 @@
+"""What the dashboard costs: browser time and bytes per update, frames per second, engine throughput, opening time.
+
+    python benchmarks/bench_dashboard.py [--skip-engine] [--save]
+
+The browser is headless Chromium without a GPU, so every pixel is drawn by the CPU; a desktop browser has it easier.
+Browser time is ``TaskDuration`` of the DevTools protocol (CPU time of the main thread), bytes are the websocket frames received.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from _common import save
+from playwright.sync_api import Page, sync_playwright
+
+from workbench import simulate
+from workbench.trace import Trace
+from workbench.viz import app
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+UPDATES_PER_SECOND = 10
+
+
+class PacedController:
+    """Appends the steps of a recorded trace at a fixed rate: the load without the engine."""
+
+    name = "paced"
+
+    def __init__(self, recorded: Trace) -> None:
+        self.recorded, self.trace, self.state = recorded, Trace(recorded.meta), "paused"
+        for info in recorded.requests.values():
+            self.trace.add_request(info)
+
+    def append(self) -> None:
+        self.trace.append(self.recorded[len(self.trace)])
+
+    def start(self) -> None:
+        """Not used: the benchmark paces the steps."""
+
+    pause = step = start
+
+
+def serve(source: Any) -> tuple[Any, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return app.serve(source, port=port, threaded=True), f"http://127.0.0.1:{port}/"
+
+
+def wait_for_steps(page: Page, steps: int) -> None:
+    page.wait_for_selector(".wb-root")
+    root = page.locator(".wb-root").first.element_handle()
+    page.wait_for_function("([root, n]) => root.workbench.store.numSteps >= n", arg=[root, steps], timeout=60_000)
+
+
+class MainThread:
+    """CPU seconds of the page's main thread, by the DevTools protocol."""
+
+    def __init__(self, page: Page) -> None:
+        self._session = page.context.new_cdp_session(page)
+        # CPU time of the thread: wall time would count what other processes of this machine do.
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds(self) -> float:
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
+
+def live_updates(browser: Any, seconds: float) -> dict[str, float]:
+    """Ten updates a second of one step each, 64 requests and 16,384 blocks."""
+    rng = random.Random(0)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(100, 3000)}, "max_tokens": 2000, "arrival_step": i // 2}
+        for i in range(64)
+    ]
+    config = {"num_blocks": 16384, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 8192}
+    recorded = simulate({"config": config, "requests": requests}, max_steps=600)
+    controller = PacedController(recorded)
+    for _ in range(120):
+        controller.append()
+    server, address = serve(controller)
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    sizes: list[int] = []
+    page.on("websocket", lambda ws: ws.on("framereceived", lambda frame: sizes.append(len(frame))))
+    page.goto(address)
+    wait_for_steps(page, 120)
+    page.wait_for_timeout(1500)
+    page.evaluate(
+        "() => { window.frames_ = 0; (function count() { window.frames_++; requestAnimationFrame(count); })(); }"
+    )
+    main_thread = MainThread(page)
+    idle_start = main_thread.seconds()
+    page.wait_for_timeout(2000)
+    idle = (main_thread.seconds() - idle_start) / 2
+    updates = int(seconds * UPDATES_PER_SECOND)
+    sizes.clear()
+    frames, before, started = page.evaluate("window.frames_"), main_thread.seconds(), time.perf_counter()
+    stop = threading.Event()
+
+    def feed() -> None:
+        for _ in range(updates):
+            controller.append()
+            if stop.wait(1 / UPDATES_PER_SECOND):
+                return
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    page.wait_for_timeout(seconds * 1000)
+    thread.join()
+    elapsed = time.perf_counter() - started
+    spent = main_thread.seconds() - before - idle * elapsed
+    drawn = page.evaluate("window.frames_") - frames
+    wait_for_steps(page, 120 + updates)
+    result = {
+        "updates": updates,
+        "browser_ms_per_update": spent / updates * 1e3,
+        "kilobytes_per_update": sum(sizes) / updates / 1e3,
+        "frames_per_second": drawn / elapsed,
+        "idle_browser_ms_per_second": idle * 1e3,
+    }
+    page.close()
+    server.stop()
+    return result
+
+
+def opening(browser: Any) -> dict[str, float]:
+    """A trace of 20,000 steps as a page: until its first picture, and for one move of the cursor."""
+    rng = random.Random(1)
+    requests = [
+        {
+            "id": f"r{i}",
+            "prompt": {"len": rng.randint(20, 400)},
+            "max_tokens": rng.randint(50, 800),
+            "arrival_step": i * 17,
+        }
+        for i in range(1150)
+    ]
+    config = {"num_blocks": 4096, "max_num_seqs": 24, "max_num_batched_tokens": 512, "max_model_len": 8192}
+    trace = simulate({"config": config, "requests": requests}, max_steps=20_000)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.html"
+        start = time.perf_counter()
+        trace.to_html(path)
+        written = time.perf_counter() - start
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        opened = []
+        for _ in range(3):
+            start = time.perf_counter()
+            page.goto(f"file://{path}")
+            wait_for_steps(page, len(trace))
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            opened.append(time.perf_counter() - start)
+        size = path.stat().st_size
+    moves = page.locator(".wb-root").first.evaluate(
+        """async (root) => {
+            const view = root.workbench, times = [];
+            for (let i = 0; i < 60; i++) {
+                const step = Math.floor((i * 7919) % view.store.numSteps);
+                const start = performance.now();
+                view.cursor.seek(step);
+                cancelAnimationFrame(view.frameRequest);
+                view.frameRequest = null;
+                view.draw();
+                times.push(performance.now() - start);
+                await new Promise((done) => requestAnimationFrame(done));
+            }
+            return times;
+        }"""
+    )
+    page.close()
+    chunks = sum(len(record.chunks) for record in trace)
+    return {
+        "steps": len(trace),
+        "chunks": chunks,
+        "megabytes": size / 1e6,
+        "write_seconds": written,
+        "open_seconds": statistics.median(opened),
+        "cursor_move_ms_median": statistics.median(moves),
+        "cursor_move_ms_p95": sorted(moves)[int(0.95 * len(moves))],
+    }
+
+
+def engine_throughput(browser: Any, pairs: int) -> dict[str, float]:
+    """Seconds of SmolLM2 for the same requests with the dashboard open and without, in turn."""
+    from workbench import Engine, EngineConfig
+
+    def run(with_page: bool) -> float:
+        engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=256, max_num_seqs=32, num_blocks=1024))
+        server = page = None
+        if with_page:
+            server, address = serve(engine)
+            page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.goto(address)
+            page.wait_for_selector(".wb-root")
+        for i in range(16):
+            engine.add_request(f"Count from {i} upwards:", max_tokens=24, ignore_eos=True)
+        start = time.perf_counter()
+        engine.start()
+        while engine.state == "running":
+            if page is not None:
+                page.wait_for_timeout(50)
+            else:
+                time.sleep(0.05)
+        seconds = sum(sum(record.timings.values()) for record in engine.trace)
+        elapsed = time.perf_counter() - start
+        if page is not None:
+            page.close()
+            server.stop()
+        engine.close()
+        print(
+            f"  {'with' if with_page else 'without'} the dashboard: {elapsed:.2f} s, {seconds:.2f} s in steps",
+            flush=True,
+        )
+        return elapsed
+
+    run(False)
+    ratios = []
+    for pair in range(pairs):
+        order = (True, False) if pair % 2 else (False, True)
+        times = {with_page: run(with_page) for with_page in order}
+        ratios.append(times[True] / times[False])
+    return {"pairs": pairs, "slowdown_median": statistics.median(ratios), "slowdowns": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10, help="length of the live measurement")
+    parser.add_argument("--pairs", type=int, default=3, help="runs with and without the dashboard")
+    parser.add_argument("--skip-engine", action="store_true", help="leave out the part that needs the bundled model")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/dashboard.json")
+    options = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("bench_dashboard needs chromium on the PATH")
+    results: dict[str, Any] = {}
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        results["browser"] = browser.version
+        for name, measure in (
+            ("live_64_requests_16384_blocks", lambda: live_updates(browser, options.seconds)),
+            ("open_20000_steps", lambda: opening(browser)),
+            ("engine", lambda: None if options.skip_engine else engine_throughput(browser, options.pairs)),
+        ):
+            results[name] = measure()
+            print(name, results[name], flush=True)
+        browser.close()
+    if options.save:
+        save("dashboard", results)
+
+
+if __name__ == "__main__":
+    main()
