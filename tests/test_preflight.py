@@ -189,6 +189,20 @@ def test_a_wrong_backend_is_caught():
     assert result.mode == "gather" and "logits differ" in result.reason
 
 
+@pytest.mark.parametrize("bad_step", [0, 1])
+def test_nan_is_not_taken_for_agreement(bad_step):
+    class LosesAStep(type(get_backend("gather"))):
+        """Right in one of the two steps, NaN in the other."""
+
+        def attend(self, q, k_cache, v_cache, metadata, **options):
+            out = super().attend(q, k_cache, v_cache, metadata, **options)
+            first = int(metadata.seqused_k.sum()) < preflight_module.NUM_SEQS * preflight_module.NUM_TOKENS
+            return out * mx.nan if first == (bad_step == 0) else out
+
+    result = preflight(tiny_model("llama"), LosesAStep())
+    assert result.mode == "gather" and "logits differ" in result.reason
+
+
 def test_the_negative_control_would_fail_the_comparison(monkeypatch):
     """Positions off by 3 in the second step, through the very comparison that accepts a model."""
     step_error = preflight_module._Trial._step_error
