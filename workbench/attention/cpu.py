@@ -38,10 +38,11 @@ class CpuBackend(AttentionBackend):
             raise ValueError("slot_mapping is None: this batch has nothing to write; pass int64 [T]")
         k, v = k.astype(k_cache.dtype), v.astype(v_cache.dtype)
         mx.eval(k, v, k_cache, v_cache)
-        for rows, cache in ((k, k_cache), (v, v_cache)):
+        for name, rows, cache in (("k_cache", k, k_cache), ("v_cache", v, v_cache)):
             memory = shared_memory(cache)
-            slots = memory.reshape(-1, *memory.shape[2:])
-            slots[metadata.slot_mapping] = shared_memory(rows)
+            if not (memory.flags.c_contiguous and memory.flags.writeable):
+                raise ValueError(f"{name} is not contiguous in memory: use an array of its own, not a view of another")
+            memory.reshape(-1, *memory.shape[2:])[metadata.slot_mapping] = shared_memory(rows)
 
     def write_and_attend(
         self, q: mx.array, k: mx.array, v: mx.array, k_cache: mx.array, v_cache: mx.array, *args: Any, **options: Any

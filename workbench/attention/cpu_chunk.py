@@ -20,10 +20,12 @@ from workbench.attention.simd import LANES, exp2, jit, larger, load, splat, stor
 
 _ZERO, _ONE, _NEG_INF = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
-_score_tile = matmul_tile(TILE_ROWS, 2, accumulate=False)
-_half_score_tile = matmul_tile(TILE_ROWS, 1, accumulate=False)
-_value_tile = matmul_tile(TILE_ROWS, 2, accumulate=True)
-_half_value_tile = matmul_tile(TILE_ROWS, 1, accumulate=True)
+_SCORE_DEPTH = 16  # products that are summed before they are added to a score
+
+_product_tile = matmul_tile(TILE_ROWS, 2, accumulate=False)
+_half_product_tile = matmul_tile(TILE_ROWS, 1, accumulate=False)
+_sum_tile = matmul_tile(TILE_ROWS, 2, accumulate=True)
+_half_sum_tile = matmul_tile(TILE_ROWS, 1, accumulate=True)
 
 
 @jit
@@ -118,14 +120,24 @@ def _load_tile(tile, tile_row, cache, table, start, stop, num_keys, kv_head, sha
 
 @jit
 def _score_keys(panel, num_keys, half, head_dim, scratch):
-    """``scores = K @ Q`` for one tile of keys and one panel."""
-    scores, keys, q, q_at = scratch.scores, scratch.keys, scratch.q, panel * head_dim * PANEL
+    """``scores = K @ Q`` for one tile of keys and one panel.
+
+    The head dimension is summed in pieces: where logits are large, the roundings of one long sum would show.
+    """
+    scores, keys, q = scratch.scores, scratch.keys, scratch.q
     for key in range(0, num_keys, TILE_ROWS):
-        at, key_at = key * PANEL, key * head_dim
-        if half:
-            _half_score_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, head_dim)
-        else:
-            _score_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, head_dim)
+        at = key * PANEL
+        for d in range(0, head_dim, _SCORE_DEPTH):
+            key_at, q_at = key * head_dim + d, (panel * head_dim + d) * PANEL
+            depth = min(_SCORE_DEPTH, head_dim - d)
+            if half and d == 0:
+                _half_product_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, depth)
+            elif half:
+                _half_sum_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, depth)
+            elif d == 0:
+                _product_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, depth)
+            else:
+                _sum_tile(scores, at, PANEL, keys, key_at, head_dim, 1, q, q_at, PANEL, depth)
 
 
 @jit
@@ -188,9 +200,9 @@ def _add_values(panel, num_keys, half, depth, scratch):
     for d in range(0, depth, TILE_ROWS):
         at = base + d * PANEL
         if half:
-            _half_value_tile(out, at, PANEL, values, d, 1, depth, weights, 0, PANEL, num_keys)
+            _half_sum_tile(out, at, PANEL, values, d, 1, depth, weights, 0, PANEL, num_keys)
         else:
-            _value_tile(out, at, PANEL, values, d, 1, depth, weights, 0, PANEL, num_keys)
+            _sum_tile(out, at, PANEL, values, d, 1, depth, weights, 0, PANEL, num_keys)
 
 
 @jit

@@ -14,70 +14,67 @@ from workbench.attention.matmul_tiles import dot_tile, matmul_tile
 from workbench.attention.simd import LANES, exp2, jit, larger, largest_of, load, prefetch, splat, store, tanh, total_of
 
 _ZERO, _ONE, _NEG_INF = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
-_KEYS = 4  # keys per register tile of scores
 _LINE = 16  # float32 numbers per cache line
+_KEYS = 4  # keys per register tile of scores
 _VECTORS = 4  # vectors per register tile of values
 
+_score_2_heads, _score_2_heads_1_key = dot_tile(2, _KEYS), dot_tile(2, 1)
+_score_1_head, _score_1_head_1_key = dot_tile(1, _KEYS), dot_tile(1, 1)
+_add_2_heads, _add_2_heads_1_vector = matmul_tile(2, _VECTORS, accumulate=True), matmul_tile(2, 1, accumulate=True)
+_add_1_head, _add_1_head_1_vector = matmul_tile(1, _VECTORS, accumulate=True), matmul_tile(1, 1, accumulate=True)
 
-def _make_score_run(group: int):
-    tile, single = dot_tile(group, _KEYS), dot_tile(group, 1)
 
-    @jit
-    def score_run(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count):
-        """Scores of ``count`` keys that lie ``key_row`` apart, for the query heads of one KV head."""
-        whole = count - count % _KEYS
-        vectors = head_dim // LANES
+@jit
+def _score_run(scores, q, first_head, group, head_dim, at, k_cache, key_at, key_row, count):
+    """Scores of ``count`` keys, ``key_row`` apart, for the ``group`` query heads from ``first_head`` on."""
+    vectors = head_dim // LANES
+    whole = count - count % _KEYS
+    for head in range(first_head, first_head + group, 2):
+        score_at, q_at = head * BLOCK_KV + at, head * head_dim
+        pair = head + 1 < first_head + group
         for key in range(0, whole, _KEYS):
             place = key_at + key * key_row
-            tile(scores, at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
+            if pair:
+                _score_2_heads(scores, score_at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
+            else:
+                _score_1_head(scores, score_at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
         for key in range(whole, count):
             place = key_at + key * key_row
-            single(scores, at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors)
+            if pair:
+                _score_2_heads_1_key(
+                    scores, score_at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors
+                )
+            else:
+                _score_1_head_1_key(
+                    scores, score_at + key, BLOCK_KV, q, q_at, head_dim, k_cache, place, key_row, vectors
+                )
 
-    return score_run
 
-
-def _make_value_run(group: int):
-    tile, single = matmul_tile(group, _VECTORS, accumulate=True), matmul_tile(group, 1, accumulate=True)
-
-    @jit
-    def value_run(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count):
-        """Add the weighted values of ``count`` keys to the sums of the query heads of one KV head."""
-        whole = head_dim - head_dim % (_VECTORS * LANES)
+@jit
+def _value_run(out, weights, first_head, group, head_dim, at, v_cache, value_at, value_row, count):
+    """Add the weighted values of ``count`` keys to the sums of the ``group`` heads from ``first_head`` on."""
+    whole = head_dim - head_dim % (_VECTORS * LANES)
+    for head in range(first_head, first_head + group, 2):
+        weight_at, out_at = head * BLOCK_KV + at, head * head_dim
+        pair = head + 1 < first_head + group
         for d in range(0, whole, _VECTORS * LANES):
-            tile(out, out_at + d, head_dim, weights, at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count)
+            if pair:
+                _add_2_heads(
+                    out, out_at + d, head_dim, weights, weight_at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count
+                )
+            else:
+                _add_1_head(
+                    out, out_at + d, head_dim, weights, weight_at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count
+                )
         for d in range(whole, head_dim, LANES):
-            single(out, out_at + d, head_dim, weights, at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count)
-
-    return value_run
-
-
-_score_run_1, _score_run_2, _score_run_3, _score_run_4 = (_make_score_run(group) for group in (1, 2, 3, 4))
-_value_run_1, _value_run_2, _value_run_3, _value_run_4 = (_make_value_run(group) for group in (1, 2, 3, 4))
-
-
-@jit
-def _score_run(group, scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count):
-    if group == 1:
-        _score_run_1(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
-    elif group == 2:
-        _score_run_2(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
-    elif group == 3:
-        _score_run_3(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
-    else:
-        _score_run_4(scores, at, q, q_at, head_dim, k_cache, key_at, key_row, count)
-
-
-@jit
-def _value_run(group, out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count):
-    if group == 1:
-        _value_run_1(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
-    elif group == 2:
-        _value_run_2(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
-    elif group == 3:
-        _value_run_3(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
-    else:
-        _value_run_4(out, out_at, head_dim, weights, at, v_cache, value_at, value_row, count)
+            if pair:
+                _add_2_heads_1_vector(
+                    out, out_at + d, head_dim, weights, weight_at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count
+                )
+            else:
+                _add_1_head_1_vector(
+                    out, out_at + d, head_dim, weights, weight_at, BLOCK_KV, 1, v_cache, value_at + d, value_row, count
+                )
 
 
 @jit
@@ -131,9 +128,8 @@ def _score_tile(start, stop, k_cache, v_cache, table, shapes, scratch):
         for kv_head in range(shapes.num_kv_heads):
             key_at, head = run_at + kv_head * head_dim, kv_head * group
             _prefetch_run(v_cache, key_at, row_size, run, head_dim)
-            score_at = head * BLOCK_KV + position - start
-            q_at = head * head_dim
-            _score_run(group, scratch.scores, score_at, scratch.q, q_at, head_dim, k_cache, key_at, row_size, run)
+            at = position - start
+            _score_run(scratch.scores, scratch.q, head, group, head_dim, at, k_cache, key_at, row_size, run)
         position += run
 
 
@@ -152,11 +148,8 @@ def _add_tile(start, stop, kv_end, k_cache, v_cache, table, shapes, scratch):
         for kv_head in range(shapes.num_kv_heads):
             value_at, head = run_at + kv_head * head_dim, kv_head * group
             _prefetch_run(k_cache, later_at + kv_head * head_dim, row_size, run, head_dim)
-            weight_at = head * BLOCK_KV + position - start
-            out_at = head * head_dim
-            _value_run(
-                group, scratch.out, out_at, head_dim, scratch.scores, weight_at, v_cache, value_at, row_size, run
-            )
+            at = position - start
+            _value_run(scratch.out, scratch.scores, head, group, head_dim, at, v_cache, value_at, row_size, run)
         position += run
 
 

@@ -67,9 +67,10 @@ def matmul_tile(rows: int, vectors: int, accumulate: bool) -> Callable[..., None
                 return updated
 
             zero = ir.Constant(VECTOR, [0.0] * LANES)
-            start = [load_vector(builder, place) if accumulate else zero for place in places]
-            for value, place in zip(_loop(builder, depth, step, start), places):
-                store_vector(builder, value, place)
+            for value, place in zip(_loop(builder, depth, step, [zero] * len(places)), places):
+                # Added last: a short sum that is added to a long one is rounded once, and not at every step.
+                total = builder.fadd(load_vector(builder, place), value) if accumulate else value
+                store_vector(builder, total, place)
             return context.get_dummy_value()
 
         at = types.intp
