@@ -20,11 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.cache_folder import cache_folder
-from workbench.msl.errors import MslCompileError, MslCompilerMissing
+from workbench.msl.errors import MslCompilerMissing
 
 FIRST_VERSION = 17  # the first clang that computes with bfloat
 LATEST_NAMED_VERSION = 24
@@ -42,9 +43,12 @@ _CODE_FLAGS = (
 )  # fmt: skip
 # "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times longer.
 _UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
-# Warnings about spellings that are Metal's and not OpenCL's.
+# Nothing about spellings that are Metal's and not OpenCL's; what Apple's compiler rejects, or no kernel can mean, is an
+# error.
 _WARNING_FLAGS = (
-    "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow", "-ferror-limit=20",
+    "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow",
+    "-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion", "-Werror=uninitialized",
+    "-Werror=sometimes-uninitialized", "-Werror=return-type", "-ferror-limit=20",
     "-fno-caret-diagnostics", "-fno-color-diagnostics",
 )  # fmt: skip
 # The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp answers it.
@@ -69,6 +73,10 @@ HOW_TO_GET_ONE = (
     "running Metal kernels on the CPU needs clang 17 or newer: apt-get install clang-19, "
     "or pip install 'inference-workbench[msl]'"
 )
+
+
+class CompilerFailed(Exception):
+    """A compiler ended with errors; its messages."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,9 @@ def _shim_digest() -> str:
     return digest.hexdigest()
 
 
-def compile_kernel(text: str, *, checks: bool, math_mode: str = "safe") -> Path:
+def compile_kernel(
+    text: str, *, checks: bool, math_mode: str = "safe", examine: Callable[[str], None] = lambda syntax_tree: None
+) -> Path:
     """Compile a translation unit to a shared library, or take it from the cache.
 
     The cache is keyed by the text, the shim, the flags and the compiler, so it needs no upkeep, and files appear in it
@@ -169,34 +179,39 @@ def compile_kernel(text: str, *, checks: bool, math_mode: str = "safe") -> Path:
         text: From `rewrite.translation_unit`.
         checks: Instrument every load and store.
         math_mode: "safe", "relaxed" or "fast".
+        examine: Given clang's syntax tree before a new text is compiled; may raise.
 
     Raises:
-        MslCompileError: Clang's messages, at the caller's own lines.
+        CompilerFailed: Clang rejects the text.
         MslCompilerMissing: There is no compiler.
     """
     compiler = find_compiler()
-    flags = (*_LANGUAGE_FLAGS, *_machine_flags(), *_CODE_FLAGS, *_UNROLL_FLAGS, *_WARNING_FLAGS)
-    flags += (*MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
-    key = hashlib.sha256("\0".join([compiler.version, _shim_digest(), *flags, text]).encode()).hexdigest()[:32]
+    base = (*_LANGUAGE_FLAGS, *_machine_flags(), *_WARNING_FLAGS)
+    flags = (*base, *_CODE_FLAGS, *_UNROLL_FLAGS, *MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
     folder = cache_folder() / "msl"
-    library = folder / f"{key}.so"
+    library = folder / f"{_key(compiler, *flags, text)}.so"
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
         unit.write_text(text)
-        _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)], MslCompileError)
+        examine(_run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)]))
+        _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)])
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
         _run([*compiler.runtime_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects, "-lm"])
         os.replace(linked, library)
     return library
 
 
+def _key(compiler: Compiler, *parts: str) -> str:
+    return hashlib.sha256("\0".join([compiler.version, _shim_digest(), *parts]).encode()).hexdigest()[:32]
+
+
 def _runtime_objects(compiler: Compiler, folder: Path) -> list[Path]:
     """The runtime, compiled once per compiler."""
     flags = (*_RUNTIME_FLAGS, *_machine_flags())
-    key = hashlib.sha256("\0".join([compiler.version, _shim_digest(), *flags]).encode()).hexdigest()[:32]
+    key = _key(compiler, *flags)
     sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
     objects = [folder / f"runtime-{key}-{path.stem}.o" for path in sources]
     for path, object_file in zip(sources, objects):
@@ -209,7 +224,8 @@ def _runtime_objects(compiler: Compiler, folder: Path) -> list[Path]:
     return objects
 
 
-def _run(command: list[str], error: type[Exception] = RuntimeError) -> None:
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise error(f"{Path(command[0]).name} failed:\n{done.stderr.strip()}")
+        raise CompilerFailed(done.stderr.strip())
+    return done.stdout

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from workbench.msl import report
-from workbench.msl.compiler import MATH_MODES, compile_kernel
+from workbench.msl.compiler import INCLUDE_FOLDER, MATH_MODES, CompilerFailed, compile_kernel
+from workbench.msl.diagnostics import Finding, compile_error, findings_of
 from workbench.msl.launch import MAX_THREADS, Binding, Finished, run_library
+from workbench.msl.lint import lint_text, lint_tree
 from workbench.msl.rewrite import translation_unit
 from workbench.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
 from workbench.msl.statistics import BufferTraffic, LaunchStatistics
@@ -77,7 +80,8 @@ class MetalKernel:
         math_mode = options.pop("math_mode", "safe")
         if options or math_mode not in MATH_MODES:
             raise ValueError(
-                f"compile_options is {dict(compile_options or {})!r}: allowed is 'math_mode', one of {tuple(MATH_MODES)}"
+                f"compile_options is {dict(compile_options or {})!r}: allowed is 'math_mode', one of "
+                f"{tuple(MATH_MODES)}"
             )
         self.name = name
         self.input_names = tuple(input_names)
@@ -165,7 +169,8 @@ class MetalKernel:
         if 0 in grid:
             return [_filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
 
-        library = compile_kernel(translation_unit(text, self.name), checks=checks, math_mode=self.math_mode)
+        texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
+        library = self._compile(text, texts, checks)
         bindings = self._bindings(text, arrays, output_shapes, output_dtypes, init_value, trace_buffers or {})
         finished = run_library(
             library,
@@ -177,12 +182,27 @@ class MetalKernel:
             statistics=statistics,
             time_limit=time_limit,
         )
-        texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
         report.raise_fault(finished, bindings, library, self.name, texts)
         if statistics:
             self.last_statistics = _statistics(finished, bindings, grid, threadgroup)
         outputs = [binding for binding in bindings if binding.is_output]
         return [_to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
+
+    def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
+        def reject(findings: list[Finding]) -> None:
+            if findings:
+                raise compile_error(self.name, findings, texts)
+
+        def examine(syntax_tree: str) -> None:
+            reject(lint_text(text, self.name) + lint_tree(syntax_tree))
+
+        unit = translation_unit(text, self.name)
+        try:
+            return compile_kernel(unit, checks=checks, math_mode=self.math_mode, examine=examine)
+        except CompilerFailed as failed:
+            output = str(failed)
+            reject(findings_of(output, str(INCLUDE_FOLDER)) or [Finding("", 0, output)])
+            raise
 
     def _validate(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from workbench.msl.diagnostics import in_metal_words, quote
 from workbench.msl.errors import MslError
 from workbench.msl.launch import Binding, FaultStruct, Finished
 from workbench.msl.source_lines import SourceLine, line_table
@@ -21,12 +22,12 @@ DESCRIPTIONS = {
     "threadgroup memory": "{count} of threadgroup memory with {object}: at most 32768 bytes fit",
     "threadgroup race": "race: {access} of {where}, not ordered after the {earlier} by {other}",
     "wild access": "{access} of {bytes} bytes through a pointer that points to no buffer (address {address:#x})",
-    "local array out of bounds": "index {offset} is outside an array of type {detail}",
+    "array out of bounds": "index {offset} is outside an array of type {detail}",
     "arithmetic": "{detail}",
     "divergence": "no thread can go on: {detail}",
     "return past barrier": "a thread returned while others wait at threadgroup_barrier: {detail}",
     "barrier after return": "threadgroup_barrier after {detail} have returned: not all threads can reach it",
-    "different barriers": "threads of one threadgroup wait at different threadgroup_barriers, the other at {other_line}",
+    "different barriers": "threads of a threadgroup wait at different threadgroup_barriers, others at {other_line}",
     "simd after return": "{object} after {detail} of the simdgroup have returned: not all lanes take part",
     "different simd operations": (
         "lanes of one simdgroup are at different simd operations: {object}, and {other_object} at {other_line}"
@@ -75,7 +76,7 @@ def raise_fault(
         other_object=(fault.other_object or b"").decode(),
         offset=fault.byte_offset,
         address=fault.byte_offset & (1 << 64) - 1,
-        detail=fault.detail.decode(),
+        detail=in_metal_words(fault.detail.decode()),
         earlier=fault.detail.decode(),
         unwritten=next((b.unwritten_bytes for b in finished.buffers if b.name == fault.object), 0),
         other=f"thread {fault.other_thread} of threadgroup {fault.other_threadgroup}"
@@ -90,7 +91,7 @@ def raise_fault(
             f"{fault.thread_index_in_simdgroup}) of threadgroup {tuple(fault.threadgroup_position_in_grid)}"
         )
     if place:
-        message += f"\n  at {place.file}:{place.line}: {_quote(place, texts)}".rstrip(": ")
+        message += f"\n  at {place.file}:{place.line}: {quote(texts, place.file, place.line)}".rstrip(": ")
     raise MslError(
         message,
         kind=kind,
@@ -142,8 +143,3 @@ def _count(fault: FaultStruct, binding: Binding | None) -> str:
     if binding is None:
         return f"{fault.object_bytes} bytes"
     return f"{fault.object_bytes // binding.element_bytes} elements"
-
-
-def _quote(place: SourceLine, texts: Mapping[str, str]) -> str:
-    lines = texts.get(place.file, "").split("\n")
-    return lines[place.line - 1].strip() if place.line <= len(lines) else ""

@@ -12,7 +12,8 @@ from workbench.msl.signature import ATTRIBUTE_TYPES, KernelText
 # Metal's own headers: the shim stands for all of them.
 _METAL_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>", re.MULTILINE)
 
-_THREADGROUP_DECLARATION = re.compile(
+# A declaration of threadgroup variables, as opposed to one of a pointer to threadgroup memory.
+THREADGROUP_DECLARATION = re.compile(
     r"(?P<before>^|[;{}])(?P<space>\s*)threadgroup\s+(?P<type>[\w:]+(?:\s*<[^;(){}]*?>)?)\s+"
     r"(?P<declarators>\w+\s*(?:\[[^;]*?\]\s*)*(?:,\s*\w+\s*(?:\[[^;]*?\]\s*)*)*);",
     re.MULTILINE,
@@ -39,7 +40,7 @@ def rewrite(text: str, first_variable: int = 0) -> str:
 
 def count_threadgroup_variables(text: str) -> int:
     """How many threadgroup variables a text declares."""
-    return sum(len(_split_declarators(match["declarators"])) for match in _THREADGROUP_DECLARATION.finditer(text))
+    return sum(len(_split_declarators(match["declarators"])) for match in THREADGROUP_DECLARATION.finditer(text))
 
 
 def _place_threadgroup_variables(text: str, first_variable: int) -> str:
@@ -64,7 +65,7 @@ def _place_threadgroup_variables(text: str, first_variable: int) -> str:
         newlines = match[0].count("\n") - kept.count("\n")
         return kept + " ".join(declarations) + "\n" * newlines
 
-    return _THREADGROUP_DECLARATION.sub(place, text)
+    return THREADGROUP_DECLARATION.sub(place, text)
 
 
 def _split_declarators(declarators: str) -> list[tuple[str, str]]:
@@ -87,6 +88,7 @@ def translation_unit(kernel: KernelText, name: str) -> str:
         [
             "#include <mlx_prelude.h>",
             "#include <entry.h>",
+            "struct msl_user_code_begins;",
             f'#line 1 "{name}.header"',
             rewrite(kernel.header),
             f'#line 1 "{name}.signature"',
@@ -95,6 +97,7 @@ def translation_unit(kernel: KernelText, name: str) -> str:
             rewrite(kernel.source, header_variables),
             '#line 1 "entry"',
             "}",
+            "struct msl_user_code_ends;",
             'extern "C" MSL_NOT_CHECKED __attribute__((visibility("default"))) void msl_entry(',
             "    __global const size_t* arguments, __global const msl_thread_attributes* attributes) {",
             f"  {call};",

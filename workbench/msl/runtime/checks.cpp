@@ -9,7 +9,8 @@
 
 #include "runtime.h"
 
-extern "C" char __ehdr_start, _end;  // of this library: the program's own constants lie between
+// The first byte of this library and the one after its last: the program's own constants lie between.
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
 
 namespace msl {
 

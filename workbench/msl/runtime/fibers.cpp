@@ -90,7 +90,7 @@ struct {
 
 void switch_to(Fiber* fiber) {
   if (fiber == current) return;
-  launch->fiber_switches++;
+  if (++launch->fiber_switches % kAccessesBetweenClocks == 0 && launch->checks) check_time(nullptr);
   Fiber* from = current;
   current = fiber;
   msl_switch_fiber(&from->stack_pointer, fiber->stack_pointer);

@@ -70,7 +70,7 @@ static Fault fault_at(const char* kind, const SourceLocation& at) {
 }
 
 MSL_CALLED void __ubsan_handle_out_of_bounds(OutOfBoundsData* data, uint64_t index) {
-  Fault fault = fault_at("local array out of bounds", data->at);
+  Fault fault = fault_at("array out of bounds", data->at);
   const int bits = 1 << (data->index->info >> 1);
   int64_t value = (int64_t)index;
   if (bits < 64) value = data->index->info & 1 ? (int64_t)(index << (64 - bits)) >> (64 - bits) : index & ((1ull << bits) - 1);

@@ -11,7 +11,7 @@
 
 #include "runtime.h"
 
-extern "C" char __ehdr_start;  // the library's first byte
+extern "C" __attribute__((visibility("hidden"))) char __ehdr_start;  // the first byte of this library
 
 namespace msl {
 
