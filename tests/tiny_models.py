@@ -8,7 +8,6 @@ product has no such list: a model that is missing here is found out about when i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -189,39 +188,17 @@ def tiny_model(architecture: str, *, seed: int = 0, dtype: mx.Dtype = mx.float32
 
 
 def tiny_loaded_model(architecture: str, **changes: Any) -> LoadedModel:
-    """`tiny_model` with what a loaded model has besides, a tokenizer of single bytes among it."""
+    """`tiny_model` with what a loaded model has besides, except a tokenizer."""
     model = tiny_model(architecture, **changes)
     return LoadedModel(
         model=model,
-        tokenizer=ByteTokenizer(),
+        tokenizer=None,
         name=f"tiny-{architecture}",
         architecture=architecture,
         max_position=MAX_POSITION,
-        eos_token_ids=ByteTokenizer.eos_token_ids,
+        eos_token_ids=frozenset(),
         vocab_size=VOCAB_SIZE,
         dtype="float32",
         num_parameters=sum(weight.size for _, weight in tree_flatten(model.parameters())),
         source="random",
     )
-
-
-class ByteTokenizer:
-    """A token per byte of UTF-8, and four special tokens."""
-
-    vocab_size = VOCAB_SIZE
-    eos_token_ids = frozenset({257})
-    bos_token_id = 256
-    adds_bos = False
-    has_chat_template = True
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode(errors="replace")
-
-    def apply_chat_template(
-        self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True, **_: Any
-    ) -> str:
-        turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return turns + ("assistant: " if add_generation_prompt else "")

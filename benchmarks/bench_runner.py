@@ -1,0 +1,104 @@
+"""CPU time of one forward pass and of what stands around it, on SmolLM2 with the CPU backend.
+
+- packing 256 decodes, from scratch and after a step of the same requests;
+- the preflight;
+- forward passes with the compiled SwiGLU and with MLX's, interleaved.
+
+    python benchmarks/bench_runner.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _common import save, summarise
+
+BLOCK_SIZE = 16
+SCENES = {
+    "1 decode at 128": (1, 128, 0),
+    "16 decodes at 128": (16, 128, 0),
+    "32 decodes at 128": (32, 128, 0),
+    "128 prompt tokens": (0, 0, 128),
+    "512 prompt tokens": (0, 0, 512),
+    "15 decodes at 300 and 241 prompt tokens": (15, 300, 241),
+}
+"""Decodes, their context, and the tokens of a prompt chunk beside them."""
+
+
+def segments(num_decodes: int, context: int, num_prompt_tokens: int) -> list:
+    """The sequences of a scene, on blocks of their own."""
+    from workbench.engine.packed_batch import Segment
+
+    made, block = [], 1
+    for index in range(num_decodes + (num_prompt_tokens > 0)):
+        start, count = (context, 1) if index < num_decodes else (0, num_prompt_tokens)
+        num_blocks = -(-(start + count) // BLOCK_SIZE)
+        tokens = [100 + (7919 * (index + i)) % 40000 for i in range(count)]
+        made.append(Segment(list(range(block, block + num_blocks)), start, count, tokens, True, f"r{index}"))
+        block += num_blocks
+    return made
+
+
+def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    """CPU seconds of each repeat."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return times
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+
+    import workbench  # noqa: F401  (before MLX: it puts the BLAS in place)
+    from workbench.engine.config import EngineConfig
+    from workbench.engine.model_runner import ModelRunner
+    from workbench.engine.packed_batch import pack
+    from workbench.models import load_model, preflight
+
+    results: dict = {}
+    decodes = segments(256, 512, 0)
+    first = pack(decodes, BLOCK_SIZE)
+    results["pack 256 decodes at 512, us"] = {
+        "from scratch": summarise([1e6 * t for t in timed(lambda: pack(decodes, BLOCK_SIZE), 200)]),
+        "after a step": summarise([1e6 * t for t in timed(lambda: pack(decodes, BLOCK_SIZE, previous=first), 200)]),
+    }
+    runner = ModelRunner(load_model("smollm2"), EngineConfig(attention_backend="cpu", num_blocks=1024))
+    checks = timed(lambda: preflight.preflight(runner.model, runner.backend), repeats)
+    results["preflight, s"] = summarise(checks)
+
+    def mlx_only(_backend: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    for name, scene in SCENES.items():
+        packed = pack(segments(*scene), BLOCK_SIZE, num_blocks=1024)
+        runner.forward(packed)
+        compiled, plain = [], []
+        for _ in range(repeats):
+            compiled += timed(lambda packed=packed: runner.forward(packed), 1)
+            with mock.patch.object(preflight, "compiled_operations", mlx_only):
+                plain += timed(lambda packed=packed: runner.forward(packed), 1)
+        row = {"compiled SwiGLU, ms": compiled, "MLX's SwiGLU, ms": plain}
+        row = {arm: summarise([1e3 * t for t in times]) for arm, times in row.items()}
+        medians = [summary["median"] for summary in row.values()]
+        results[name] = {**row, "ratio": medians[0] / medians[1]}
+        print(f"{name}: {medians[0]:.1f} ms, {medians[1]:.1f} with MLX's SwiGLU, ratio {medians[0] / medians[1]:.2f}")
+    for name in ("pack 256 decodes at 512, us", "preflight, s"):
+        print(name, results[name])
+    save("runner", results)
+
+
+if __name__ == "__main__":
+    main()
