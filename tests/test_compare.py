@@ -70,7 +70,8 @@ def test_the_first_divergence_and_its_reason():
 
 
 def test_the_largest_change_comes_first():
-    result = compare(simulate(WORKLOAD), simulate(WORKLOAD, config={"long_prefill_token_threshold": 16}))
+    workload = {**WORKLOAD, "requests": WORKLOAD["requests"][::-1]}
+    result = compare(simulate(workload), simulate(workload, config={"long_prefill_token_threshold": 16}))
     changes = [abs(request.ttft_delta) for request in result.requests]
     assert changes == sorted(changes, reverse=True)
     assert changes[0] > 0

@@ -67,6 +67,10 @@ def test_a_timed_trace():
     kinds = Counter(event["name"] for event in events if event["ph"] == "i")
     assert kinds["preempt"] == sum(len(record.preempted) for record in trace) > 0
     assert kinds["finish"] == sum(len(record.finished) for record in trace) > 0
+    ends = [event["ts"] for event in events if event["name"] == "finish"]
+    assert ends == [
+        pytest.approx((record.time + sum(record.timings.values())) * 1e6) for record in trace for _ in record.finished
+    ]
     names = {event["name"] for event in slices(events, 2)}
     assert {"waiting", "preempted", "decode"} <= names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from trace_helpers import one_trace, traces
 
 from workbench import simulate
@@ -77,6 +77,7 @@ def test_by_hand():
 
 @settings(max_examples=40, deadline=None)
 @given(traces())
+@example(one_trace())
 def test_against_the_definitions(trace):
     metrics = trace.metrics()
     assert list(metrics.requests) == list(trace.requests)

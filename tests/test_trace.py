@@ -82,6 +82,15 @@ def test_block_tables_are_rebuilt():
     assert trace.block_size == 4
 
 
+def test_requests_may_arrive_while_they_are_looked_at():
+    trace = Trace(TraceMeta())
+    trace.add_request(RequestInfo("r0", 1))
+    for request_id, info in trace.requests.items():
+        assert info.request_id == request_id
+        trace.add_request(RequestInfo(f"after {request_id}", 1))
+    assert list(trace.requests) == ["r0", "after r0"]
+
+
 def test_readers_while_a_thread_appends(trace):
     growing = Trace(trace.meta)
     records = list(trace)
@@ -146,6 +155,7 @@ def test_events_and_reprs(trace):
         repr(trace) == f"Trace(engine: 25 steps, 5 requests, {sum(r.num_tokens for r in trace)} tokens scheduled, done)"
     )
     assert "r0" in repr(trace.requests)
+    assert "nobody" not in trace.requests
     with pytest.raises(KeyError):
         trace.requests["nobody"]
 

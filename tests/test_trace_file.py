@@ -204,7 +204,7 @@ def test_save_replaces_only_when_complete(tmp_path, whole, monkeypatch):
 
 def test_other_endings_are_refused(tmp_path, whole):
     for name in ("t.json", "t.gz", "t", "t.jsonl.zip"):
-        with pytest.raises(TraceError, match=r"saved as \.jsonl or \.jsonl\.gz"):
+        with pytest.raises(TraceError, match=rf"saved as \.jsonl or \.jsonl\.gz, not as '{name}'"):
             whole.save(tmp_path / name)
     with pytest.raises(OSError, match="nowhere"):
         whole.save(tmp_path / "nowhere" / "t.jsonl")
@@ -354,6 +354,10 @@ def changed(index: int, value) -> dict:
         (
             [REQUEST, {**changed(0, "a"), "kernel": {"backend": "cpu", "work_items": [[0, 0, 8, 0, 99, 0, 1]]}}],
             "does not fit the chunks",
+        ),
+        (
+            [REQUEST, step(admitted=["a"], chunks=[CHUNK]), step(1, resumed=["a"], chunks=[CHUNK])],
+            "admitted in step 1 but runs already",
         ),
         ([step(0), {"kind": "keyframe", "step": 0}], "a keyframe must come before the first step"),
         ([{"kind": "keyframe", "step": 3, "free_block_ids": [1, 1]}], "names a block twice"),

@@ -116,6 +116,8 @@ class BlockTableReplay:
         for request_id in (*record.aborted, *record.preempted):
             tables.pop(request_id, None)
         for request_id in (*record.admitted, *record.resumed):
+            if request_id in tables:
+                raise TraceError(f"request {_short(request_id)} is admitted in step {record.step} but runs already")
             tables[request_id] = []
             computed.pop(request_id, None)
         scheduled = []
