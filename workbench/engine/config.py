@@ -61,6 +61,9 @@ class EngineConfig(_Frozen):
         max_long_partial_prefills: How many of those may be long; None for off.
         attention_backend: "auto" takes the best backend of the device.
         seed: Seed of the requests that have none of their own.
+        shadow_metal: ``{"layer": 3, "every": 10}`` hands that layer's attention of every 10th step to the Metal
+            source as well, run on the CPU in a second process with every access checked; None for off. The result
+            comes back into the step's record (``kernel.details["shadow"]``).
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
@@ -83,6 +86,7 @@ class EngineConfig(_Frozen):
     max_long_partial_prefills: int | None = None
     attention_backend: str = "auto"
     seed: int = 0
+    shadow_metal: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         budget = integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
@@ -115,6 +119,7 @@ class EngineConfig(_Frozen):
             ),
             attention_backend=choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
+            shadow_metal=self._checked_shadow_metal(),
         )
         for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
             if (value := getattr(self, name)) is not None:
@@ -122,6 +127,18 @@ class EngineConfig(_Frozen):
         for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(f"{name} is not available yet: leave it at None (off), got {value!r}")
+
+    def _checked_shadow_metal(self) -> dict[str, int] | None:
+        if self.shadow_metal is None:
+            return None
+        if not isinstance(self.shadow_metal, Mapping) or set(self.shadow_metal) - {"layer", "every"}:
+            raise ValueError(
+                f'shadow_metal must be None or like {{"layer": 0, "every": 10}}, got {self.shadow_metal!r}'
+            )
+        return {
+            "layer": integer('shadow_metal["layer"]', self.shadow_metal.get("layer", 0), 0, MAX_INT32),
+            "every": integer('shadow_metal["every"]', self.shadow_metal.get("every", 1), 1, MAX_INT32),
+        }
 
     @property
     def token_budget(self) -> int:

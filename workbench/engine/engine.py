@@ -21,6 +21,7 @@ from workbench.engine.pipeline import Phases, Pipeline
 from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.sampler import Sampler
 from workbench.engine.scheduler import Scheduler
+from workbench.engine.shadow import start_shadow
 from workbench.engine.validation import resolve_config
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
@@ -79,6 +80,7 @@ class Engine:
         self.sampler = Sampler(self.config.seed)
         self._book = RequestBook(self.model, self.config)
         self._pipeline = Pipeline(self.scheduler, self.runner, self.sampler, self._book)
+        self._shadow = start_shadow(self.config, self.runner)
         self.trace = Trace(
             TraceMeta(
                 source="engine",
@@ -223,6 +225,8 @@ class Engine:
         return self._pipeline.step() if self.scheduler.has_unfinished_requests() else None
 
     def _finish(self, record: StepRecord) -> StepRecord:
+        if self._shadow is not None:
+            self._shadow.attach(record)
         self.trace.append(record)
         for listener in list(self._listeners):
             listener(record)
@@ -254,10 +258,10 @@ class Engine:
         capture = LayerCapture(layer)
 
         def keep(call: AttentionCall) -> None:
-            caches[layer].tap = None
+            caches[layer].taps.remove(keep)
             capture.fill(self.scheduler.step - 1, call)
 
-        caches[layer].tap = keep
+        caches[layer].taps.append(keep)
         return capture
 
     # -- many steps -------------------------------------------------------------------------------------------
@@ -402,6 +406,8 @@ class Engine:
         """Stop after the step under way and end the engine's thread. The trace stays readable."""
         self._pause.set()
         self._phases = None
+        if self._shadow is not None:
+            self._shadow.close()
         self._thread.close()
         self.runner.close()
 

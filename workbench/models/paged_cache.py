@@ -138,13 +138,13 @@ class PagedLayerCache(_LayerPool):
 
     Attributes:
         backend: Writes, reads and computes.
-        tap: Called after each attention call, for whoever wants to see it; None for nobody.
+        taps: Called after each attention call, for whoever wants to see it.
     """
 
     def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, backend: AttentionBackend) -> None:
         super().__init__(layer, num_blocks, block_size)
         self.backend = backend
-        self.tap: Callable[[AttentionCall], None] | None = None
+        self.taps: list[Callable[[AttentionCall], None]] = []
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Hand the new keys and values on; `attend` writes them before it reads."""
@@ -188,9 +188,11 @@ class PagedLayerCache(_LayerPool):
             window_size=(-1, -1) if window < 0 else (window - 1, 0),
             sinks=sinks,
         )
-        if self.tap is not None:
+        if self.taps:
             caches = self.k_cache, self.v_cache
-            self.tap(AttentionCall(*rows, out, *caches, self.metadata, softmax_scale, window, sinks))
+            call = AttentionCall(*rows, out, *caches, self.metadata, softmax_scale, window, sinks)
+            for tap in list(self.taps):
+                tap(call)
         return mx.expand_dims(out, 2)
 
 

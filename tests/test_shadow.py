@@ -1,0 +1,83 @@
+"""Shadow launches: the step's own attention through the Metal source, checked, beside the engine."""
+
+import numpy as np
+import pytest
+
+from workbench import Engine, EngineConfig, SamplingParams
+from workbench.msl.compiler import find_compiler
+from workbench.msl.errors import MslCompilerMissing
+
+try:
+    find_compiler()
+except MslCompilerMissing as problem:
+    pytest.skip(str(problem), allow_module_level=True)
+
+
+def run(smollm2, **changes):
+    config = EngineConfig(max_num_batched_tokens=48, block_size=16, num_blocks=32, **changes)
+    engine = Engine(smollm2, config)
+    engine.add_request("The capital of France is", SamplingParams(max_tokens=6))
+    engine.add_request("One two three four five six seven eight nine ten " * 12, SamplingParams(max_tokens=4))
+    return engine
+
+
+def test_the_metal_source_agrees_with_the_backend_that_ran(smollm2):
+    engine = run(smollm2, shadow_metal={"layer": 4, "every": 2})
+    results = []
+    while (record := engine.step()) is not None:
+        if "shadow" in record.kernel.details:
+            assert engine._shadow.wait(120)
+            results.append((record, record.kernel.details["shadow"]))
+    assert len(results) >= 3
+    assert any({"decode", "intermediate"} <= {c.arm for c in record.chunks} for record, _ in results)
+    for record, result in results:
+        assert result["layer"] == 4 and result["faults"] == [] and "pending" not in result
+        assert result["max_difference"] < 1e-5
+        launch = result["launches"][0]
+        read = {block for _, blocks in launch["kv_blocks"] for block in blocks}
+        assert read == {block for table in record.block_tables.values() for block in table}
+        used = sum(record.seqused_k) * 3 * 64 * 4
+        assert launch["buffers"]["k_cache"]["bytes_read"] >= used
+    assert [record.step % 2 for record, _ in results] == [0] * len(results)
+    assert engine.trace[results[0][0].step].kernel.details["shadow"]["max_difference"] < 1e-5
+    engine.close()
+
+
+def test_a_wrong_answer_is_seen(smollm2, monkeypatch):
+    """Negative control: the engine's backend is made to be wrong by a little, in one head."""
+    engine = run(smollm2, shadow_metal={"layer": 0})
+    cache = engine.runner.kv_cache.layers[0]
+    attend = cache.backend.write_and_attend
+
+    def wrong(*arrays, **options):
+        out = np.array(attend(*arrays, **options))
+        out[:, 3] *= 1.001
+        return type(arrays[0])(out)
+
+    monkeypatch.setattr(cache.backend, "write_and_attend", wrong)
+    record = engine.step()
+    monkeypatch.undo()
+    assert engine._shadow.wait(120)
+    assert record.kernel.details["shadow"]["max_difference"] > 1e-5
+    engine.close()
+
+
+def test_tokens_are_the_same_with_and_without(smollm2):
+    plain = [o.token_ids for o in run(smollm2).run(progress=False)]
+    engine = run(smollm2, shadow_metal={"layer": 9, "every": 1})
+    assert [o.token_ids for o in engine.run(progress=False)] == plain
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [({"layer": -1}, "layer"), ({"every": 0}, "every"), ({"layers": 2}, "shadow_metal"), (7, "shadow_metal")],
+)
+def test_bad_settings_are_refused(value, words):
+    with pytest.raises(ValueError, match=words):
+        EngineConfig(shadow_metal=value)
+
+
+def test_a_layer_that_is_not_there_is_refused(smollm2):
+    with pytest.raises(ValueError, match="from 0 to 29"):
+        Engine(smollm2, EngineConfig(shadow_metal={"layer": 30}))

@@ -1,0 +1,140 @@
+"""The second process of a shadow launch: runs attention calls through the Metal source on the CPU.
+
+Calls come in on standard input and results go out on standard output, each as a length (8 bytes) and that many bytes:
+arrays as an .npz file, the result as JSON. ``workbench.engine.shadow`` is the other end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+import time
+from typing import Any, BinaryIO
+
+import numpy as np
+
+LENGTH = struct.Struct("<Q")
+
+
+def send(stream: BinaryIO, payload: bytes) -> None:
+    """Write one frame."""
+    stream.write(LENGTH.pack(len(payload)) + payload)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> bytes | None:
+    """Read one frame; None when the other end has gone."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    payload = stream.read(length)
+    return payload if len(payload) == length else None
+
+
+def pack_arrays(arrays: dict[str, Any]) -> bytes:
+    """Arrays and numbers as one .npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Run one layer's attention through the tiled Metal kernel and compare it with what the engine's backend returned.
+
+    Args:
+        call: ``q`` [T, num_heads, head_dim], ``k_blocks`` and ``v_blocks`` [blocks, block_size, num_kv_heads,
+            head_dim] of the blocks in use, ``block_ids`` their ids in the pool, ``block_table`` counted in them,
+            ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``window``, ``out``, ``dtype``, and ``sinks`` or not.
+
+    Returns:
+        See `workbench.engine.shadow.ShadowLauncher`.
+    """
+    import mlx.core as mx
+
+    from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.metal.launch import PagedVarlenKernels
+    from workbench.msl import MslCompilerMissing, MslError, metal_kernel
+
+    dtype = getattr(mx, str(call["dtype"]))
+    k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
+    block_bytes = k_cache.nbytes // k_cache.shape[0]
+    launches: list[tuple[str, Any]] = []
+
+    def counted_kernel(**text: Any) -> Any:
+        kernel = metal_kernel(**text)
+        reads_cache = "k_cache" in text["input_names"]
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            outputs = kernel(
+                **arguments, statistics=True, trace_buffers={"k_cache": block_bytes} if reads_cache else None
+            )
+            launches.append((text["name"], kernel.last_statistics))
+            return outputs
+
+        return launch
+
+    metadata = AttentionMetadata(
+        call["cu_seqlens_q"], call["seqused_k"], call["block_table"], None, int(k_cache.shape[1])
+    )
+    window = int(call["window"])
+    result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
+    start = time.perf_counter()
+    try:
+        out = PagedVarlenKernels(counted_kernel).attend(
+            mx.array(call["q"]).astype(dtype),
+            k_cache,
+            v_cache,
+            metadata,
+            softmax_scale=float(call["softmax_scale"]),
+            window_size=(-1, -1) if window < 0 else (window - 1, 0),
+            sinks=mx.array(call["sinks"]) if "sinks" in call else None,
+        )
+        difference = np.abs(np.array(out.astype(mx.float32)) - call["out"])
+        result["max_difference"] = float(difference.max()) if np.isfinite(difference).all() else "not finite"
+    except (MslError, MslCompilerMissing, ValueError) as problem:
+        result["faults"].append(f"{type(problem).__name__}: {problem}")
+    result["seconds"] = time.perf_counter() - start
+    block_ids = call["block_ids"]
+    result["launches"] = [
+        {
+            "kernel": name,
+            "threadgroups": statistics.threadgroups,
+            "threadgroup_memory": statistics.threadgroup_memory,
+            "buffers": {
+                buffer: {
+                    "bytes_read": traffic.bytes_read,
+                    "bytes_read_once_per_threadgroup": traffic.distinct_bytes_read,
+                    "bytes_written": traffic.bytes_written,
+                    "size": traffic.size,
+                }
+                for buffer, traffic in statistics.buffers.items()
+            },
+            "kv_blocks": [
+                [list(position), [int(block_ids[block]) for block in blocks]]
+                for position, blocks in statistics.rows_read.get("k_cache", {}).items()
+            ],
+        }
+        for name, statistics in launches
+    ]
+    return result
+
+
+def main() -> None:
+    """Serve calls until standard input ends."""
+    # What a compiler or a library prints must not end up between frames.
+    frames, sys.stdout = sys.stdout.buffer, sys.stderr
+    while (payload := receive(sys.stdin.buffer)) is not None:
+        with np.load(io.BytesIO(payload), allow_pickle=False) as file:
+            call = dict(file)
+        try:
+            result = run_call(call)
+        except Exception as problem:
+            result = {"faults": [f"{type(problem).__name__}: {problem}"]}
+        send(frames, json.dumps(result).encode())
+
+
+if __name__ == "__main__":
+    main()
