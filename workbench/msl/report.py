@@ -23,7 +23,11 @@ DESCRIPTIONS = {
     "threadgroup race": "race: {access} of {where}, not ordered after the {earlier} by {other}",
     "wild access": "{access} of {bytes} bytes through a pointer that points to no buffer (address {address:#x})",
     "array out of bounds": "index {offset} is outside an array of type {detail}",
+    "local memory out of bounds": "a pointer into a local array or variable leaves it",
+    "no memory": "access through a pointer to nowhere",
+    "misaligned": "{access} of type {detail} at an address that is {offset} bytes past a multiple of {bytes}",
     "arithmetic": "{detail}",
+    "arithmetic stopped": "integer division by zero",
     "divergence": "no thread can go on: {detail}",
     "return past barrier": "a thread returned while others wait at threadgroup_barrier: {detail}",
     "barrier after return": "threadgroup_barrier after {detail} have returned: not all threads can reach it",
@@ -125,7 +129,8 @@ def _line_of(code_address: int, finished: Finished, library: Path) -> SourceLine
 
 
 def _index(fault: FaultStruct, binding: Binding | None) -> int | None:
-    if fault.kind in (b"divergence", b"wild access") or not (fault.object or fault.access_bytes or fault.byte_offset):
+    has_index = fault.object or fault.access_bytes or fault.byte_offset
+    if fault.kind in (b"divergence", b"wild access", b"misaligned") or not has_index:
         return None
     return fault.byte_offset // binding.element_bytes if binding else fault.byte_offset
 

@@ -295,6 +295,7 @@ MSL_EXPORT int msl_launch(Launch* requested) {
     groups[axis] = (launch->grid[axis] + launch->threadgroup[axis] - 1) / launch->threadgroup[axis];
   const uint32_t total = groups[0] * groups[1] * groups[2];
   launch->num_threadgroups = total;
+  catch_signals();
   for (uint32_t n = 0; n < total && !launch->fault.kind; n++) {
     threadgroup_index = launch->order ? total - 1 - n : n;
     threadgroup_position[0] = threadgroup_index % groups[0];
@@ -302,6 +303,7 @@ MSL_EXPORT int msl_launch(Launch* requested) {
     threadgroup_position[2] = threadgroup_index / groups[0] / groups[1];
     run_threadgroup();
   }
+  release_signals();
   end_checks();
   return launch->fault.kind != nullptr;
 }

@@ -61,6 +61,13 @@ struct OutOfBoundsData {
   const TypeDescriptor* index;
 };
 
+struct TypeMismatchData {
+  SourceLocation at;
+  const TypeDescriptor* type;
+  uint8_t log2_alignment;
+  uint8_t operation;  // 0: load, 1: store, others: member accesses and the like
+};
+
 static Fault fault_at(const char* kind, const SourceLocation& at) {
   Fault fault = {.kind = kind};
   snprintf(fault.file, sizeof fault.file, "%s", at.file ? at.file : "");
@@ -76,6 +83,15 @@ MSL_CALLED void __ubsan_handle_out_of_bounds(OutOfBoundsData* data, uint64_t ind
   if (bits < 64) value = data->index->info & 1 ? (int64_t)(index << (64 - bits)) >> (64 - bits) : index & ((1ull << bits) - 1);
   fault.byte_offset = value;
   snprintf(fault.detail, sizeof fault.detail, "%s", data->array->name);
+  raise_fault(fault);
+}
+
+MSL_CALLED void __ubsan_handle_type_mismatch_v1(TypeMismatchData* data, uint64_t address) {
+  Fault fault = fault_at("misaligned", data->at);
+  fault.is_write = data->operation == 1;
+  fault.access_bytes = 1u << data->log2_alignment;
+  fault.byte_offset = (int64_t)(address % fault.access_bytes);
+  snprintf(fault.detail, sizeof fault.detail, "%s", data->type->name);
   raise_fault(fault);
 }
 

@@ -5,6 +5,7 @@
 //   simd.cpp     the meeting of a simdgroup's lanes, reductions, shuffles, 8x8 matrices
 //   checks.cpp   every load and store: bounds, initialisation, counts; threadgroup variables
 //   races.cpp    which accesses of different threads are not ordered by a barrier
+//   signals.cpp  what the processor stops
 //   hooks.cpp    what the compiler's instrumentation calls, and atomic operations
 //
 // One threadgroup runs at a time, on one operating system thread.
@@ -242,5 +243,11 @@ inline void check_access(void* pointer, uint32_t bytes, AccessKind kind, const v
 void begin_checks();
 void begin_threadgroup_checks();
 void end_checks();
+
+// ---- signals.cpp ----
+
+// While a kernel runs, what the processor stops is a fault of the kernel.
+void catch_signals();
+void release_signals();
 
 }  // namespace msl

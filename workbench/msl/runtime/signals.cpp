@@ -1,0 +1,60 @@
+// What the processor itself stops: traps that clang puts where a pointer leaves a local array, and addresses without
+// memory in kernels that run without checks.
+#include <pthread.h>
+#include <signal.h>
+#include <ucontext.h>
+
+#include "runtime.h"
+
+namespace msl {
+
+namespace {
+
+constexpr int kSignals[] = {SIGILL, SIGTRAP, SIGSEGV, SIGBUS, SIGFPE};
+constexpr int kNumSignals = sizeof kSignals / sizeof *kSignals;
+struct sigaction previous[kNumSignals];
+pthread_t launching_thread;
+
+const void* stopped_at(const void* context) {
+  const mcontext_t& machine = ((const ucontext_t*)context)->uc_mcontext;
+#if defined(__x86_64__)
+  return (const void*)machine.gregs[REG_RIP];
+#else
+  return (const void*)machine.pc;
+#endif
+}
+
+const char* kind_of(int signal) {
+  switch (signal) {
+    case SIGILL:
+    case SIGTRAP: return "local memory out of bounds";
+    case SIGFPE: return "arithmetic stopped";
+    default: return "no memory";
+  }
+}
+
+// Leaves the thread for good, like any fault: the handler never returns. SA_NODEFER leaves the signal usable.
+void handle(int signal, siginfo_t*, void* context) {
+  if (!current || !pthread_equal(pthread_self(), launching_thread)) {  // not the kernel's doing
+    for (int i = 0; i < kNumSignals; i++)
+      if (kSignals[i] == signal) sigaction(signal, &previous[i], nullptr);
+    return;
+  }
+  raise_fault({.kind = kind_of(signal), .code_address = (uint64_t)stopped_at(context) + 1});
+}
+
+}  // namespace
+
+void catch_signals() {
+  launching_thread = pthread_self();
+  struct sigaction action = {};
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  for (int i = 0; i < kNumSignals; i++) sigaction(kSignals[i], &action, &previous[i]);
+}
+
+void release_signals() {
+  for (int i = 0; i < kNumSignals; i++) sigaction(kSignals[i], &previous[i], nullptr);
+}
+
+}  // namespace msl
