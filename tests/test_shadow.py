@@ -29,7 +29,7 @@ def test_the_metal_source_agrees_with_the_backend_that_ran(smollm2):
             assert engine._shadow.wait(120)
             results.append((record, record.kernel.details["shadow"]))
     assert len(results) >= 3
-    assert any({"decode", "intermediate"} <= {c.arm for c in record.chunks} for record, _ in results)
+    assert any(0 < record.num_decode_tokens < record.num_tokens for record, _ in results)
     for record, result in results:
         assert result["layer"] == 4 and result["faults"] == [] and "pending" not in result
         assert result["max_difference"] < 1e-5
