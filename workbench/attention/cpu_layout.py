@@ -18,8 +18,8 @@ PANEL = 2 * LANES
 PAIRS_PER_ITEM = 96
 """(row, head) pairs of a work item: three panels with AVX-512 use a tile of keys and values once it is loaded."""
 
-MAX_DECODE_GROUP = 4
-"""Query heads per KV head up to which a single row goes the way of `cpu_decode`."""
+MAX_DECODE_GROUP = 16
+"""Query heads per KV head up to which `cpu_decode` is the faster way for a single row."""
 
 _LINE = 16  # float32 numbers per cache line
 
