@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from random import Random
 
 import msgspec
@@ -127,6 +129,29 @@ def test_cut_at_any_byte(tmp_path, whole, suffix, caplog):
             assert len(part.problems) == 1
             assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
     assert lengths == set(range(len(steps) + 1)) if suffix == ".jsonl" else max(lengths) == len(steps)
+
+
+def test_saved_while_it_grows(tmp_path, whole):
+    """Whatever moment the writer picks, what it writes can be read."""
+    growing = Trace(whole.meta)
+    stop = threading.Event()
+
+    def grow():
+        arrivals = list(whole.requests.values())
+        for record in whole:
+            while arrivals and arrivals[0].arrival_step <= record.step:
+                growing.add_request(arrivals.pop(0))
+            growing.append(record)
+            time.sleep(0.001)
+        stop.set()
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    while not stop.is_set():
+        growing.save(tmp_path / "t.jsonl")
+        loaded = Trace.load(tmp_path / "t.jsonl")
+        assert list(loaded) == list(whole)[: len(loaded)]
+    thread.join()
 
 
 def test_a_killed_recording_is_readable(tmp_path):

@@ -137,6 +137,8 @@ def test_a_trace_of_other_rules_is_marked_and_never_raises():
 def test_what_cannot_be_answered():
     trace = Trace(TraceMeta(config={"block_size": 4}))
     trace.append(StepRecord(0))
+    trace.append(StepRecord(1))
+    assert len(trace[1:].metrics().steps.step) == 1
     with pytest.raises(TraceError, match="num_blocks"):
         trace.pool_state(0)
     trace, _ = long_trace()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.trace.metrics import Distribution, Latency, RequestMetrics, StepMetrics, Summary, TraceMetrics
-from workbench.trace.pool_state import PoolReplay
+from workbench.trace.pool_replay import PoolReplay
 from workbench.trace.records import Chunk, RequestInfo, StepRecord
 
 if TYPE_CHECKING:
@@ -96,14 +96,10 @@ class MetricsCollector:
         self._columns = {name: array("d") for name in _FLOAT_COLUMNS} | {name: array("q") for name in _INT_COLUMNS}
         self._unused_slots: dict[str, int] = {}
         self._num_unused_slots = 0
-        keyframe = trace.keyframe
-        if keyframe is None:
-            self._pool = PoolReplay(trace.block_size, range(1, trace.num_blocks or 1))
-        else:
-            tables = [(request_id, list(table)) for request_id, table in keyframe.block_tables.items()]
-            self._pool = PoolReplay(trace.block_size, keyframe.free_block_ids, keyframe.cached_block_ids, tables)
-            for request_id, table in tables:
-                self._set_unused(request_id, len(table), keyframe.num_kv_computed.get(request_id, 0))
+        self._pool = PoolReplay.at_start_of(trace)
+        if trace.keyframe is not None:
+            for request_id, table in trace.keyframe.block_tables.items():
+                self._set_unused(request_id, len(table), trace.keyframe.num_kv_computed.get(request_id, 0))
 
     def collect(self) -> TraceMetrics:
         """The metrics up to the newest step."""

@@ -1,18 +1,9 @@
-"""The KV pool at any step, rebuilt from the records: who owns each block, what is cached, what comes next.
-
-Records hold only what changed. Replaying them by the rules of vLLM's V1 block pool (0.33) gives back the rest:
-
-- A block is taken from the head of the free queue; what the prefix cache knew of it is forgotten then.
-- A prefix-cache hit takes a block from wherever it stands in the queue, or shares it with those who hold it.
-- A request that ends or is preempted gives its blocks back from the last to the first. Blocks whose content is in
-  the prefix cache go to the tail of the queue, the others to its head.
-"""
+"""The KV pool at any step: who owns each block, what is cached, what comes next."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +11,7 @@ import numpy as np
 
 from workbench.trace import display
 from workbench.trace.checks import TraceError
+from workbench.trace.pool_replay import PoolReplay
 from workbench.trace.records import Keyframe, StepRecord
 
 if TYPE_CHECKING:
@@ -101,96 +93,6 @@ class PoolState:
         return display.html("pool", self)
 
 
-class PoolReplay:
-    """The block pool of a run, one record at a time. Never raises: what does not fit shows as a wrong count.
-
-    Args:
-        block_size: Tokens per block.
-        free_block_ids: The free queue at the beginning.
-        cached_block_ids: Blocks whose content is in the prefix cache.
-        block_tables: Tables of the requests that hold blocks.
-    """
-
-    def __init__(
-        self,
-        block_size: int,
-        free_block_ids: Iterable[int],
-        cached_block_ids: Iterable[int] = (),
-        block_tables: Iterable[tuple[str, list[int]]] = (),
-    ) -> None:
-        self._block_size = block_size
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(free_block_ids)
-        self.cached = set(cached_block_ids)
-        self.tables = dict(block_tables)
-        self._num_sharers: dict[int, int] = {}  # for blocks in more than one table, tables beyond the first
-        held: set[int] = set()
-        for table in self.tables.values():
-            for block in table:
-                if block in held:
-                    self._num_sharers[block] = self._num_sharers.get(block, 0) + 1
-                held.add(block)
-        self.num_cached_free = len(self.cached.intersection(self.free))
-
-    def schedule(self, record: StepRecord) -> None:
-        """Apply a step up to the end of scheduling."""
-        for request_id in record.aborted:
-            self._release(self.tables.pop(request_id, ()))
-        for request_id in record.preempted:
-            table = self.tables.pop(request_id, [])
-            if gained := record.unscheduled_block_ids.get(request_id):
-                self._allocate(gained)
-                table = [*table, *gained]
-            self._release(table)
-        for chunk in record.chunks:
-            if new := chunk.new_block_ids:
-                num_hits = chunk.num_cached_tokens // self._block_size
-                self._share(new[:num_hits])
-                self._allocate(new[num_hits:])
-                # A new list, because keyframes keep references to the old ones.
-                self.tables[chunk.request_id] = [*self.tables.get(chunk.request_id, ()), *new]
-        published = record.cached_block_ids
-        if published:
-            self.num_cached_free += sum(block in self.free and block not in self.cached for block in published)
-            self.cached.update(published)
-
-    def finish(self, record: StepRecord) -> None:
-        """Apply the rest of the step: requests that ended give their blocks back."""
-        for request_id in record.finished:
-            self._release(self.tables.pop(request_id, ()))
-
-    def _share(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if block in self.free:
-                del self.free[block]
-                self.num_cached_free -= block in self.cached
-            else:
-                self._num_sharers[block] = self._num_sharers.get(block, 0) + 1
-
-    def _allocate(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if block in self.cached:
-                self.num_cached_free -= block in self.free
-                self.cached.discard(block)
-            if block in self.free:
-                del self.free[block]
-            else:
-                self._num_sharers[block] = self._num_sharers.get(block, 0) + 1
-
-    def _release(self, table: Sequence[int]) -> None:
-        tail = []
-        head = []
-        for block in reversed(table):
-            if sharers := self._num_sharers.get(block):
-                self._num_sharers[block] = sharers - 1
-            else:
-                (tail if block in self.cached else head).append(block)
-        self.free.update(dict.fromkeys(tail))
-        self.num_cached_free += len(tail)
-        for block in reversed(head):
-            self.free[block] = None
-            self.free.move_to_end(block, last=False)
-
-
 class _ReplayKeyframe:
     """A replay's state after a number of steps, kept small."""
 
@@ -208,42 +110,29 @@ class PoolHistory:
 
     Args:
         trace: A whole trace, not a slice.
-
-    Raises:
-        TraceError: The trace does not say how many blocks its pool has.
     """
 
     def __init__(self, trace: Trace) -> None:
-        if trace.num_blocks is None:
-            raise TraceError("the trace's config has no num_blocks: the KV pool cannot be drawn without its size")
         self._trace = trace
-        self._num_blocks = trace.num_blocks
-        self._interval = max(KEYFRAME_STEPS, trace.num_blocks // KEYFRAME_STEPS)
+        self._num_blocks = trace.num_blocks or 0
+        self._interval = max(KEYFRAME_STEPS, self._num_blocks // KEYFRAME_STEPS)
         self._request_ids: list[str] = []
         self._request_index: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._replay = self._first_replay()
+        self._replay = PoolReplay.at_start_of(trace)
         self._num_applied = 0
         self._keyframes = [_ReplayKeyframe(self._replay)]
         self._latest: dict[tuple[int, Moment], PoolState] = {}
-
-    def _first_replay(self) -> PoolReplay:
-        keyframe = self._trace.keyframe
-        if keyframe is None:
-            return PoolReplay(self._trace.block_size, range(1, self._num_blocks))
-        return PoolReplay(
-            self._trace.block_size,
-            keyframe.free_block_ids,
-            keyframe.cached_block_ids,
-            ((request_id, list(table)) for request_id, table in keyframe.block_tables.items()),
-        )
 
     def state(self, index: int, moment: Moment = "scheduled") -> PoolState:
         """The pool at a step, by its index in the trace.
 
         Raises:
+            TraceError: The trace does not say how many blocks its pool has.
             ValueError: ``moment`` is neither "scheduled" nor "end".
         """
+        if not self._num_blocks:
+            raise TraceError("the trace's config has no num_blocks: the KV pool cannot be drawn without its size")
         if moment not in ("scheduled", "end"):
             raise ValueError(f'moment must be "scheduled" or "end", got {moment!r}')
         with self._lock:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from workbench.trace import display
+from workbench.trace import display, storage
 from workbench.trace.checks import BlockTableReplay, TraceError, block_size_of, num_blocks_of
-from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
+from workbench.trace.file import TraceWriter
 from workbench.trace.records import (
     Event,
     Keyframe,
     RequestInfo,
     StepRecord,
-    TraceEnd,
     TraceEndReason,
     TraceLine,
     TraceMeta,
@@ -74,7 +69,6 @@ class Trace:
         requests: RequestInfo by request id, in order of arrival.
         block_size: Tokens per KV block.
         num_blocks: KV blocks of the pool, block 0 included; None where the configuration does not say.
-        keyframe: The scheduler's memory before the first step, when the run began before the trace.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
         problems: What was wrong with the file the trace was loaded from, in words; empty for a whole one.
 
@@ -93,10 +87,10 @@ class Trace:
         self.meta = meta
         self.block_size = block_size_of(meta)
         self.num_blocks = num_blocks_of(meta)
-        self.keyframe: Keyframe | None = None
         self.end: TraceEndReason = ""
         self.problems: list[str] = []
         self.requests = _Requests()
+        self._keyframe: Keyframe | None = None
         self._steps: list[StepRecord] = []
         self._requests_before: list[int] = []
         """For each request, in order, how many steps had been taken when it was added."""
@@ -105,7 +99,7 @@ class Trace:
         self._whole: Trace = self
         self._offset = 0
         self._lazy: dict[str, Any] = {}
-        self._lazy_lock = threading.Lock()
+        self._lazy_lock = threading.RLock()
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -129,7 +123,7 @@ class Trace:
         """
         self._check_writable()
         self._replay.start_from(keyframe)
-        self.keyframe = keyframe
+        self._keyframe = keyframe
         self._stream(keyframe)
 
     def append(self, record: StepRecord) -> None:
@@ -159,7 +153,7 @@ class Trace:
         """
         self._check_writable()
         writer = TraceWriter(path, self.meta)
-        for line in self._body():
+        for line in storage.lines_of(self):
             writer.write(line, flush=False)
         self._writer = writer
         return writer
@@ -193,38 +187,7 @@ class Trace:
             TraceError: The path has another ending.
             OSError: The file cannot be written; what was there before is untouched.
         """
-        is_gzip_path(path)
-        target = Path(path)
-        writer = TraceWriter(target.with_name(f".{secrets.token_hex(4)}-{target.name}"), self.meta)
-        try:
-            num_steps = len(self._steps)
-            for line in _with_progress(self._body(), len(self.requests) + num_steps, f"save {target.name}", progress):
-                writer.write(line, flush=False)
-            writer.close(self.end)
-            os.replace(writer.path, target)
-        except BaseException:
-            writer.discard()
-            raise
-
-    def _body(self) -> Iterator[TraceLine]:
-        """The lines between the meta line and the end line, as they happened."""
-        steps = tuple(self._steps)
-        requests = iter(tuple(zip(self._requests_before, self.requests.values())))
-        before, info = next(requests, (None, None))
-        keyframe = self._keyframe_before_first()
-        for index, record in enumerate(steps):
-            while info is not None and before <= index:
-                yield info
-                before, info = next(requests, (None, None))
-            if index == 0 and keyframe is not None:
-                yield keyframe
-            yield record
-        if info is not None:
-            yield info
-        yield from (info for _, info in requests)
-
-    def _keyframe_before_first(self) -> Keyframe | None:
-        return self._whole.keyframe if self._offset == 0 else self._pool_history().keyframe_before(self._offset)
+        storage.save(self, path, progress=progress)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, progress: bool = False) -> Trace:
@@ -241,36 +204,7 @@ class Trace:
             TraceError: Not a trace, another schema version, or contents that contradict themselves, with the line.
             OSError: The file cannot be read.
         """
-        trace = None
-        lines = _with_progress(read_lines(path), None, f"load {Path(path).name}", progress)
-        with _no_cyclic_gc():
-            for number, line in enumerate(lines, start=1):
-                try:
-                    if trace is None:
-                        trace = cls(line)
-                    else:
-                        trace._take(line)
-                except TraceError as problem:
-                    raise TraceError(f"{path}, line {number}: {problem}") from None
-        for problem in trace.problems:
-            log.warning("%s; %d steps were read", problem, len(trace))
-        return trace
-
-    def _take(self, line: TraceLine | str) -> None:
-        """Add a line of a file; a text says that the file ends here, too early."""
-        if isinstance(line, StepRecord):
-            self.append(line)
-        elif isinstance(line, RequestInfo):
-            self.add_request(line)
-        elif isinstance(line, Keyframe):
-            self.start_from(line)
-        elif isinstance(line, TraceEnd):
-            if line.num_steps != len(self):
-                raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(self)}")
-            self.end = line.reason
-        else:
-            self.end = "cut"
-            self.problems.append(line)
+        return storage.load(cls, path, progress=progress)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -278,6 +212,20 @@ class Trace:
     def config(self) -> dict[str, Any]:
         """The engine configuration by field name."""
         return self.meta.config
+
+    @property
+    def keyframe(self) -> Keyframe | None:
+        """The scheduler's memory before the first step, when the run began before the trace; else None."""
+        if self._offset == 0 or not self._steps:
+            return self._whole._keyframe
+        with self._lazy_lock:
+            if "keyframe" not in self._lazy:
+                self._lazy["keyframe"] = self._pool_history().keyframe_before(self._offset)
+            return self._lazy["keyframe"]
+
+    def arrivals(self) -> list[tuple[int, RequestInfo]]:
+        """Each request, in order, with the number of steps in the trace before it was added."""
+        return list(zip(tuple(self._requests_before), self.requests.values()))
 
     @property
     def events(self) -> list[Event]:
@@ -310,13 +258,12 @@ class Trace:
         part._steps = self._steps[start:stop]
         part._whole, part._offset = self._whole, self._offset + start
         part.problems = list(self.problems)
-        for before, info in zip(self._requests_before, self.requests.values()):
+        for before, info in self.arrivals():
             if before < stop or stop == len(self):
                 part._requests_before.append(max(0, before - start))
                 part.requests._by_id[info.request_id] = info
         if stop == len(self):
             part.end = self.end
-        part.keyframe = part._keyframe_before_first() if part._steps else None
         return part
 
     def metrics(self) -> TraceMetrics:
@@ -410,23 +357,3 @@ def _views(module: str) -> Any:
         return importlib.import_module(f"workbench.viz.{module}".rstrip("."))
     except ModuleNotFoundError as problem:
         raise TraceError(f"the views are not installed ({problem}): reinstall inference-workbench") from None
-
-
-def _with_progress(lines: Iterator[Any], total: int | None, title: str, progress: bool) -> Iterator[Any]:
-    if not progress:
-        return lines
-    from tqdm.auto import tqdm
-
-    return tqdm(lines, total=total, desc=title, unit="line")
-
-
-@contextlib.contextmanager
-def _no_cyclic_gc() -> Iterator[None]:
-    """Records hold no cycles: looking for some while millions of them are made only takes time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
