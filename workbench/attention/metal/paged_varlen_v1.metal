@@ -107,8 +107,8 @@ for (int dim = simdgroup * LANES + lane; dim < HEAD_DIM; dim += NUM_SIMDGROUPS *
   float row_total = 0.0f;
   float row_output = 0.0f;
   for (int i = 0; i < NUM_SIMDGROUPS; i++) {
-    // A simdgroup that saw no position has the maximum -inf and must count for nothing: -inf - -inf is NaN.
-    const float rescale = shared_maximum[i] == -INFINITY ? 0.0f : exp(shared_maximum[i] - row_maximum);
+    // A simdgroup that saw no position has the maximum -inf and counts for nothing: exp(-inf) is 0.
+    const float rescale = exp(shared_maximum[i] - row_maximum);
     row_total += shared_total[i] * rescale;
     row_output += shared_output[i * HEAD_DIM + dim] * rescale;
   }

@@ -1,0 +1,13 @@
+"""The tests can see: every kernel with a fault of `kernel_mutants` is caught, and the kernels as they are pass."""
+
+import pytest
+from kernel_mutants import MUTANTS, why_caught
+
+
+def test_the_kernels_as_they_are_pass():
+    assert why_caught(None) == ""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(mutant):
+    assert why_caught(mutant)
