@@ -55,7 +55,7 @@ _WARNING_FLAGS = (
 _CHECK_FLAGS = (
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
     "-mllvm", "-tsan-instrument-read-before-write=1",
-    "-fsanitize=array-bounds,alignment,return,unreachable",
+    "-fsanitize=array-bounds,return,unreachable",
     "-fsanitize=integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
     "-fsanitize=local-bounds", "-fsanitize-trap=local-bounds",
     "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize",

@@ -7,19 +7,25 @@
 
 using namespace msl;
 
-#define MSL_ACCESS_HOOKS(bytes)                                                                                   \
-  MSL_CALLED void __tsan_read##bytes(void* p) { check_access(p, bytes, kRead, MSL_CALLER); }                      \
-  MSL_CALLED void __tsan_write##bytes(void* p) { check_access(p, bytes, kWrite, MSL_CALLER); }                    \
-  MSL_CALLED void __tsan_unaligned_read##bytes(void* p) { check_access(p, bytes, kRead, MSL_CALLER); }            \
-  MSL_CALLED void __tsan_unaligned_write##bytes(void* p) { check_access(p, bytes, kWrite, MSL_CALLER); }          \
-  MSL_CALLED void __tsan_read_write##bytes(void* p) {                                                             \
-    check_access(p, bytes, kRead, MSL_CALLER);                                                                    \
-    check_access(p, bytes, kWrite, MSL_CALLER);                                                                   \
-  }                                                                                                               \
-  MSL_CALLED void __tsan_unaligned_read_write##bytes(void* p) {                                                   \
-    check_access(p, bytes, kRead, MSL_CALLER);                                                                    \
-    check_access(p, bytes, kWrite, MSL_CALLER);                                                                   \
-  }
+MSL_COLD static void raise_misaligned(uint64_t address, uint32_t bytes, AccessKind kind, const void* site) {
+  Fault fault = {.kind = "misaligned", .code_address = (uint64_t)site, .byte_offset = (int64_t)(address % bytes)};
+  fault.access_bytes = bytes;
+  fault.is_write = writes(kind);
+  raise_fault(fault);
+}
+
+// Clang calls the plain hooks for accesses it takes to be aligned (to 8 bytes at least, if they are larger).
+static inline void check_aligned_access(void* p, uint32_t bytes, AccessKind kind, const void* site) {
+  const uint32_t alignment = bytes < 8 ? bytes : 8;
+  if ((uint64_t)p % alignment) raise_misaligned((uint64_t)p, bytes, kind, site);
+  check_access(p, bytes, kind, site);
+}
+
+#define MSL_ACCESS_HOOKS(bytes)                                                                         \
+  MSL_CALLED void __tsan_read##bytes(void* p) { check_aligned_access(p, bytes, kRead, MSL_CALLER); }    \
+  MSL_CALLED void __tsan_write##bytes(void* p) { check_aligned_access(p, bytes, kWrite, MSL_CALLER); }  \
+  MSL_CALLED void __tsan_unaligned_read##bytes(void* p) { check_access(p, bytes, kRead, MSL_CALLER); }  \
+  MSL_CALLED void __tsan_unaligned_write##bytes(void* p) { check_access(p, bytes, kWrite, MSL_CALLER); }
 MSL_ACCESS_HOOKS(1)
 MSL_ACCESS_HOOKS(2)
 MSL_ACCESS_HOOKS(4)
@@ -61,13 +67,6 @@ struct OutOfBoundsData {
   const TypeDescriptor* index;
 };
 
-struct TypeMismatchData {
-  SourceLocation at;
-  const TypeDescriptor* type;
-  uint8_t log2_alignment;
-  uint8_t operation;  // 0: load, 1: store, others: member accesses and the like
-};
-
 static Fault fault_at(const char* kind, const SourceLocation& at) {
   Fault fault = {.kind = kind};
   snprintf(fault.file, sizeof fault.file, "%s", at.file ? at.file : "");
@@ -83,15 +82,6 @@ MSL_CALLED void __ubsan_handle_out_of_bounds(OutOfBoundsData* data, uint64_t ind
   if (bits < 64) value = data->index->info & 1 ? (int64_t)(index << (64 - bits)) >> (64 - bits) : index & ((1ull << bits) - 1);
   fault.byte_offset = value;
   snprintf(fault.detail, sizeof fault.detail, "%s", data->array->name);
-  raise_fault(fault);
-}
-
-MSL_CALLED void __ubsan_handle_type_mismatch_v1(TypeMismatchData* data, uint64_t address) {
-  Fault fault = fault_at("misaligned", data->at);
-  fault.is_write = data->operation == 1;
-  fault.access_bytes = 1u << data->log2_alignment;
-  fault.byte_offset = (int64_t)(address % fault.access_bytes);
-  snprintf(fault.detail, sizeof fault.detail, "%s", data->type->name);
   raise_fault(fault);
 }
 
