@@ -66,7 +66,8 @@ def main() -> None:
     from workbench.engine.config import EngineConfig
     from workbench.engine.model_runner import ModelRunner
     from workbench.engine.packed_batch import pack
-    from workbench.models import load_model, preflight
+    from workbench.models import forward, load_model
+    from workbench.models.preflight import preflight
 
     results: dict = {}
     decodes = segments(256, 512, 0)
@@ -76,7 +77,7 @@ def main() -> None:
         "after a step": summarise([1e6 * t for t in timed(lambda: pack(decodes, BLOCK_SIZE, previous=first), 200)]),
     }
     runner = ModelRunner(load_model("smollm2"), EngineConfig(attention_backend="cpu", num_blocks=1024))
-    checks = timed(lambda: preflight.preflight(runner.model, runner.backend), repeats)
+    checks = timed(lambda: preflight(runner.model, runner.backend), repeats)
     results["preflight, s"] = summarise(checks)
 
     def mlx_only(_backend: object) -> contextlib.AbstractContextManager[None]:
@@ -88,7 +89,7 @@ def main() -> None:
         compiled, plain = [], []
         for _ in range(repeats):
             compiled += timed(lambda packed=packed: runner.forward(packed), 1)
-            with mock.patch.object(preflight, "compiled_operations", mlx_only):
+            with mock.patch.object(forward, "compiled_operations", mlx_only):
                 plain += timed(lambda packed=packed: runner.forward(packed), 1)
         row = {"compiled SwiGLU, ms": compiled, "MLX's SwiGLU, ms": plain}
         row = {arm: summarise([1e3 * t for t in times]) for arm, times in row.items()}

@@ -205,12 +205,12 @@ def test_nan_is_not_taken_for_agreement(bad_step):
 
 def test_the_negative_control_would_fail_the_comparison(monkeypatch):
     """Positions off by 3 in the second step, through the very comparison that accepts a model."""
-    step_error = preflight_module._Trial._step_error
+    step_errors = preflight_module._Trial._step_errors
 
     def shifted(self, kv_cache, step, final_norm, shift=0):
-        return step_error(self, kv_cache, step, final_norm, shift=3 if step is preflight_module.STEPS[-1] else 0)
+        return step_errors(self, kv_cache, step, final_norm, shift=3 if step is preflight_module.STEPS[-1] else 0)
 
-    monkeypatch.setattr(preflight_module._Trial, "_step_error", shifted)
+    monkeypatch.setattr(preflight_module._Trial, "_step_errors", shifted)
     with pytest.raises(UnsupportedModelError, match="logits differ"):
         preflight(tiny_model("llama"), get_backend("gather"))
 

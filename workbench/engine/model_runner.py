@@ -15,9 +15,10 @@ from workbench.attention.metadata import AttentionMetadata
 from workbench.engine.config import EngineConfig
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
+from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block
-from workbench.models.preflight import PreflightResult, forward_rows, preflight
+from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.swap import Swap, swap_for
 from workbench.trace.records import KernelLaunch
 

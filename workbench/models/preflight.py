@@ -9,8 +9,7 @@ Sliding windows are narrowed for the while, or a few tokens would never leave th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,13 +21,18 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
+from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import LayerKV, PagedKVCache
-from workbench.models.swap import compiled_operations, swap_for
+from workbench.models.swap import swap_for
 
 log = logging.getLogger("workbench")
 
-TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 8e-2}
-"""Largest error of the logits, relative to their spread, that rounding explains; by the KV cache's dtype."""
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
+"""Error of a typical row of logits that rounding explains, by the KV cache's dtype: root mean square, relative to the
+logits' spread. One row may be ten times worse, because a mixture of experts may choose another expert at a near tie."""
+TOLERANCE_FLOAT32_GPU = 5e-3
+"""GPUs multiply float32 matrices in TF32, and differently for a few rows than for many."""
+WORST_ROW = 10
 
 BLOCK_SIZE = 8
 NUM_SEQS, NUM_TOKENS = 3, 9
@@ -59,8 +63,9 @@ class PreflightResult:
         num_heads: Query heads, 0 in mode "gather".
         final_norm: Dotted name of the norm that lets only wanted rows reach the head; None when there is none,
             and all rows are projected.
-        max_error: Largest error against the plain model, relative to the spread of its logits.
-        control_error: The same with positions shifted by 3: what a wrong path looks like.
+        max_error: Error of the worst row of logits against the plain model: root mean square, relative to the
+            spread of the logits.
+        control_error: The same of a typical row with positions shifted by 3: what a wrong path looks like.
         reason: Why not "kernel"; empty when it is.
         mask_ndim: Axes of the masks the model's own attention takes in mode "gather", 0 in mode "kernel".
     """
@@ -211,51 +216,58 @@ class _Trial:
             for layer, layer_cache in zip(self.layers, kv_cache.layers):
                 _narrow(layer_cache, layer.window)
         try:
-            final_norm, max_error = self._with_any_norm(kv_cache)
-            control_error = self._step_error(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)
+            final_norm, errors = self._with_any_norm(kv_cache)
+            control_error = float(np.median(self._step_errors(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)))
         finally:
             for swap in swaps:
                 swap.restore()
-        if not control_error > max(self.tolerance, 4 * max_error):
+        if not control_error > max(self.tolerance, 4 * np.median(errors)):
             raise _Mismatch(
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
                 "tell right from wrong"
             )
         num_heads = kv_cache.layers[0].num_heads
-        return PreflightResult(mode, self.layers, num_heads, final_norm, max_error, control_error, reason, mask_ndim)
+        return PreflightResult(
+            mode, self.layers, num_heads, final_norm, float(errors.max()), control_error, reason, mask_ndim
+        )
 
     @property
     def tolerance(self) -> float:
-        """Largest error that rounding explains."""
-        return max(TOLERANCE.get(layer.dtype, 0.0) for layer in self.layers)
+        """Error of a typical row that rounding explains."""
+        tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in self.layers)
+        on_cpu = mx.default_device() == mx.cpu
+        return tolerance if on_cpu else max(tolerance, TOLERANCE_FLOAT32_GPU)
 
-    def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, float]:
-        """The first norm that can select rows, or None, and the error of the logits with it."""
+    def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:
+        """The first norm that can select rows, or None, and the errors of the rows with it."""
         for path in norm_candidates(self.model):
             final_norm = FinalNorm(self.model, path)
             try:
-                return path, self._error(kv_cache, final_norm)
+                return path, self._errors(kv_cache, final_norm)
             except _Mismatch:
                 continue
             finally:
                 final_norm.restore()
-        return None, self._error(kv_cache, None)
+        return None, self._errors(kv_cache, None)
 
-    def _error(self, kv_cache: PagedKVCache, final_norm: FinalNorm | None) -> float:
-        errors = [self._step_error(kv_cache, step, final_norm) for step in STEPS]
-        error = float(np.max(errors))
-        if not error <= self.tolerance:  # a NaN is not
-            raise _Mismatch(f"logits differ from the plain model's by {error:.1e} of their spread")
-        return error
+    def _errors(self, kv_cache: PagedKVCache, final_norm: FinalNorm | None) -> np.ndarray:
+        """Errors of the rows of both steps, where rounding explains them."""
+        errors = np.concatenate([self._step_errors(kv_cache, step, final_norm) for step in STEPS])
+        typical, worst = float(np.median(errors)), float(errors.max())
+        if not (typical <= self.tolerance and worst <= WORST_ROW * self.tolerance):  # a NaN is not
+            raise _Mismatch(
+                f"logits differ from the plain model's by {typical:.1e} of their spread, at worst by {worst:.1e}"
+            )
+        return errors
 
-    def _step_error(
+    def _step_errors(
         self,
         kv_cache: PagedKVCache,
         step: Sequence[tuple[int, int, int]],
         final_norm: FinalNorm | None,
         shift: int = 0,
-    ) -> float:
-        """Run one packed step; the largest difference of its last rows' logits, relative to their spread."""
+    ) -> np.ndarray:
+        """Run one packed step; the errors of its last rows' logits."""
         metadata, positions, token_ids = _pack(step, self.token_ids)
         last_rows = metadata.cu_seqlens_q[1:] - 1
         kv_cache.begin_step(positions + np.int32(shift), metadata)
@@ -272,31 +284,7 @@ class _Trial:
         expected = np.stack([self.reference[seq, start + count - 1] for seq, start, count in step])
         if computed.shape != expected.shape:
             raise _Mismatch(f"logits have shape {computed.shape}, expected {expected.shape}")
-        return float(np.abs(computed - expected).max() / expected.std())
-
-
-def forward_rows(
-    model: Callable[..., mx.array],
-    token_ids: np.ndarray,
-    kv_cache: PagedKVCache,
-    rows: np.ndarray,
-    final_norm: FinalNorm | None,
-) -> mx.array:
-    """One call of the model on a packed batch: the logits of ``rows``, float32 [len(rows), vocab], not evaluated.
-
-    Args:
-        model: The model, its attention swapped where ``kv_cache`` needs it.
-        token_ids: int32 [T].
-        kv_cache: The pool, in a step.
-        rows: int32 [num_rows], not empty.
-        final_norm: Selects the rows before the head; None to project all rows and select then.
-    """
-    tokens, wanted = mx.array(token_ids)[:, None], mx.array(rows)
-    with compiled_operations(kv_cache.backend), nullcontext() if final_norm is None else final_norm.selecting(wanted):
-        logits = model(tokens, cache=kv_cache.layers)
-    if final_norm is None:
-        logits = logits[wanted]
-    return logits.squeeze(1).astype(mx.float32)
+        return np.sqrt(np.square(computed - expected).mean(axis=1)) / expected.std()
 
 
 def _pack(

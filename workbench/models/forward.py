@@ -1,0 +1,37 @@
+"""The one call of a model that a step makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.models.final_norm import FinalNorm
+from workbench.models.paged_cache import PagedKVCache
+from workbench.models.swap import compiled_operations
+
+
+def forward_rows(
+    model: Callable[..., mx.array],
+    token_ids: np.ndarray,
+    kv_cache: PagedKVCache,
+    rows: np.ndarray,
+    final_norm: FinalNorm | None,
+) -> mx.array:
+    """One call of the model on a packed batch: the logits of ``rows``, float32 [len(rows), vocab], not evaluated.
+
+    Args:
+        model: The model, its attention swapped where ``kv_cache`` needs it.
+        token_ids: int32 [T].
+        kv_cache: The pool, in a step.
+        rows: int32 [num_rows], not empty.
+        final_norm: Selects the rows before the head; None to project all rows and select then.
+    """
+    tokens, wanted = mx.array(token_ids)[:, None], mx.array(rows)
+    with compiled_operations(kv_cache.backend), nullcontext() if final_norm is None else final_norm.selecting(wanted):
+        logits = model(tokens, cache=kv_cache.layers)
+    if final_norm is None:
+        logits = logits[wanted]
+    return logits.squeeze(1).astype(mx.float32)
