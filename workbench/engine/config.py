@@ -53,12 +53,15 @@ class EngineConfig(_Frozen):
         watermark: Fraction of the pool that stays free when a request is admitted while others run.
         scheduler_reserve_full_isl: Admit a request only when all of its tokens fit into free blocks now;
             False asks that of its first chunk only.
-        long_prefill_token_threshold: Tokens of one request in a step at most while others run or wait;
-            0 for no cap.
+        long_prefill_token_threshold: With both limits on partial prefills off, tokens of one request in a step at
+            most while others run or wait; 0 for no cap. With a limit on, a prompt is long while more than this
+            many of its tokens are neither cached nor computed; 0 for the token budget.
         long_prefill_token_threshold_adaptive: Raise that cap to the fair share
             ``max_num_batched_tokens // requests``.
-        max_num_partial_prefills: Prompts that are split over steps at the same time; None for off.
-        max_long_partial_prefills: How many of those may be long; None for off.
+        max_num_partial_prefills: Prompts guaranteed to progress in every step, the budget shared out among them;
+            None for off (``workbench.engine.partial_prefills``).
+        max_long_partial_prefills: How many prompts in progress may be long; None for no limit.
+        enable_chunked_prefill: Split prompts over steps; False computes each prompt in one step.
         attention_backend: "auto" takes the best backend of the device.
         seed: Seed of the requests that have none of their own.
         shadow_metal: ``{"layer": 3, "every": 10}`` hands that layer's attention of every 10th step to the Metal
@@ -84,6 +87,7 @@ class EngineConfig(_Frozen):
     long_prefill_token_threshold_adaptive: bool = False
     max_num_partial_prefills: int | None = None
     max_long_partial_prefills: int | None = None
+    enable_chunked_prefill: bool = True
     attention_backend: str = "auto"
     seed: int = 0
     shadow_metal: Mapping[str, int] | None = None
@@ -124,9 +128,32 @@ class EngineConfig(_Frozen):
         for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
             if (value := getattr(self, name)) is not None:
                 self._keep(**{name: integer(name, value, 1, high)})
-        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(f"{name} is not available yet: leave it at None (off), got {value!r}")
+        self._check_partial_prefills()
+
+    def _check_partial_prefills(self) -> None:
+        """Refuse limits that contradict each other, by name."""
+        num, long = self.max_num_partial_prefills, self.max_long_partial_prefills
+        self._keep(enable_chunked_prefill=flag("enable_chunked_prefill", self.enable_chunked_prefill))
+        if num is not None:
+            hint = " (each of them gets at least one token of the budget in every step)"
+            num = integer("max_num_partial_prefills", num, 1, self.token_budget, hint)
+        if long is not None:
+            hint = "" if num is None else " (max_num_partial_prefills, which counts long ones too)"
+            long = integer("max_long_partial_prefills", long, 1, num or MAX_INT32, hint)
+        self._keep(max_num_partial_prefills=num, max_long_partial_prefills=long)
+        if self.enable_chunked_prefill:
+            return
+        for name, most in (("max_num_partial_prefills", 1), ("long_prefill_token_threshold", 0)):
+            if (value := getattr(self, name) or 0) > most:
+                raise ValueError(
+                    f"{name}={value} splits prompts over steps, which enable_chunked_prefill=False forbids: "
+                    f"use at most {most}, or turn chunked prefill on"
+                )
+        if (self.max_model_len or 0) > self.token_budget:
+            raise ValueError(
+                f"max_model_len={self.max_model_len} is over the token budget of {self.token_budget}: with "
+                "enable_chunked_prefill=False a prompt has to fit into one step; raise max_num_batched_tokens"
+            )
 
     def _checked_shadow_metal(self) -> dict[str, int] | None:
         if self.shadow_metal is None:

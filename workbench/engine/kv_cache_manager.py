@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from workbench.engine.block_pool import BlockPool, extend_block_hashes
 from workbench.engine.config import EngineConfig
@@ -70,7 +71,7 @@ class KVCacheManager:
             return []
         num_blocks = (request.num_tokens - 1) // self.block_size
         extend_block_hashes(request.block_hashes, request.token_ids, num_blocks, self.block_size)
-        return self.block_pool.find(request.block_hashes[:num_blocks])
+        return self.block_pool.find(islice(request.block_hashes, num_blocks))
 
     def take_cached_blocks(self, request: Request, hits: list[int]) -> None:
         """Begin the block table of a request that is admitted with what ``find_cached_blocks`` returned."""

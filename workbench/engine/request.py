@@ -39,6 +39,8 @@ class Request:
         sampling: How its tokens are chosen.
         num_preemptions: How often it lost its KV blocks.
         num_kv_lost: Positions ``[0, num_kv_lost)`` had KV before a preemption threw it away.
+        overtaking_limit: Prefill tokens the scheduler may have computed in all by the time this prompt is through,
+            once it has been passed over (``workbench.engine.partial_prefills``); None before.
         stop_token_ids: Tokens that end the request: its own, and the model's unless ``ignore_eos``.
     """
 
@@ -55,6 +57,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "overtaking_limit",
         "priority",
         "request_id",
         "sampling",
@@ -92,6 +95,7 @@ class Request:
         self.sampling = sampling
         self.num_preemptions = 0
         self.num_kv_lost = 0
+        self.overtaking_limit: int | None = None
         eos = () if sampling.ignore_eos else eos_token_ids
         self.stop_token_ids: frozenset[int] = frozenset((*sampling.stop_token_ids, *eos))
 

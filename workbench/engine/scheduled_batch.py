@@ -75,7 +75,7 @@ class ScheduledBatch:
         return any(chunk.arm != "decode" for chunk in self.chunks)
 
     def explain_waiting(self, budget: int, no_seat: str) -> None:
-        """Say why waiting requests were left out: one reason for the queue, and those of single requests.
+        """Say why waiting requests were left out, where the walk along the queue has not said so already.
 
         Args:
             budget: What is left of the token budget.
@@ -85,9 +85,8 @@ class ScheduledBatch:
             self.waiting_reason = f"{', '.join(self.preempted)} preempted in this step: nobody is admitted"
             for request_id, reason in self.preempt_reasons.items():
                 self.passed_over[request_id] = f"preempted in this step: {reason}"
-        elif self.passed_over:
-            head, reason = next(iter(self.passed_over.items()))
-            self.waiting_reason = f"waiting behind {head}: {reason}"
+        elif self.waiting_reason:
+            return
         elif budget <= 0:
             self.waiting_reason = f"token budget used up ({self.token_budget - budget} of {self.token_budget})"
         else:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, repeat
 from types import MappingProxyType
 
 from workbench.engine.config import EngineConfig
+from workbench.engine.partial_prefills import MAX_SCANNED
 from workbench.engine.request import FinishReason, Request
 from workbench.engine.scheduled_batch import ScheduledBatch, ScheduledChunk
 from workbench.engine.scheduler_state import SchedulerState
@@ -67,6 +68,8 @@ class Scheduler(SchedulerState):
         budget = self._schedule_running(batch, batch.token_budget)
         if not batch.preempted:  # blocks were short for those who run: nobody is let in
             budget = self._schedule_waiting(batch, budget)
+        if self.partial_prefills is not None:
+            budget = self._use_up(batch, budget)
         if self.waiting:
             seats = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
             batch.explain_waiting(budget, f"{seats} reached ({self.max_running})")
@@ -107,7 +110,7 @@ class Scheduler(SchedulerState):
         """Tokens of one request in this step at most; 0 for no cap. A request that is alone is never capped."""
         cap = self.config.long_prefill_token_threshold
         num_requests = len(self.running) + len(self.waiting)
-        if cap == 0 or num_requests <= 1:
+        if cap == 0 or num_requests <= 1 or self.partial_prefills is not None:
             return 0
         if self.config.long_prefill_token_threshold_adaptive:
             return max(cap, self.config.max_num_batched_tokens // num_requests)
@@ -119,11 +122,11 @@ class Scheduler(SchedulerState):
         Returns:
             What is left of the token budget.
         """
-        running, chunks, kv_cache = self.running, batch.chunks, self.kv_cache
+        chunks, kv_cache = batch.chunks, self.kv_cache
         block_size, max_model_len = self.config.block_size, self.max_model_len
-        index = 0
-        while index < len(running) and budget > 0:
-            request = running[index]
+        for request in self._running_order():
+            if budget <= 0:
+                break
             start = request.num_kv_computed
             if not request.is_prefill and start % block_size:
                 # By far the most frequent: a decode whose last block has room. Nothing to limit or allocate.
@@ -132,20 +135,19 @@ class Scheduler(SchedulerState):
                     kv_cache.publish_full_blocks(request, start + 1)
                 chunks.append(ScheduledChunk(request, start, 1, "decode"))
                 budget -= 1
-                index += 1
                 continue
-            num_tokens, limited_by = _chunk_size(
+            if request.status != "running":  # preempted for one before it
+                continue
+            num_tokens, limited_by = self._chunk_size(
                 request.num_tokens - start, batch.long_prefill_cap, budget, max_model_len - start - 1
             )
             if num_tokens <= 0:
-                index += 1
                 continue
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free and request.status == "running":
-                position = self._victim_position()
+                victim = self.running[self._victim_position()]
                 reason = f"{request.request_id} needs {num_new_blocks} more KV blocks, {kv_cache.num_free} free"
-                budget += self._preempt_for(reason, running[position], batch)
-                index -= position < index
+                budget += self._preempt_for(reason, victim, batch)
             if request.status == "running":
                 new_block_ids = kv_cache.allocate(request, start + num_tokens)
                 arm = "cached_final" if request.is_prefill else "decode"
@@ -153,10 +155,14 @@ class Scheduler(SchedulerState):
                     batch, ScheduledChunk(request, start, num_tokens, arm, limited_by, new_block_ids=new_block_ids)
                 )
                 budget -= num_tokens
-                index += 1
-            elif self.config.policy == "fcfs":
-                break  # it preempted itself as the last of the list; by priority there may be others behind it
         return budget
+
+    def _running_order(self) -> list[Request]:
+        """Running requests in the order in which they are served: a list of its own, because victims leave theirs."""
+        if self.partial_prefills is None:
+            return self.running.copy()
+        num_seats = max(0, self.max_running - len(self.running))
+        return self.partial_prefills.begin_step(self.running, min(num_seats, len(self.waiting)))
 
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
         """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
@@ -164,21 +170,40 @@ class Scheduler(SchedulerState):
         Returns:
             What is left of the token budget.
         """
-        kv_cache = self.kv_cache
-        while self.waiting and budget > 0 and len(self.running) < self.max_running:
-            request = self.waiting.head
+        kv_cache, limits = self.kv_cache, self.partial_prefills
+        batch.waiting_reason = ""
+        for request in self._waiting_order():
+            if budget <= 0 or len(self.running) >= self.max_running:
+                break
+            request_id = request.request_id
             hits = kv_cache.find_cached_blocks(request)
             start = len(hits) * self.config.block_size
-            num_tokens, limited_by = _chunk_size(request.num_tokens - start, batch.long_prefill_cap, budget)
+            num_uncached = request.num_tokens - start
+            if limits is not None and (refusal := limits.refuse(request, num_uncached, budget)):
+                batch.passed_over[request_id] = refusal.reason
+                if refusal.may_be_overtaken:
+                    continue
+                batch.waiting_reason = f"waiting behind {request_id}: {refusal.reason}"
+                break
+            if not self.config.enable_chunked_prefill and num_uncached > budget:
+                reason = f"{num_uncached} tokens in one step, {budget} of the token budget left"
+                batch.passed_over[request_id] = reason
+                batch.waiting_reason = f"waiting behind {request_id}: {reason}"
+                break
+            num_tokens, limited_by = self._chunk_size(num_uncached, batch.long_prefill_cap, budget)
             shortage = kv_cache.shortage(request, hits, start + num_tokens, others_run=bool(self.running))
             if shortage:
-                batch.passed_over[request.request_id] = shortage
+                batch.passed_over[request_id] = shortage
+                batch.waiting_reason = f"waiting behind {request_id}: {shortage}"
                 break
             kv_cache.take_cached_blocks(request, hits)
             kv_cache.allocate(request, start + num_tokens)
             resumed = request.status == "preempted"
-            (batch.resumed if resumed else batch.admitted).append(request.request_id)
-            self._admit_head()
+            (batch.resumed if resumed else batch.admitted).append(request_id)
+            batch.passed_over.pop(request_id, None)
+            if limits is not None:
+                limits.admit(request, num_uncached)
+            self._admit(request)
             self._append_chunk(
                 batch,
                 ScheduledChunk(
@@ -194,17 +219,86 @@ class Scheduler(SchedulerState):
             budget -= num_tokens
         return budget
 
+    def _waiting_order(self) -> Iterable[Request]:
+        """Waiting requests in the order in which they are looked at."""
+        if self.partial_prefills is None:
+            return iter(lambda: self.waiting.head if self.waiting else None, None)
+        self.partial_prefills.begin_scan()
+        return list(islice(self.waiting, MAX_SCANNED))
+
+    def _use_up(self, batch: ScheduledBatch, budget: int) -> int:
+        """Give what shares left over to the prompts that can use more, and to newcomers once those are through.
+
+        Returns:
+            What is left of the token budget.
+        """
+        while budget > 0:
+            left = self._lengthen_chunks(batch, budget)
+            if left == budget or batch.preempted:
+                return left
+            budget = self._schedule_waiting(batch, left)
+        return budget
+
+    def _lengthen_chunks(self, batch: ScheduledBatch, budget: int) -> int:
+        """Lengthen the chunks that their share cut, evenly, as far as budget and free blocks reach.
+
+        Returns:
+            What is left of the token budget.
+        """
+        kv_cache, block_size = self.kv_cache, self.config.block_size
+        cut = [chunk for chunk in batch.chunks if chunk.limited_by == "partial_prefill_slot"]
+        while cut and budget > 0:
+            share, served = max(1, budget // len(cut)), []
+            for chunk in cut:
+                request, end = chunk.request, chunk.start + chunk.num_tokens
+                held = (len(request.block_table) + kv_cache.num_free) * block_size
+                num_tokens = min(share, budget, request.num_tokens - end, held - end, self.max_model_len - end - 1)
+                if num_tokens <= 0:
+                    continue
+                chunk.new_block_ids += kv_cache.allocate(request, end + num_tokens)
+                chunk.num_tokens += num_tokens
+                budget -= num_tokens
+                self._settle_chunk(chunk)
+                if chunk.samples:
+                    chunk.limited_by = "complete"
+                    chunk.arm = "new_final" if request.request_id in batch.admitted else "cached_final"
+                else:
+                    served.append(chunk)
+            cut = served
+        if len(cut) == 1:  # it has all that the others did not want
+            cut[0].limited_by = "token_budget"
+        return budget
+
+    def _chunk_size(self, remaining: int, cap: int, budget: int, room: int = sys.maxsize) -> tuple[int, LimitedBy]:
+        """Tokens of a request to schedule, and which of the limits was the one that counted."""
+        num_tokens, limited_by = remaining, "complete"
+        if 0 < cap < num_tokens:
+            num_tokens, limited_by = cap, "long_prefill_token_threshold"
+        if self.partial_prefills is not None and self.partial_prefills.share < num_tokens:
+            num_tokens, limited_by = self.partial_prefills.share, "partial_prefill_slot"
+        if budget < num_tokens:
+            num_tokens, limited_by = budget, "token_budget"
+        if room < num_tokens:
+            num_tokens, limited_by = room, "max_model_len"
+        return num_tokens, limited_by
+
     def _append_chunk(self, batch: ScheduledBatch, chunk: ScheduledChunk) -> None:
-        """Put a chunk into the batch and move its request on. A chunk that leaves tokens over samples nothing."""
+        """Put a chunk into the batch and move its request on."""
+        batch.chunks.append(chunk)
+        self._settle_chunk(chunk)
+
+    def _settle_chunk(self, chunk: ScheduledChunk) -> None:
+        """Move a chunk's request on to its end. A chunk that leaves tokens over samples nothing."""
         request, end = chunk.request, chunk.start + chunk.num_tokens
-        if end < request.num_tokens:
-            chunk.samples = False
+        chunk.samples = end >= request.num_tokens
+        if not chunk.samples:
             chunk.arm = "intermediate"
         chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
+        if self.partial_prefills is not None and chunk.arm != "decode":
+            self.partial_prefills.num_computed += end - max(chunk.start, request.num_kv_computed)
         request.num_kv_computed = end
         request.is_prefill = not chunk.samples
         self.kv_cache.publish_full_blocks(request, end)
-        batch.chunks.append(chunk)
 
     def _preempt_for(self, reason: str, victim: Request, batch: ScheduledBatch) -> int:
         """Preempt a request, and take it out of the batch if it is there already.
@@ -220,6 +314,8 @@ class Scheduler(SchedulerState):
                 self.kv_cache.withdraw(victim.block_table)
                 victim.num_kv_computed = chunk.start
                 refund = chunk.num_tokens
+                if self.partial_prefills is not None and chunk.arm != "decode":
+                    self.partial_prefills.num_computed -= refund
                 if chunk.new_block_ids:
                     batch.unscheduled_block_ids[victim.request_id] = chunk.new_block_ids
                 del batch.chunks[index]
@@ -347,15 +443,3 @@ class Scheduler(SchedulerState):
                 raise ValueError(f"the chunk of request {chunk.request.request_id!r} {what}, got {token!r}")
         if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
             raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
-
-
-def _chunk_size(remaining: int, cap: int, budget: int, room: int = sys.maxsize) -> tuple[int, LimitedBy]:
-    """Tokens of a request to schedule, and which of the limits was the one that counted."""
-    num_tokens, limited_by = remaining, "complete"
-    if 0 < cap < num_tokens:
-        num_tokens, limited_by = cap, "long_prefill_token_threshold"
-    if budget < num_tokens:
-        num_tokens, limited_by = budget, "token_budget"
-    if room < num_tokens:
-        num_tokens, limited_by = room, "max_model_len"
-    return num_tokens, limited_by

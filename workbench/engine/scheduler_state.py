@@ -7,6 +7,7 @@ import sys
 
 from workbench.engine.config import EngineConfig
 from workbench.engine.kv_cache_manager import KVCacheManager
+from workbench.engine.partial_prefills import PartialPrefills
 from workbench.engine.request import FinishReason, Request
 from workbench.engine.request_queue import REQUEST_QUEUES, RequestQueue
 
@@ -23,11 +24,13 @@ class SchedulerState:
         running: Admitted requests in the order of their admission.
         waiting: The waiting queue.
         kv_cache: The KV blocks.
+        partial_prefills: The limits on concurrent partial prefills; None with both of them off.
         arrived: Ids of requests added since the last step was scheduled.
         aborted: Ids of requests aborted since then.
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        self.partial_prefills: PartialPrefills | None = None
         self._configure(config)
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
@@ -43,6 +46,12 @@ class SchedulerState:
         self.config = config
         self.max_running = config.max_num_active_seqs or config.max_num_seqs
         self.max_model_len = config.max_model_len or sys.maxsize
+        if config.max_num_partial_prefills is None and config.max_long_partial_prefills is None:
+            self.partial_prefills = None
+        elif self.partial_prefills is None:
+            self.partial_prefills = PartialPrefills(config)
+        else:
+            self.partial_prefills.configure(config)
 
     @property
     def num_running(self) -> int:
@@ -113,13 +122,15 @@ class SchedulerState:
         self.aborted.append(request_id)
         return True
 
-    def _admit_head(self) -> Request:
-        """Move the head of the waiting queue to the end of the running list."""
-        request = self.waiting.pop()
+    def _admit(self, request: Request) -> None:
+        """Move a request from the waiting queue to the end of the running list."""
+        if request is self.waiting.head:
+            self.waiting.pop()
+        else:
+            self.waiting.remove(request)
         request.status = "running"
         self.running.append(request)
         self._running_ids = self._waiting_ids = None
-        return request
 
     def _victim_position(self) -> int:
         """Place in the running list of the request that loses its blocks when they run out."""
@@ -179,6 +190,7 @@ class SchedulerState:
         clone.running = [copies[request.request_id] for request in self.running]
         clone.waiting = type(self.waiting)(copies[request.request_id] for request in self.waiting)
         clone.kv_cache = self.kv_cache.copy()
+        clone.partial_prefills = copy.copy(self.partial_prefills)
         clone.arrived, clone.aborted = self.arrived.copy(), self.aborted.copy()
         return clone
 
