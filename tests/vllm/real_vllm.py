@@ -1,0 +1,167 @@
+"""vLLM's own scheduler without a model: real Scheduler, KVCacheManager and BlockPool, and made-up tokens.
+
+Imports vLLM, and so runs only in the environment of ``make test-vllm``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from workbench.engine.config import EngineConfig
+from workbench.engine.workload import Arrival, made_up_token
+
+# The least that vLLM takes for a model; nothing of it is ever loaded.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 1_000_000,
+    "torch_dtype": "float32",
+}
+
+STUCK_AFTER = 3
+
+
+def make_scheduler(scheduler_class: type, config: EngineConfig, folder: Path, *, log_stats: bool = False) -> Any:
+    """A scheduler of vLLM's with the limits of ``config``."""
+    asynchronous = "Async" in scheduler_class.__name__
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    max_model_len = config.max_model_len or 1_000_000
+    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=max_model_len, dtype="float32")
+    limits = SchedulerConfig(
+        max_model_len=max_model_len,
+        is_encoder_decoder=False,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_scheduled_tokens=config.max_num_scheduled_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_active_seqs=config.max_num_active_seqs,
+        policy=config.policy,
+        watermark=config.watermark,
+        scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=config.long_prefill_token_threshold_adaptive,
+        async_scheduling=asynchronous,
+    )
+    cache = CacheConfig(block_size=config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    cache.num_gpu_blocks = config.num_blocks
+    whole = VllmConfig(
+        model_config=model,
+        scheduler_config=limits,
+        cache_config=cache,
+        parallel_config=ParallelConfig(),
+        device_config=DeviceConfig("cpu"),
+    )
+    # VllmConfig turns some of these off where it finds no GPU.
+    whole.cache_config.enable_prefix_caching = config.enable_prefix_caching
+    whole.scheduler_config.async_scheduling = asynchronous
+    spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kv_cache = KVCacheConfig(
+        num_blocks=config.num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    )
+    init_none_hash(sha256)
+    return scheduler_class(
+        vllm_config=whole,
+        kv_cache_config=kv_cache,
+        structured_output_manager=StructuredOutputManager(whole),
+        block_size=config.block_size,
+        hash_block_size=config.block_size,
+        log_stats=log_stats,
+    )
+
+
+def make_request(arrival: Arrival, config: EngineConfig) -> Request:
+    """A request of a workload as vLLM's."""
+    hasher = get_request_block_hasher(config.block_size, sha256) if config.enable_prefix_caching else None
+    return Request(
+        request_id=arrival.request_id,
+        prompt_token_ids=list(arrival.prompt_token_ids),
+        sampling_params=SamplingParams(max_tokens=arrival.sampling.max_tokens, ignore_eos=True),
+        pooling_params=None,
+        arrival_time=arrival.arrival_time,
+        priority=arrival.priority,
+        block_hasher=hasher,
+    )
+
+
+class FakeModel:
+    """Answers a SchedulerOutput with made-up tokens, like a model runner would."""
+
+    def __init__(self) -> None:
+        self._num_tokens: dict[str, int] = {}
+        self._prefill_end: dict[str, int] = {}
+
+    def run(self, scheduler: Any, output: Any) -> ModelRunnerOutput:
+        """The output of a step. Called when the step was scheduled, before the next one is."""
+        request_ids, tokens = [], []
+        for request_id in output.num_scheduled_tokens:
+            request = scheduler.requests[request_id]
+            request_ids.append(request_id)
+            if request.is_prefill_chunk:
+                tokens.append([])
+                continue
+            position = request.num_computed_tokens
+            tokens.append([made_up_token(f"{request_id}:{position}")])
+        return ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+
+def drive(
+    scheduler: Any, config: EngineConfig, arrivals: list[Arrival], *, depth: int = 1, max_steps: int = 10_000
+) -> int:
+    """Run a workload to its end as EngineCore does.
+
+    Args:
+        scheduler: From ``make_scheduler``.
+        config: What it was made with.
+        arrivals: The requests.
+        depth: Steps under way at a time: 1, or 2 with asynchronous scheduling.
+        max_steps: Steps at most.
+
+    Returns:
+        Steps taken.
+    """
+    pending = deque(sorted(arrivals, key=lambda arrival: arrival.arrival_step))
+    aborts = [(arrival.abort_step, arrival.request_id) for arrival in arrivals if arrival.abort_step is not None]
+    model, under_way = FakeModel(), deque()
+    step = num_idle = 0
+    while (pending or scheduler.has_unfinished_requests() or under_way) and step < max_steps:
+        while pending and pending[0].arrival_step <= step:
+            scheduler.add_request(make_request(pending.popleft(), config))
+        for abort_step, request_id in aborts:
+            if abort_step == step:
+                scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        output = scheduler.schedule()
+        step += 1
+        under_way.append((output, model.run(scheduler, output)))
+        num_idle = 0 if output.total_num_scheduled_tokens else num_idle + 1
+        while len(under_way) >= depth or (under_way and not output.total_num_scheduled_tokens):
+            scheduler.update_from_output(*under_way.popleft())
+        if num_idle >= STUCK_AFTER and not pending:
+            break
+    while under_way:
+        scheduler.update_from_output(*under_way.popleft())
+    return step

@@ -1,0 +1,100 @@
+"""The writer's process: reads messages from standard input until it ends, and writes them as a trace.
+
+Its standard output carries one line, when the recording cannot go on: the reason. The engine's process reads it when
+it finds the pipe closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+from workbench.integrations.recorder.assembler import Assembler
+from workbench.integrations.recorder.messages import Message, Setup, unpack
+from workbench.integrations.recorder.trace_files import MIB, TraceFiles
+from workbench.trace.records import TraceMeta
+
+READ_BYTES = 2**20
+
+FLUSH_SECONDS = 0.5
+"""Longest time a record stays out of the file while messages keep coming; the last one is written at once."""
+
+
+class Recording:
+    """The files of one recording and what makes their lines."""
+
+    def __init__(self, setup: Setup) -> None:
+        settings = setup.settings
+        meta = TraceMeta(
+            source=setup.source,
+            config=setup.config,
+            model=setup.model,
+            versions=setup.versions,
+            created=setup.created,
+        )
+        self._files = TraceFiles(
+            settings.folder,
+            setup.file_prefix,
+            meta,
+            gzip=settings.gzip,
+            max_file_bytes=settings.max_file_mb * MIB,
+            max_files=settings.max_files,
+        )
+        self._assembler = Assembler(setup.config, samples=setup.samples, max_waiting=settings.max_waiting)
+        self._flushed_at = 0.0
+
+    def take(self, message: Message, *, more_to_come: bool) -> None:
+        """Write what a message completes."""
+        for line in self._assembler.take(message):
+            now = time.monotonic()
+            flush = not more_to_come or now - self._flushed_at > FLUSH_SECONDS
+            self._files.write(line, flush=flush)
+            if flush:
+                self._flushed_at = now
+
+    def close(self) -> None:
+        """End the last file."""
+        self._files.close()
+
+
+def read_messages(descriptor: int) -> Iterator[tuple[Message, bool]]:
+    """Messages until the other end closes, each with whether another one is here already."""
+    buffer = bytearray()
+    while data := os.read(descriptor, READ_BYTES):
+        buffer += data
+        messages = list(unpack(buffer))
+        for index, message in enumerate(messages):
+            is_last = index == len(messages) - 1
+            yield message, not is_last or bool(buffer) or bool(select.select([descriptor], [], [], 0)[0])
+
+
+def main() -> int:
+    """Record until standard input ends.
+
+    Returns:
+        Exit status: 0, or 1 when the recording could not go on.
+    """
+    # The engine's end of the pipe says when it is over; a signal to the whole group must not cut the file.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    recording = None
+    try:
+        for message, more_to_come in read_messages(sys.stdin.fileno()):
+            if isinstance(message, Setup):
+                recording = Recording(message)
+            elif recording is not None:
+                recording.take(message, more_to_come=more_to_come)
+        if recording is not None:
+            recording.close()
+    except Exception as problem:
+        print(f"{type(problem).__name__}: {problem}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

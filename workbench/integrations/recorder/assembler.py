@@ -1,0 +1,280 @@
+"""Makes the records of a trace from an engine's messages.
+
+Messages come in the order in which things happened; records are in the order of the steps. With asynchronous
+scheduling the two differ: step k + 1 is scheduled before the output of step k is there. A record therefore tells of
+
+- the requests that were preempted or aborted before its step was scheduled or while it was,
+- the queues, block tables and free blocks as its scheduling left them,
+- the tokens that its own output brought,
+- the requests that ended while it was the newest step: with asynchronous scheduling a request keeps its seat and its
+  blocks one step longer than it needs them, and may have a chunk in that step whose output nobody wants.
+
+With synchronous scheduling that is the record which Workbench's own engine makes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from workbench.integrations.recorder.messages import Admission, Arrival, End, Message, Preemption, Schedule, Update
+from workbench.integrations.recorder.queues import LiveRequest, Queues
+from workbench.trace.records import Arm, Chunk, LimitedBy, RequestInfo, StepRecord
+
+_UNLIMITED = 2**62
+
+
+class _OpenStep:
+    """A step that was scheduled and whose output is still to come."""
+
+    def __init__(self, message: Schedule) -> None:
+        self.message = message
+        self.chunks: list[tuple[LiveRequest, Chunk]] = []
+        self.fields: dict[str, object] = {}
+        self.finish_reasons: dict[str, str] = {}
+
+
+class Assembler:
+    """Turns messages into the lines of a trace.
+
+    Args:
+        config: The engine's configuration; ``block_size`` and the limits that explain decisions are read.
+        samples: Requests sample tokens; False for pooling models.
+        max_waiting: Waiting requests named in a record at most.
+
+    Example:
+        >>> assembler = Assembler({"block_size": 16})
+        >>> [info] = assembler.take(Arrival("a", 3, 8, 0, 0.0, 0.0))
+        >>> list(assembler.take(Schedule(0, 0.0, 0.0, {"a": 3}, [Admission("a", 0, 3, [1])], [], [], 99)))
+        []
+        >>> [record] = assembler.take(Update(0, 0.0, 0.0, 99))
+        >>> record.chunks[0].arm, record.running, record.block_tables if record.has_block_tables else None
+        ('new_final', ('a',), None)
+    """
+
+    def __init__(self, config: dict[str, object], *, samples: bool = True, max_waiting: int = 512) -> None:
+        self._block_size = int(config.get("block_size") or 16)
+        self._token_budget = int(config.get("max_num_scheduled_tokens") or config.get("max_num_batched_tokens") or 0)
+        self._max_batched = int(config.get("max_num_batched_tokens") or 0)
+        self._max_running = int(config.get("max_num_active_seqs") or config.get("max_num_seqs") or _UNLIMITED)
+        self._max_model_len = int(config.get("max_model_len") or _UNLIMITED)
+        self._threshold = int(config.get("long_prefill_token_threshold") or 0)
+        self._adaptive = bool(config.get("long_prefill_token_threshold_adaptive"))
+        self._caches_prefixes = bool(config.get("enable_prefix_caching"))
+        self._samples = samples
+        self._queues = Queues(by_priority=config.get("policy") == "priority", max_waiting=max_waiting)
+        self._open: deque[_OpenStep] = deque()
+        self._next_step = 0
+        self._arrived: list[str] = []
+        self._aborted: list[str] = []
+        self._preempted: dict[str, str] = {}
+        self._unscheduled: dict[str, tuple[int, ...]] = {}
+        self._ended_in_update: dict[str, str] = {}
+
+    def take(self, message: Message) -> Iterator[RequestInfo | StepRecord]:
+        """Take the next message.
+
+        Yields:
+            A RequestInfo for an arrival, a StepRecord when a step is complete, nothing otherwise.
+
+        Raises:
+            KeyError: The message names a request that has not arrived.
+        """
+        if isinstance(message, Update):
+            yield self._update(message)
+        elif isinstance(message, Schedule):
+            self._schedule(message)
+        elif isinstance(message, Arrival):
+            yield self._arrive(message)
+        elif isinstance(message, Preemption):
+            self._preempt(message)
+        elif isinstance(message, End):
+            self._end(message)
+
+    def _arrive(self, message: Arrival) -> RequestInfo:
+        self._queues.arrive(message)
+        self._arrived.append(message.request_id)
+        return RequestInfo(
+            request_id=message.request_id,
+            num_prompt_tokens=max(1, message.num_prompt_tokens),
+            prompt_token_ids=tuple(message.prompt_token_ids),
+            max_tokens=message.max_tokens,
+            arrival_step=self._next_step,
+            arrival_time=max(0.0, message.time),
+            priority=message.priority,
+        )
+
+    def _preempt(self, message: Preemption) -> None:
+        request = self._queues.preempt(message.request_id)
+        gained = message.block_ids[len(request.block_table) :]
+        if gained:
+            self._unscheduled[message.request_id] = tuple(gained)
+        self._preempted[message.request_id] = message.reason
+        request.lose_blocks()
+
+    def _end(self, message: End) -> None:
+        self._queues.remove(message.request_id)
+        newest = self._open[-1] if self._open else None
+        if message.in_update and newest is not None:
+            self._ended_in_update[message.request_id] = message.reason
+            newest.finish_reasons[message.request_id] = message.reason
+        else:
+            self._aborted.append(message.request_id)
+
+    # -- scheduling ------------------------------------------------------------------------------------------
+
+    def _schedule(self, message: Schedule) -> None:
+        step = _OpenStep(message)
+        cap = self._long_prefill_cap(len(self._queues))
+        admitted, resumed, published = [], [], []
+        admissions = {admission.request_id: admission for admission in message.admissions}
+        others = zip(message.num_computed_tokens, message.new_block_ids, strict=True)
+        for request_id, num_tokens in message.num_scheduled_tokens.items():
+            admission = admissions.get(request_id)
+            if admission is not None:
+                request = self._queues.admit(request_id)
+                (resumed if request.was_preempted else admitted).append(request_id)
+                start, new_block_ids = request.begin_prefill(admission), admission.block_ids
+            else:
+                request = self._queues.live[request_id]
+                start, new_block_ids = next(others)
+                request.block_table.extend(new_block_ids or ())
+            step.chunks.append((request, self._chunk(request, start, num_tokens, new_block_ids, admission, cap)))
+            if self._caches_prefixes:
+                first, last = start // self._block_size, (start + num_tokens) // self._block_size
+                published.extend(request.block_table[first:last])
+        if message.running is not None:
+            self._queues.replace(message.running, message.waiting or [])
+        step.fields = {
+            "step": message.step,
+            "time": message.started,
+            "arrived": tuple(self._arrived),
+            "admitted": tuple(admitted),
+            "resumed": tuple(resumed),
+            "preempted": tuple(self._preempted),
+            "aborted": tuple(self._aborted),
+            "running": self._queues.running_ids(),
+            "waiting": self._queues.waiting_ids(),
+            "preempt_reasons": self._preempted,
+            "unscheduled_block_ids": self._unscheduled,
+            "free_blocks": message.free_blocks,
+            "cached_block_ids": tuple(published),
+            "token_budget": self._token_budget,
+            "long_prefill_cap": cap,
+            **self._explain_waiting(message),
+        }
+        self._arrived, self._aborted, self._preempted, self._unscheduled = [], [], {}, {}
+        self._next_step = message.step + 1
+        self._open.append(step)
+
+    def _long_prefill_cap(self, num_requests: int) -> int:
+        """Tokens of one request in a step at most, by vLLM's rule; 0 for no cap."""
+        if self._threshold == 0 or num_requests <= 1:
+            return 0
+        return max(self._threshold, self._max_batched // num_requests) if self._adaptive else self._threshold
+
+    def _chunk(
+        self,
+        request: LiveRequest,
+        start: int,
+        num_tokens: int,
+        new_block_ids: Sequence[int] | None,
+        admission: Admission | None,
+        cap: int,
+    ) -> Chunk:
+        """The chunk without its sampled token, and the request moved on."""
+        end = start + num_tokens
+        is_partial = end < request.prefill_end
+        arm: Arm
+        if is_partial:
+            arm = "intermediate"
+        elif start >= request.prefill_end:
+            arm = "decode"
+        else:
+            arm = "new_final" if admission is not None and not request.was_preempted else "cached_final"
+        limited_by: LimitedBy = "complete"
+        if is_partial:
+            limited_by = "long_prefill_token_threshold" if num_tokens == cap else "token_budget"
+            if end >= self._max_model_len - 1:
+                limited_by = "max_model_len"
+        num_recomputed = max(0, min(end, request.num_kv_lost) - start)
+        request.num_kv_computed = end
+        return Chunk(
+            request.request_id,
+            start,
+            num_tokens,
+            is_partial,
+            arm,
+            None,
+            limited_by,
+            tuple(new_block_ids or ()),
+            start if admission is not None else 0,
+            num_recomputed,
+        )
+
+    def _explain_waiting(self, message: Schedule) -> dict[str, object]:
+        """Why requests wait, as far as it can be known from outside the engine."""
+        if not self._queues.num_waiting:
+            return {}
+        if self._preempted:
+            return {
+                "waiting_reason": f"{', '.join(self._preempted)} preempted in this step: nobody is admitted",
+                "passed_over": {
+                    request_id: f"preempted in this step: {reason}" for request_id, reason in self._preempted.items()
+                },
+            }
+        num_tokens = sum(message.num_scheduled_tokens.values())
+        if num_tokens >= self._token_budget > 0:
+            return {"waiting_reason": f"token budget used up ({num_tokens} of {self._token_budget})"}
+        if self._queues.num_running >= self._max_running:
+            return {"waiting_reason": f"max_num_seqs reached ({self._max_running})"}
+        return {"waiting_reason": f"not admitted by the engine, with {message.free_blocks} KV blocks free"}
+
+    # -- after the forward pass ------------------------------------------------------------------------------
+
+    def _update(self, message: Update) -> StepRecord:
+        step = self._open.popleft()
+        if step.message.step != message.step:
+            raise ValueError(f"the output of step {message.step} came, expected was step {step.message.step}'s")
+        tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
+        chunks = tuple([self._with_token(request, chunk, tokens) for request, chunk in step.chunks])
+        # Ended now, while a newer step was scheduled already: the end is that one's.
+        finished = step.finish_reasons
+        self._ended_in_update = {}
+        scheduled = step.message
+        forward = message.started - scheduled.started - scheduled.seconds
+        return StepRecord(
+            chunks=chunks,
+            finished=tuple(finished),
+            finish_reasons=finished,
+            free_blocks_end=message.free_blocks,
+            timings={"schedule": scheduled.seconds, "forward": max(0.0, forward), "update": message.seconds},
+            **step.fields,
+        )
+
+    def _with_token(self, request: LiveRequest, chunk: Chunk, tokens: dict[str, list[int]] | None) -> Chunk:
+        if chunk.is_partial_prefill or not self._samples:
+            return chunk
+        request_id = chunk.request_id
+        if self._queues.live.get(request_id) is not request:
+            # It has ended. With this very output, or before it was there, so that nobody wanted it?
+            if self._ended_in_update.get(request_id, "abort") in ("abort", "error"):
+                return chunk
+        token = 0
+        if tokens is not None:
+            given = tokens.get(request_id)
+            if not given:
+                return chunk
+            token = given[-1]
+        return Chunk(
+            request_id,
+            chunk.start,
+            chunk.num_tokens,
+            False,
+            chunk.arm,
+            token,
+            chunk.limited_by,
+            chunk.new_block_ids,
+            chunk.num_cached_tokens,
+            chunk.num_recomputed_tokens,
+        )

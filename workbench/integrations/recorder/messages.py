@@ -1,0 +1,175 @@
+"""What the engine's process tells the writer's: plain facts, packed by msgspec in C, one message after another.
+
+A message is four bytes of length (little endian) and MessagePack. Times are seconds of the engine's own clock since
+the recording began. Nothing here is a file format: both ends are of the same version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from workbench.integrations.recorder.settings import RecordingSettings
+
+LENGTH_BYTES = 4
+
+
+class Setup(msgspec.Struct, array_like=True, tag="setup"):
+    """The first message: where to write, and the facts of the trace's first line.
+
+    Attributes:
+        settings: Settings of the recording.
+        file_prefix: Names of the recording's files begin with it.
+        source: The engine's name and version.
+        config: Its configuration by field name.
+        model: Facts about the model by name.
+        versions: Versions of the software involved.
+        created: Wall-clock time, seconds since the epoch.
+        samples: Requests sample tokens; False for pooling models.
+    """
+
+    settings: RecordingSettings
+    file_prefix: str
+    source: str
+    config: dict[str, Any]
+    model: dict[str, Any]
+    versions: dict[str, str]
+    created: float
+    samples: bool = True
+
+
+class Arrival(msgspec.Struct, array_like=True, tag="arrival"):
+    """A request was added. ``queue_time`` decides between equal priorities; it may be of another clock."""
+
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    time: float
+    queue_time: float
+    prompt_token_ids: list[int] = []
+
+
+class Preemption(msgspec.Struct, array_like=True, tag="preemption"):
+    """A running request is about to lose its blocks: all those it holds, in logical order."""
+
+    request_id: str
+    block_ids: list[int]
+    reason: str
+
+
+class End(msgspec.Struct, array_like=True, tag="end"):
+    """A request has ended.
+
+    Attributes:
+        request_id: The request.
+        reason: "stop", "length", "abort", "error" or another word of the engine's.
+        in_update: It ended while a step's output was processed, and not between two steps.
+    """
+
+    request_id: str
+    reason: str
+    in_update: bool
+
+
+class Admission(msgspec.Struct, array_like=True, gc=False):
+    """A request that left the waiting queue in a step.
+
+    Attributes:
+        request_id: The request.
+        num_computed_tokens: Tokens whose KV was found, before the step.
+        num_tokens: Tokens known of it; its prefill ends there.
+        block_ids: Its whole block table after scheduling.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_tokens: int
+    block_ids: list[int]
+
+
+class Schedule(msgspec.Struct, array_like=True, tag="schedule"):
+    """What one call of ``schedule()`` decided.
+
+    Attributes:
+        step: Index of the step.
+        started: When it was called.
+        seconds: How long it took.
+        num_scheduled_tokens: Tokens by request, in scheduling order.
+        admissions: Requests that left the waiting queue.
+        num_computed_tokens: Of every other scheduled request, in order, its progress before the step.
+        new_block_ids: Of the same requests, the blocks they were given, or None.
+        free_blocks: Free KV blocks now.
+        running: Running requests now, where the receiver shall not work them out by itself; None otherwise.
+        waiting: Waiting requests likewise.
+    """
+
+    step: int
+    started: float
+    seconds: float
+    num_scheduled_tokens: dict[str, int]
+    admissions: list[Admission]
+    num_computed_tokens: list[int]
+    new_block_ids: list[list[int] | None]
+    free_blocks: int
+    running: list[str] | None = None
+    waiting: list[str] | None = None
+
+
+class Update(msgspec.Struct, array_like=True, tag="update"):
+    """The output of a step was processed.
+
+    Attributes:
+        step: Index of the step.
+        started: When the processing began.
+        seconds: How long it took.
+        free_blocks: Free KV blocks now.
+        request_ids: Requests that ``token_ids`` belongs to, in its order; empty when it was left out.
+        token_ids: The tokens each request was given; where token ids are not recorded, zeros.
+    """
+
+    step: int
+    started: float
+    seconds: float
+    free_blocks: int
+    request_ids: list[str] = []
+    token_ids: list[list[int]] = []
+
+
+Message = Setup | Arrival | Preemption | End | Schedule | Update
+
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy or torch as Python's own."""
+    to_list = getattr(value, "tolist", None)
+    return to_list() if to_list is not None else str(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def pack(message: Message, buffer: bytearray) -> None:
+    """Append a message to a buffer."""
+    data = _encoder.encode(message)
+    buffer += len(data).to_bytes(LENGTH_BYTES, "little")
+    buffer += data
+
+
+def unpack(buffer: bytearray) -> Iterator[Message]:
+    """Take all complete messages from the front of a buffer."""
+    begin = 0
+    try:
+        while len(buffer) - begin >= LENGTH_BYTES:
+            body = begin + LENGTH_BYTES
+            end = body + int.from_bytes(buffer[begin:body], "little")
+            if end > len(buffer):
+                break
+            message = _decoder.decode(memoryview(buffer)[body:end].tobytes())
+            begin = end
+            yield message
+    finally:
+        del buffer[:begin]

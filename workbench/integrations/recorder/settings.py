@@ -1,0 +1,62 @@
+"""What a recording writes and where, from environment variables: a scheduler class takes no options of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+_MAX_SETTING = 2**31 - 1
+
+
+class RecordingSettings(msgspec.Struct, frozen=True):
+    """Settings of a recording. ``from_environment`` names the variables.
+
+    Attributes:
+        folder: Where the files go; made when it is not there.
+        token_ids: Record prompt and output token ids. Off, a recording holds nothing of what was said.
+        max_file_mb: A file that has reached this size (MiB) is followed by another.
+        max_files: Files kept; the oldest of this recording goes when there is one more. 0 keeps all.
+        gzip: Write .jsonl.gz instead of .jsonl.
+        max_waiting: Waiting requests named in a record, from the head of the queue.
+    """
+
+    folder: str = "workbench-traces"
+    token_ids: bool = False
+    max_file_mb: int = 256
+    max_files: int = 8
+    gzip: bool = True
+    max_waiting: int = 512
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RecordingSettings:
+        """Read WORKBENCH_TRACE_DIR, _TOKENS, _MAX_MB, _MAX_FILES, _GZIP and _MAX_WAITING.
+
+        Raises:
+            ValueError: A variable has a value that it cannot have; the message names it and what it may be.
+        """
+
+        def number(name: str, default: int, low: int) -> int:
+            text = environ.get(name, "")
+            if not text:
+                return default
+            if not (text.isascii() and text.isdigit()) or not low <= int(text) <= _MAX_SETTING:
+                raise ValueError(f"{name}={text!r} must be an integer from {low} to {_MAX_SETTING}")
+            return int(text)
+
+        def switch(name: str, default: bool) -> bool:
+            text = environ.get(name, "")
+            if text not in ("", "0", "1"):
+                raise ValueError(f"{name}={text!r} must be 0 or 1")
+            return text == "1" if text else default
+
+        default = cls()
+        return cls(
+            folder=os.path.abspath(environ.get("WORKBENCH_TRACE_DIR") or default.folder),
+            token_ids=switch("WORKBENCH_TRACE_TOKENS", default.token_ids),
+            max_file_mb=number("WORKBENCH_TRACE_MAX_MB", default.max_file_mb, 1),
+            max_files=number("WORKBENCH_TRACE_MAX_FILES", default.max_files, 0),
+            gzip=switch("WORKBENCH_TRACE_GZIP", default.gzip),
+            max_waiting=number("WORKBENCH_TRACE_MAX_WAITING", default.max_waiting, 0),
+        )

@@ -1,0 +1,116 @@
+"""The files of a recording: each is a trace of its own, the next one begins where the last one ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from workbench.trace.checks import block_size_of, num_blocks_of
+from workbench.trace.file import TraceWriter
+from workbench.trace.pool_state import PoolReplay
+from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
+
+MIB = 2**20
+
+
+class TraceFiles:
+    """Writes a trace to files that follow one another by size.
+
+    A file after the first begins with the requests that are alive and with a keyframe, so that it can be read
+    without the ones before it.
+
+    Args:
+        folder: Where the files go; made when it is not there.
+        prefix: Their names are ``{prefix}-00000.jsonl``, ``-00001`` and so on.
+        meta: Their first line.
+        gzip: Write .jsonl.gz.
+        max_file_bytes: A file of this size or more is followed by another.
+        max_files: Files kept; 0 keeps all.
+
+    Raises:
+        OSError: A file cannot be written.
+        TraceError: The configuration in ``meta`` has no sensible block_size or num_blocks.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        prefix: str,
+        meta: TraceMeta,
+        *,
+        gzip: bool = True,
+        max_file_bytes: int = 256 * MIB,
+        max_files: int = 8,
+    ) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._prefix = prefix
+        self._suffix = ".jsonl.gz" if gzip else ".jsonl"
+        self._meta = meta
+        self._max_file_bytes = max_file_bytes
+        self._max_files = max_files
+        self._pool = PoolReplay(block_size_of(meta), range(1, num_blocks_of(meta) or 1))
+        self._live: dict[str, RequestInfo] = {}
+        self._num_kv_computed: dict[str, int] = {}
+        self._in_file: set[str] = set()
+        self._num_files = 0
+        self._kept: deque[Path] = deque()
+        self._writer = self._open_next()
+
+    def write(self, line: RequestInfo | StepRecord, *, flush: bool = True) -> None:
+        """Append a line; after a step the next file may begin.
+
+        Args:
+            line: The record.
+            flush: Hand it to the operating system at once.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if isinstance(line, RequestInfo):
+            self._live[line.request_id] = line
+            if line.request_id not in self._in_file:  # an engine may use the id of a request that has ended again
+                self._in_file.add(line.request_id)
+                self._writer.write(line, flush=flush)
+            return
+        self._writer.write(line, flush=flush)
+        self._follow(line)
+        if flush and self._writer.path.stat().st_size >= self._max_file_bytes:
+            self._writer.close()
+            self._writer = self._open_next(line.step + 1)
+
+    def close(self) -> None:
+        """Write the end line and close.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._writer.close()
+
+    def _follow(self, record: StepRecord) -> None:
+        """Keep what a keyframe needs."""
+        self._pool.schedule(record)
+        self._pool.finish(record)
+        for request_id in record.preempted:
+            self._num_kv_computed.pop(request_id, None)
+        for chunk in record.chunks:
+            self._num_kv_computed[chunk.request_id] = chunk.end
+        for request_id in (*record.finished, *record.aborted):
+            self._live.pop(request_id, None)
+            self._num_kv_computed.pop(request_id, None)
+
+    def _open_next(self, step: int | None = None) -> TraceWriter:
+        path = self._folder / f"{self._prefix}-{self._num_files:05d}{self._suffix}"
+        self._num_files += 1
+        self._kept.append(path)
+        if self._max_files and len(self._kept) > self._max_files:
+            self._kept.popleft().unlink(missing_ok=True)
+        writer = TraceWriter(path, self._meta)
+        self._in_file = set(self._live)
+        for info in self._live.values():
+            writer.write(info, flush=False)
+        if step is not None:
+            tables = {request_id: tuple(table) for request_id, table in self._pool.tables.items()}
+            computed = {request_id: self._num_kv_computed.get(request_id, 0) for request_id in tables}
+            writer.write(Keyframe(step, tables, computed, tuple(self._pool.free), tuple(sorted(self._pool.cached))))
+        return writer

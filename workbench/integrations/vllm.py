@@ -1,0 +1,198 @@
+"""Record a running vLLM: give ``vllm serve`` one of these as its ``--scheduler-cls``.
+
+    vllm serve MODEL --scheduler-cls workbench.integrations.vllm.AsyncRecordingScheduler
+    vllm serve MODEL --no-async-scheduling --scheduler-cls workbench.integrations.vllm.RecordingScheduler
+
+They are vLLM's own schedulers and decide what those decide; beside that every step is written to a trace file
+(`workbench.integrations.recorder`). Nothing that goes wrong with the recording reaches the server. Environment
+variables say what is recorded and where: see `RecordingSettings`.
+
+vLLM is imported when one of the classes is first asked for. Made for and tested with vLLM 0.33.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from workbench.integrations.recorder.messages import Setup
+from workbench.integrations.recorder.recorder import SchedulerRecorder
+from workbench.integrations.recorder.settings import RecordingSettings
+
+# A child of vLLM's own logger, so that its handlers and format apply.
+log = logging.getLogger("vllm.workbench")
+
+_HOOKS = ("_preempt_request", "_free_request", "update_from_output", "schedule", "add_request")
+
+_serial = itertools.count()  # tells recordings of one process apart
+
+_SCHEDULERS = {
+    "RecordingScheduler": ("vllm.v1.core.sched.scheduler", "Scheduler"),
+    "AsyncRecordingScheduler": ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
+}
+
+
+class RecordsSteps:
+    """Put before a V1 scheduler class, records what it does. ``recording_class`` puts it there.
+
+    Attributes:
+        recorder: The recording.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder = SchedulerRecorder(self, functools.partial(describe_vllm, self), log)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's ``schedule``, recorded."""
+        return self.recorder.schedule(super().schedule, args, kwargs)
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM's ``update_from_output``, recorded."""
+        return self.recorder.update(super().update_from_output, args, kwargs)
+
+    def add_request(self, request: Any) -> None:
+        """vLLM's ``add_request``, recorded."""
+        is_new = request.request_id not in self.requests
+        super().add_request(request)
+        if is_new:  # otherwise more input of a streaming session
+            self.recorder.request_added(request)
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.recorder.request_preempted(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.recorder.request_ended(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """vLLM's ``shutdown``; the recording is complete when it returns."""
+        super().shutdown()
+        self.recorder.close()
+
+
+def recording_class(name: str, base: type) -> type:
+    """A scheduler class that records.
+
+    Args:
+        name: Name of the new class.
+        base: vLLM's scheduler, or a class with its interface.
+    """
+    members = {"__module__": __name__, "__doc__": f"vLLM's {base.__name__} with a recording of every step."}
+    return type(name, (RecordsSteps, base), members)
+
+
+def __getattr__(name: str) -> Any:
+    """Make RecordingScheduler or AsyncRecordingScheduler when it is first asked for."""
+    if name not in _SCHEDULERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    module, base = _SCHEDULERS[name]
+    made = recording_class(name, getattr(importlib.import_module(module), base))
+    globals()[name] = made
+    return made
+
+
+def __dir__() -> list[str]:
+    """Public names, for tab completion."""
+    return sorted([*_SCHEDULERS, "RecordsSteps", "recording_class", "describe_vllm"])
+
+
+# -- the first line of the trace -----------------------------------------------------------------------------
+
+
+def describe_vllm(scheduler: Any) -> Setup:
+    """The facts of a vLLM that a trace begins with.
+
+    Args:
+        scheduler: A V1 scheduler that is ready to run.
+
+    Raises:
+        ValueError: An environment variable is wrong, or this vLLM's scheduler lacks a method that is recorded.
+    """
+    settings = RecordingSettings.from_environment()
+    if missing := [hook for hook in _HOOKS if not hasattr(scheduler, hook)]:
+        raise ValueError(f"this vLLM's scheduler has no {', '.join(missing)}: recording is made for vLLM 0.33")
+    version = _vllm_version()
+    created = time.time()
+    rank = getattr(scheduler.parallel_config, "data_parallel_index", 0)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(created))
+    return Setup(
+        settings=settings,
+        file_prefix=f"vllm-{stamp}-{socket.gethostname()}-rank{rank}-{os.getpid()}-{next(_serial)}",
+        source=f"vllm {version}",
+        config=_config(scheduler, settings),
+        model=_model(scheduler),
+        versions={"vllm": version},
+        created=created,
+        samples=getattr(scheduler, "num_sampled_tokens_per_step", 1) > 0,
+    )
+
+
+def _vllm_version() -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _kv_cache_group(scheduler: Any) -> int:
+    """The KV cache group whose block tables are recorded: the first one of full attention, else the first."""
+    for index, group in enumerate(scheduler.kv_cache_config.kv_cache_groups):
+        if "FullAttention" in type(group.kv_cache_spec).__name__:
+            return index
+    return 0
+
+
+def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
+    """The configuration under the names of EngineConfig where there is one, else under vLLM's."""
+    limits, cache, parallel = scheduler.scheduler_config, scheduler.cache_config, scheduler.parallel_config
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    names = (
+        "max_num_batched_tokens",
+        "max_num_scheduled_tokens",
+        "max_num_seqs",
+        "max_num_active_seqs",
+        "policy",
+        "watermark",
+        "scheduler_reserve_full_isl",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "enable_chunked_prefill",
+        "async_scheduling",
+        "prefill_schedule_interval",
+    )
+    config = {name: getattr(limits, name) for name in names if getattr(limits, name, None) is not None}
+    block_size = groups[_kv_cache_group(scheduler)].kv_cache_spec.block_size if groups else scheduler.block_size
+    # With decode context parallelism a block of the table holds block_size tokens on each rank.
+    context_parallel = getattr(parallel, "decode_context_parallel_size", 1)
+    return config | {
+        "block_size": block_size * context_parallel,
+        "num_blocks": cache.num_gpu_blocks,
+        "max_model_len": scheduler.max_model_len,
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "tensor_parallel_size": getattr(parallel, "tensor_parallel_size", 1),
+        "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
+        "data_parallel_size": getattr(parallel, "data_parallel_size", 1),
+        "num_spec_tokens": getattr(scheduler, "num_spec_tokens", 0),
+        "token_ids_recorded": settings.token_ids,
+    }
+
+
+def _model(scheduler: Any) -> dict[str, Any]:
+    model = scheduler.vllm_config.model_config
+    return {
+        "name": str(getattr(model, "served_model_name", None) or getattr(model, "model", "")),
+        "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
+        "num_kv_cache_groups": len(scheduler.kv_cache_config.kv_cache_groups),
+        "kv_cache_group": _kv_cache_group(scheduler),
+    }
