@@ -200,8 +200,24 @@ def test_commands_reach_the_engine_and_its_refusals_the_view():
     feed.handle({"name": "add_request", "args": {"prompt": "hello", "max_tokens": 3}})
     feed.handle({"name": "abort", "args": {"request_id": "r1"}})
     assert controller.added == [("hello", {"max_tokens": 3})] and controller.aborted == ["r1"]
-    assert feed.status() == {"live": True, "state": "paused", "name": "replay", "message": ""}
+    status = feed.status()
+    assert (status["live"], status["state"], status["name"], status["message"]) == (True, "paused", "replay", "")
     feed.handle({"name": "add_request", "args": {"prompt": ""}})
     assert feed.status()["message"] == "prompt must not be empty"
     feed.handle({"name": "add_request", "args": {"prompt": "again"}})
     assert feed.status()["message"] == ""
+
+
+def test_a_slice_begins_where_its_steps_begin():
+    whole = random_trace(5, num_requests=14)
+    part = whole[len(whole) // 2 :]
+    header, arrays = decode_packet(Feed(part).next_packet())
+    start = header["facts"]["start"]
+    assert header["facts"]["first_step"] == part[0].step and header["num_steps"] == len(part)
+    before = whole.pool_state(part[0].step - 1, "end")
+    assert {rid: tuple(table) for rid, table in start["tables"].items()} == before.block_tables
+    ended = {rid for record in whole[: part[0].step] for rid in record.finished}
+    assert set(start["over"]) == ended
+    first = int(arrays["num_pool_changes"][0])
+    owned = {b for b, state in zip(arrays["pool.block"][:first], arrays["pool.state"][:first]) if state == 3}
+    assert owned == set(np.flatnonzero(whole.pool_state(part[0].step).state == 3))

@@ -89,12 +89,12 @@ export class BlockTablesPanel extends CanvasPanel {
 
   clicked(hit) { this.view.toggleFocus(hit.request); }
 
-  describe() { return `${(this.rows || []).length} block tables at step ${this.cursor.step}`; }
+  describe() { return `${(this.rows || []).length} block tables at step ${this.store.label(this.cursor.step)}`; }
 
   tableTwin() {
     const { store, cursor } = this, chunks = store.numSteps ? store.chunks(cursor.step) : [];
     return {
-      caption: `Block tables at step ${cursor.step}`, headings: ["request", "blocks", "physical ids in logical order"],
+      caption: `Block tables at step ${store.label(cursor.step)}`, headings: ["request", "blocks", "physical ids in logical order"],
       rows: chunks.map((chunk) => {
         const blocks = store.blockTable(chunk.request, cursor.step);
         return [plain(chunk.request.id), blocks.length, blocks.join(" ")];

@@ -11,7 +11,7 @@ export class ComparePanel extends CanvasPanel {
   constructor(view) {
     super(view, { id: "compare", title: "Compare", hint: "a above and dark, b below and light", height: 200 });
     this.badge = h("span", { class: "wb-badge" });
-    this.jump = h("button", { class: "wb-button", onclick: () => this.cursor.seek(this.findings.first_divergence.step) }, "Go to the first divergence");
+    this.jump = h("button", { class: "wb-button", onclick: () => this.cursor.seek(this.findings.first_divergence.step - this.store.label(0)) }, "Go to the first divergence");
     this.words = h("p", { class: "wb-facts" });
     this.align = h("select", { class: "wb-button", "aria-label": "Align the two runs by", onchange: () => { this.stale.add("data"); this.view.requestFrame(); } },
       h("option", { value: "step" }, "aligned by step"), h("option", { value: "arrival" }, "aligned by arrival of the request"), h("option", { value: "time" }, "aligned by time"));
@@ -148,7 +148,7 @@ export class ComparePanel extends CanvasPanel {
     if (!pair) {
       if (this.timed || x < MARGIN.left || y > TOP + MIRROR) return null;
       const step = Math.floor(((x - MARGIN.left) / (this.width - 16 - MARGIN.left)) * this.end);
-      return step < this.store.numSteps ? { step, hover: { step }, lines: [`step ${step}`] } : null;
+      return step < this.store.numSteps ? { step, hover: { step }, lines: [`step ${this.store.label(step)}`] } : null;
     }
     const [a, b] = pair;
     const last = (request) => `${request.tokens.length} tokens, last chunk in step ${request.chunkSteps.at(-1) ?? "–"}`;

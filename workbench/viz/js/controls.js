@@ -87,7 +87,7 @@ export class Controls {
     setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
     const live = view.live, state = status.state || "recording";
     this.engine.hidden = !live;
-    const stopped = state === "paused" && status.stopped_by?.[0] === cursor.last ? `: ${plain(status.stopped_by[1], 40)}` : "";
+    const stopped = state === "paused" && status.stopped_by?.[0] === store.label(cursor.last) ? `: ${plain(status.stopped_by[1], 40)}` : "";
     setText(this.badge, live ? `live · ${state}${stopped}` : `${plain(store.facts.source || "recording", 30)} · recording`);
     this.badge.dataset.state = live ? state : "recording";
     this.run.disabled = state === "running";
@@ -102,8 +102,8 @@ export class Controls {
     this.slider.value = cursor.step;
     this.slider.disabled = store.numSteps < 2;
     const position = !store.numSteps ? "no steps yet" : cursor.scrubbed
-      ? (live ? `viewing ${formatNumber(cursor.step)}, engine at ${formatNumber(cursor.last)}` : `step ${formatNumber(cursor.step)} of ${formatNumber(cursor.last)}`)
-      : `step ${formatNumber(cursor.step)}`;
+      ? (live ? `viewing ${formatNumber(store.label(cursor.step))}, engine at ${formatNumber(store.label(cursor.last))}` : `step ${formatNumber(store.label(cursor.step))} of ${formatNumber(store.label(cursor.last))}`)
+      : `step ${formatNumber(store.label(cursor.step))}`;
     setText(this.position, position);
     this.live.hidden = cursor.follow || !store.numSteps;
     setText(this.live, live ? "Follow" : "Go to end");

@@ -130,7 +130,7 @@ class View {
       this.phaseBox.update(this.status);
       if (store.numSteps && this.said !== cursor.step) {
         this.said = cursor.step;
-        this.controls.say(`Step ${cursor.step}: ${store.value("prefill_tokens", cursor.step)} prefill and ${store.value("decode_tokens", cursor.step)} decode tokens`);
+        this.controls.say(`Step ${store.label(cursor.step)}: ${store.value("prefill_tokens", cursor.step)} prefill and ${store.value("decode_tokens", cursor.step)} decode tokens`);
       }
     }
     for (const panel of this.panels) panel.frame();

@@ -38,7 +38,7 @@ export class EventsPanel extends Panel {
     replace(this.rows, events.map((event) => {
       const { shape, colour } = theme.event(event.kind);
       return h("tr", { "data-step": event.step, class: event.step === cursor.step ? "wb-now" : null, onclick: () => cursor.seek(event.step) },
-        h("td", { class: "wb-number" }, event.step), h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })), h("td", {}, event.kind),
+        h("td", { class: "wb-number" }, store.label(event.step)), h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })), h("td", {}, event.kind),
         h("td", {}, h("bdi", {}, plain(event.request.id))), h("td", {}, h("bdi", {}, plain(event.reason, 160))));
     }));
   }
@@ -53,7 +53,7 @@ export class EventsPanel extends Panel {
   tableTwin() {
     return {
       caption: "Events up to the cursor, newest first", headings: ["step", "event", "request", "why"],
-      rows: this.collect().map((event) => ({ step: event.step, cells: [event.step, event.kind, plain(event.request.id), plain(event.reason, 160)] })), onclick: (row) => this.cursor.seek(row.step),
+      rows: this.collect().map((event) => ({ step: event.step, cells: [this.store.label(event.step), event.kind, plain(event.request.id), plain(event.reason, 160)] })), onclick: (row) => this.cursor.seek(row.step),
     };
   }
 }

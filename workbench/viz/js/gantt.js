@@ -241,13 +241,13 @@ export class GanttPanel extends CanvasPanel {
     if (last >= 0 && request.chunkSteps[last] === step) {
       const chunk = store.chunk(request.chunks[last]);
       hover.chunk = chunk.index;
-      lines.push(`step ${step}: ${chunk.decode ? "decode" : "prefill"}, ${formatNumber(chunk.n)} token${chunk.n > 1 ? "s" : ""}, KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`);
+      lines.push(`step ${store.label(step)}: ${chunk.decode ? "decode" : "prefill"}, ${formatNumber(chunk.n)} token${chunk.n > 1 ? "s" : ""}, KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`);
       lines.push(chunk.limitedBy === "complete" ? "all of its known tokens" : `limited by ${chunk.limitedBy.replaceAll("_", " ")}`);
       if (chunk.cached) lines.push(`${formatNumber(chunk.cached)} tokens found in the prefix cache`);
       if (chunk.recomputed) lines.push(`${formatNumber(chunk.recomputed)} tokens recomputed after a preemption`);
     } else {
       const state = store.stateOf(request, step);
-      lines.push(`step ${step}: ${state || "not here yet"}`);
+      lines.push(`step ${store.label(step)}: ${state || "not here yet"}`);
       if (state === "waiting" || state === "preempted") lines.push(plain(store.whyNot(request, step), 90));
     }
     return { hover, lines, step, request };
@@ -266,7 +266,7 @@ export class GanttPanel extends CanvasPanel {
     const { store, cursor } = this;
     this.layout();
     return {
-      caption: `Requests at step ${cursor.step}`, headings: ["request", "state", "chunk", "KV before", "KV after", "prompt", "why"],
+      caption: `Requests at step ${store.label(cursor.step)}`, headings: ["request", "state", "chunk", "KV before", "KV after", "prompt", "why"],
       rows: this.rows.map((request) => {
         const last = store.lastChunk(request, cursor.step), state = store.stateOf(request, cursor.step);
         const chunk = last >= 0 && request.chunkSteps[last] === cursor.step ? store.chunk(request.chunks[last]) : null;

@@ -118,7 +118,7 @@ export class MetricsPanel extends CanvasPanel {
     const step = new StepAxis(this.store, this.cursor, this.width).stepAt(x), metric = this.definitions?.[Math.floor((y - TOP) / ROW)];
     if (step < 0 || !metric) return null;
     const value = this.at(metric, step);
-    return { step, hover: { step }, lines: [`step ${formatNumber(step)}`, `${metric.name}: ${Number.isFinite(value) ? metric.write(value) : "none in this step"}`] };
+    return { step, hover: { step }, lines: [`step ${formatNumber(this.store.label(step))}`, `${metric.name}: ${Number.isFinite(value) ? metric.write(value) : "none in this step"}`] };
   }
 
   describe() {
@@ -129,8 +129,8 @@ export class MetricsPanel extends CanvasPanel {
     this.layout();
     const first = Math.max(0, Math.floor(this.cursor.range[0])), last = Math.min(this.store.numSteps, Math.ceil(this.cursor.range[1]), first + 500);
     return {
-      caption: `Steps ${first} to ${last - 1}`, headings: ["step", ...this.definitions.map((metric) => metric.name)], onclick: (row) => this.cursor.seek(row.step),
-      rows: Array.from({ length: Math.max(0, last - first) }, (_, i) => ({ step: first + i, cells: [first + i, ...this.definitions.map((metric) => { const v = this.at(metric, first + i); return Number.isFinite(v) ? metric.write(v) : "–"; })] })),
+      caption: `Steps ${this.store.label(first)} to ${this.store.label(last - 1)}`, headings: ["step", ...this.definitions.map((metric) => metric.name)], onclick: (row) => this.cursor.seek(row.step),
+      rows: Array.from({ length: Math.max(0, last - first) }, (_, i) => ({ step: first + i, cells: [this.store.label(first + i), ...this.definitions.map((metric) => { const v = this.at(metric, first + i); return Number.isFinite(v) ? metric.write(v) : "–"; })] })),
     };
   }
 }

@@ -245,13 +245,13 @@ export class PackedPanel extends CanvasPanel {
   clicked(hit) { this.cursor.select(hit.request.index); }
 
   describe() {
-    return `step ${this.cursor.step}, ${this.chunks.length} sequences, ${this.total} of ${this.budget} query rows`;
+    return `step ${this.store.label(this.cursor.step)}, ${this.chunks.length} sequences, ${this.total} of ${this.budget} query rows`;
   }
 
   tableTwin() {
     this.layout();
     return {
-      caption: `Packed batch of step ${this.cursor.step}`, headings: ["sequence", "request", "arm", "q from", "q to", "rows", "KV before", "KV after", "limited by", "sampled"],
+      caption: `Packed batch of step ${this.store.label(this.cursor.step)}`, headings: ["sequence", "request", "arm", "q from", "q to", "rows", "KV before", "KV after", "limited by", "sampled"],
       rows: this.chunks.map((c) => [c.seq, plain(c.request.id), c.arm, c.q0, c.q1, c.n, c.start, c.end, c.limitedBy, c.sampled >= 0 ? c.sampled : "–"]),
     };
   }

@@ -175,7 +175,7 @@ export class PoolPanel extends CanvasPanel {
       }
     }
     if (state === CACHED) lines.push(block === this.nextEvicted ? "the next cached block to be evicted" : "still found by the prefix cache");
-    if (pool.changed[block] >= 0) lines.push(`last changed in step ${pool.changed[block]}`);
+    if (pool.changed[block] >= 0) lines.push(`last changed in step ${store.label(pool.changed[block])}`);
     return { hover, lines, request: state === OWNED ? store.requests[pool.owner[block]] : undefined, block };
   }
 
@@ -195,6 +195,6 @@ export class PoolPanel extends CanvasPanel {
       if (pool.state[block] === FREE) continue;
       rows.push([block, STATES[pool.state[block]], pool.owner[block] >= 0 ? plain(store.requests[pool.owner[block]].id) : "–", pool.references[block], pool.changed[block]]);
     }
-    return { caption: `Blocks that are not free at step ${cursor.step}`, headings: ["block", "state", "first owner", "references", "last change"], rows };
+    return { caption: `Blocks that are not free at step ${store.label(cursor.step)}`, headings: ["block", "state", "first owner", "references", "last change"], rows };
   }
 }

@@ -55,7 +55,7 @@ export class ForkForm {
         const { name, value } = label.lastChild;
         if (value !== "" && Number(value) !== config[name]) changes[name] = Number(value);
       }
-      view.send("fork", { at_step: view.cursor.step, changes });
+      view.send("fork", { at_step: view.store.label(view.cursor.step), changes });
       this.element.hidden = true;
     } }, this.inputs, h("button", { class: "wb-button wb-primary", type: "submit" }, "Simulate")));
   }
@@ -63,7 +63,7 @@ export class ForkForm {
   open() {
     const { config } = this.view.store.facts;
     for (const label of this.inputs) label.lastChild.value = config[label.lastChild.name] ?? "";
-    this.where.textContent = `The same arrivals and sampled tokens, under another configuration from step ${this.view.cursor.step} on, simulated and shown beside the run.`;
+    this.where.textContent = `The same arrivals and sampled tokens, under another configuration from step ${this.view.store.label(this.view.cursor.step)} on, simulated and shown beside the run.`;
     this.element.hidden = false;
   }
 }

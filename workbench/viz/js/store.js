@@ -116,7 +116,20 @@ export class Store {
       };
       this.requests.push(request);
       this.byId.set(request.id, request);
+      this.placeAtStart(request);
     }
+  }
+
+  /** Where a request stood before the first step, in a trace that begins in the middle of a run. */
+  placeAtStart(request) {
+    const { start } = this.facts;
+    if (!start) return;
+    const table = start.tables[request.id];
+    if (table) {
+      request.tables.push({ step: 0, ids: [...table], lengths: [[0, table.length]] });
+      request.changes.push({ step: 0, state: "running" });
+    } else if (start.waiting.includes(request.id)) request.changes.push({ step: 0, state: "waiting" });
+    else if (start.over.includes(request.id)) request.changes.push({ step: -1, state: "finished" });
   }
 
   /** Derive, once per step, what every panel would otherwise search for. */
@@ -172,6 +185,11 @@ export class Store {
   /** A step column's value, such as value("token_budget", 12). */
   value(name, step) {
     return this.columns.get(name).data[step];
+  }
+
+  /** The number of a step in its run; steps are counted from 0 here, also in a trace that begins later. */
+  label(step) {
+    return step + (this.facts.first_step || 0);
   }
 
   duration(step) {
@@ -236,7 +254,7 @@ export class Store {
   /** "waiting" | "running" | "preempted" | "finished" | "aborted", or "" before the request has arrived. */
   stateOf(request, step) {
     const change = lastAtOrBefore(request.changes, step, (c) => c.step);
-    return change ? change.state : request.arrival_step <= step ? "waiting" : "";
+    return change ? change.state : request.arrival_step <= this.label(step) ? "waiting" : "";
   }
 
   /** Index into request.chunks of the last chunk at or before a step, -1 for none. */

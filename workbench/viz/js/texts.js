@@ -22,7 +22,7 @@ export class TextsPanel extends Panel {
       const step = event.target.dataset?.step;
       if (!card) return;
       this.cursor.setHover({ request: Number(card.dataset.request), step: step === undefined ? undefined : Number(step) });
-      if (step !== undefined) this.view.tooltip.show(event.clientX, event.clientY, [`token ${event.target.dataset.number} (id ${event.target.dataset.id})`, `made in step ${step}`]);
+      if (step !== undefined) this.view.tooltip.show(event.clientX, event.clientY, [`token ${event.target.dataset.number} (id ${event.target.dataset.id})`, `made in step ${this.store.label(Number(step))}`]);
       else this.view.tooltip.hide();
     });
     this.list.addEventListener("pointerleave", () => {
@@ -103,7 +103,7 @@ export class TextsPanel extends Panel {
   tableTwin() {
     const { store, cursor } = this;
     return {
-      caption: `Texts at step ${cursor.step}`, headings: ["request", "state", "tokens", "text"],
+      caption: `Texts at step ${store.label(cursor.step)}`, headings: ["request", "state", "tokens", "text"],
       rows: store.requests.filter((request) => store.stateOf(request, cursor.step)).map((request) => {
         const count = upperBound(request.tokens, cursor.step, (token) => token.step);
         return [plain(request.id), store.stateOf(request, cursor.step), count, request.tokens.slice(0, count).map((token) => token.text || `${token.id} `).join("")];

@@ -164,7 +164,7 @@ export class TimelinePanel extends CanvasPanel {
     for (const value of values) {
       const x = axis.byTime ? axis.x0 + ((value - axis.t0) / (axis.t1 - axis.t0)) * (axis.x1 - axis.x0) : axis.x(value);
       if (x > axis.x1) continue;
-      text(context, axis.byTime ? formatSeconds(value) : formatNumber(value), x, height - 6, colours.muted, { align: axis.byTime ? "left" : "left", font: SMALL });
+      text(context, axis.byTime ? formatSeconds(value) : formatNumber(this.store.label(value)), x, height - 6, colours.muted, { font: SMALL });
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
@@ -209,7 +209,7 @@ export class TimelinePanel extends CanvasPanel {
 
   summary(step) {
     const { store } = this, budget = store.value("token_budget", step), total = this.tokens(step);
-    const lines = [`step ${formatNumber(step)}`,
+    const lines = [`step ${formatNumber(store.label(step))}`,
       `${formatNumber(store.value("prefill_tokens", step))} prefill + ${formatNumber(store.value("decode_tokens", step))} decode = ${formatNumber(total)} of ${formatNumber(budget)} tokens`];
     const recomputed = store.value("recomputed_tokens", step);
     if (recomputed) lines.push(`${formatNumber(recomputed)} recomputed after a preemption`);
@@ -227,9 +227,9 @@ export class TimelinePanel extends CanvasPanel {
     const { store } = this, rows = [];
     const first = Math.max(0, Math.floor(this.cursor.range[0])), last = Math.min(store.numSteps, Math.ceil(this.cursor.range[1]), first + 500);
     for (let step = first; step < last; step++) {
-      rows.push({ step, cells: [step, store.value("prefill_tokens", step), store.value("decode_tokens", step), store.value("token_budget", step), store.value("num_running", step), store.value("num_waiting", step), store.value("free_blocks", step), store.timed() ? formatSeconds(store.duration(step)) : "–"] });
+      rows.push({ step, cells: [store.label(step), store.value("prefill_tokens", step), store.value("decode_tokens", step), store.value("token_budget", step), store.value("num_running", step), store.value("num_waiting", step), store.value("free_blocks", step), store.timed() ? formatSeconds(store.duration(step)) : "–"] });
     }
-    return { caption: `Steps ${first} to ${last - 1}`, headings: ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"], rows, onclick: (row) => this.cursor.seek(row.step) };
+    return { caption: `Steps ${store.label(first)} to ${store.label(last - 1)}`, headings: ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"], rows, onclick: (row) => this.cursor.seek(row.step) };
   }
 }
 

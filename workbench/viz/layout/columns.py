@@ -109,7 +109,8 @@ class TraceColumns:
         self._string_index: dict[str, int] = {"": -1}
         self._kernel_index: dict[str, int] = {}
         self._last_token_time: dict[int, float] = {}
-        self._pool = PoolChanges(trace)
+        # Made with the first step: a trace that begins in the middle of a run is given its keyframe before that.
+        self._pool: PoolChanges | None = None
         self._lock = threading.Lock()
 
     @property
@@ -126,8 +127,10 @@ class TraceColumns:
             trace = self.trace
             for request_id in list(trace.requests):
                 self._request(request_id)
+            if self._pool is None and len(trace):
+                self._pool = PoolChanges(trace)
             for step in range(self.num_steps, len(trace)):
-                self._append(trace[step])
+                self._append(trace[step], self._pool)
                 self.num_steps = step + 1
             return self.num_steps
 
@@ -160,7 +163,7 @@ class TraceColumns:
         self.bounds[kind].append(len(columns[0]))
         return self.bounds[kind][-1] - self.bounds[kind][-2]
 
-    def _append(self, record: StepRecord) -> None:
+    def _append(self, record: StepRecord, pool: PoolChanges) -> None:
         now = record.time + sum(record.timings.values()) if record.timings else float(record.step + 1)
         rows = [self._chunk_row(chunk, now, bool(record.timings)) for chunk in record.chunks]
         self.bounds["text"].append(len(self.texts))
@@ -173,7 +176,7 @@ class TraceColumns:
         passed_over = self._extend(
             "passed_over", ((self._request(rid), self._string(why)) for rid, why in record.passed_over.items())
         )
-        changes = self._pool.advance(record)
+        changes = pool.advance(record)
         num_pool_changes = self._extend(
             "pool",
             (
@@ -193,8 +196,8 @@ class TraceColumns:
             "prefill_cap": record.long_prefill_cap,
             "free_blocks": record.free_blocks,
             "free_blocks_end": record.free_blocks_end,
-            "cached_blocks": self._pool.num_cached,
-            "unused_slots": self._pool.num_unused_slots,
+            "cached_blocks": pool.num_cached,
+            "unused_slots": pool.num_unused_slots,
             "num_running": len(record.running),
             "num_waiting": len(record.waiting),
             "waiting_reason": self._string(record.waiting_reason),

@@ -110,6 +110,8 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "created": trace.meta.created,
         "block_size": trace.block_size,
         "num_blocks": trace.num_blocks or 0,
+        "first_step": trace[0].step if len(trace) else 0,
+        "start": _start(trace),
         "end": trace.end,
         "codes": {
             "events": EVENT_KINDS,
@@ -120,6 +122,22 @@ def trace_facts(trace: Any) -> dict[str, Any]:
             "limit_shift": LIMIT_SHIFT,
         },
     }
+
+
+def _start(trace: Any) -> dict[str, Any] | None:
+    """Where requests stood before the first step, for a trace that begins in the middle of a run, such as a slice."""
+    if not len(trace) or trace[0].step == 0:
+        return None
+    first = trace[0]
+    tables = trace.keyframe.block_tables if trace.keyframe else {}
+    here = {*first.arrived, *first.waiting, *first.admitted, *first.resumed, *first.aborted}
+    waiting = [request_id for request_id in trace.requests if request_id in here and request_id not in first.arrived]
+    over = [
+        request_id
+        for request_id, info in trace.requests.items()
+        if info.arrival_step < first.step and request_id not in here and request_id not in tables
+    ]
+    return {"tables": tables, "waiting": [rid for rid in waiting if rid not in tables], "over": over}
 
 
 def _without_surrogates(value: Any) -> Any:
