@@ -185,10 +185,11 @@ def test_a_clamped_maximum_would_be_caught():
     assert relative_error(clamped_attention(batch, BLOCK_KV), batch.reference()) < 1e-3  # hidden by scores around 0
 
 
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_scores_of_minus_infinity(sinks):
+def test_scores_of_minus_infinity(rows, sinks):
     """Keys that score -inf have no weight; a row of which all do is 0, and not NaN."""
-    batch = build(Case(((1, 70), (5, 80)), 4, 2, sinks=sinks))
+    batch = build(Case(((rows, 70), (5, 80)), 4, 2, sinks=sinks))
     q, k = np.array(batch.q), np.array(batch.k_cache)
     q[..., 0] = 1.0
     positions = np.arange(70)
@@ -196,7 +197,16 @@ def test_scores_of_minus_infinity(sinks):
     k[*slots, :, 0] = -np.inf
     batch.q, batch.k_cache = mx.array(q), mx.array(k)
     result = as_float64(attend("cpu", batch))
-    assert (result[0] == 0).all() and np.isfinite(result).all() and np.abs(result[1:]).min() > 0
+    assert (result[:rows] == 0).all() and np.isfinite(result).all() and np.abs(result[rows:]).min() > 0
+
+
+def test_a_row_that_sees_one_key_gets_its_value_exactly():
+    """A weight of 1 divided by a sum of 1: an epsilon anywhere would show."""
+    batch = build(Case(((1, 100), (40, 40), (1, 1)), 6, 2, left=0))
+    v, table = np.array(batch.v_cache), batch.metadata.block_table
+    positions = [(0, 99), *((1, position) for position in range(40)), (2, 0)]
+    values = np.stack([v[table[seq, position // 16], position % 16] for seq, position in positions])
+    np.testing.assert_array_equal(np.array(attend("cpu", batch)), np.repeat(values, 3, axis=1))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "dense"])

@@ -17,7 +17,7 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function that Python calls, and everything it calls, once per machine instead of per process.
 
     numba notices a change of the file a function stands in, but not of the files it calls into. So the code is kept
-    in a folder named after all sources of this package: another version has another folder. Where the folder
+    in a folder named after the sources of compiled code: another version has another folder. Where the folder
     cannot be written, the function is compiled in every process.
     """
     options = {"nogil": True, "error_model": "numpy"}
@@ -34,6 +34,7 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for source in (folder / "simd.py", folder / "matmul_tiles.py", *sorted(folder.glob("cpu_*.py"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
