@@ -40,6 +40,8 @@ _LANGUAGE_FLAGS = (
 )  # fmt: skip
 _CODE_FLAGS = (
     "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-gline-tables-only", "-gdwarf-4",
+    # What goes wrong must reach the checks, and from the line it stands on.
+    "-fno-delete-null-pointer-checks", "-fno-optimize-sibling-calls",
 )  # fmt: skip
 # "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times longer.
 _UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")

@@ -14,10 +14,9 @@ MSL_COLD static void raise_misaligned(uint64_t address, uint32_t bytes, AccessKi
   raise_fault(fault);
 }
 
-// Clang calls the plain hooks for accesses it takes to be aligned (to 8 bytes at least, if they are larger).
+// Clang calls the plain hooks for accesses whose type asks for alignment to its size.
 static inline void check_aligned_access(void* p, uint32_t bytes, AccessKind kind, const void* site) {
-  const uint32_t alignment = bytes < 8 ? bytes : 8;
-  if ((uint64_t)p % alignment) raise_misaligned((uint64_t)p, bytes, kind, site);
+  if ((uint64_t)p % bytes) raise_misaligned((uint64_t)p, bytes, kind, site);
   check_access(p, bytes, kind, site);
 }
 

@@ -24,25 +24,23 @@ const void* stopped_at(const void* context) {
 #endif
 }
 
-const char* kind_of(const siginfo_t& info) {
-  switch (info.si_signo) {
+const char* kind_of(int signal) {
+  switch (signal) {
     case SIGILL:
     case SIGTRAP: return "local memory out of bounds";
     case SIGFPE: return "arithmetic stopped";
-    // An address that is none at all has been reported before, so it is a vector instruction that minds its alignment.
-    case SIGSEGV: return info.si_code == SI_KERNEL && launch->checks ? "misaligned vector" : "no memory";
     default: return "no memory";
   }
 }
 
 // Leaves the thread for good, like any fault: the handler never returns. SA_NODEFER leaves the signal usable.
-void handle(int signal, siginfo_t* info, void* context) {
+void handle(int signal, siginfo_t*, void* context) {
   if (!current || !pthread_equal(pthread_self(), launching_thread)) {  // not the kernel's doing
     for (int i = 0; i < kNumSignals; i++)
       if (kSignals[i] == signal) sigaction(signal, &previous[i], nullptr);
     return;
   }
-  raise_fault({.kind = kind_of(*info), .code_address = (uint64_t)stopped_at(context) + 1});
+  raise_fault({.kind = kind_of(signal), .code_address = (uint64_t)stopped_at(context) + 1});
 }
 
 }  // namespace
