@@ -234,7 +234,7 @@ class Scheduler(SchedulerState):
         """
         while budget > 0:
             left = self._lengthen_chunks(batch, budget)
-            if left == budget or batch.preempted:
+            if left in (0, budget) or batch.preempted:
                 return left
             budget = self._schedule_waiting(batch, left)
         return budget
@@ -247,8 +247,9 @@ class Scheduler(SchedulerState):
         """
         kv_cache, block_size = self.kv_cache, self.config.block_size
         cut = [chunk for chunk in batch.chunks if chunk.limited_by == "partial_prefill_slot"]
-        while cut and budget > 0:
-            share, served = max(1, budget // len(cut)), []
+        progress = True
+        while cut and budget > 0 and progress:
+            share, progress = max(1, budget // len(cut)), False
             for chunk in cut:
                 request, end = chunk.request, chunk.start + chunk.num_tokens
                 held = (len(request.block_table) + kv_cache.num_free) * block_size
@@ -258,14 +259,13 @@ class Scheduler(SchedulerState):
                 chunk.new_block_ids += kv_cache.allocate(request, end + num_tokens)
                 chunk.num_tokens += num_tokens
                 budget -= num_tokens
+                progress = True
                 self._settle_chunk(chunk)
                 if chunk.samples:
                     chunk.limited_by = "complete"
                     chunk.arm = "new_final" if request.request_id in batch.admitted else "cached_final"
-                else:
-                    served.append(chunk)
-            cut = served
-        if len(cut) == 1:  # it has all that the others did not want
+            cut = [chunk for chunk in cut if not chunk.samples]
+        if len(cut) == 1 and budget == 0:  # it has all that the others did not want
             cut[0].limited_by = "token_budget"
         return budget
 
