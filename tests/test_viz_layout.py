@@ -119,16 +119,22 @@ def test_pool_changes_add_up_to_the_pool(seed):
     state[0] = RESERVED
     owner = [None] * trace.num_blocks
     references = np.zeros(trace.num_blocks, int)
+    became_cached = {}
     for index, record in enumerate(trace):
         changed = changes.advance(record)
         assert len({change.block for change in changed}) == len(changed), "a block is named twice"
         for block, *after in changed:
             assert after != [state[block], owner[block], references[block]], "a change that changes nothing"
+            if after[0] == CACHED and state[block] != CACHED:
+                became_cached.pop(block, None)
+                became_cached[block] = index
             state[block], owner[block], references[block] = after
         expected = trace.pool_state(index, "scheduled")
         assert expected.consistent
         assert np.array_equal(state, expected.state)
         assert np.array_equal(references, expected.ref_count)
+        evicted_next = [block for block in expected.free_queue if state[block] == CACHED]
+        assert [block for block in became_cached if state[block] == CACHED] == evicted_next
         names = [None if i < 0 else expected.request_ids[i] for i in expected.owner]
         assert owner == names
         assert changes.num_cached == expected.num_cached_free
