@@ -60,7 +60,7 @@ _CHECK_FLAGS = (
     "-fsanitize=array-bounds,return,unreachable",
     "-fsanitize=integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
     "-fsanitize=local-bounds", "-fsanitize-trap=local-bounds",
-    "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize",
+    "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
 )  # fmt: skip
 _RUNTIME_FLAGS = (
     "-x", "c++", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
