@@ -25,6 +25,9 @@ _HOMES = {
     "msl": ("workbench.attention.metal.backend", "MslBackend"),
 }
 
+WHOLE = 2**31 - 1
+"""In a tile shape: all rows, or all KV positions, of a sequence at once."""
+
 BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
 """Names that ``EngineConfig(attention_backend=...)`` and ``paged_varlen_attention(backend=...)`` take."""
 
@@ -143,8 +146,8 @@ class AttentionBackend(ABC):
         items = metadata.work_list(block_q, windows[0])
         return KernelLaunch(
             backend=self.name,
-            block_q=block_q,
-            block_kv=block_kv,
+            block_q=block_q if block_q != WHOLE else int(metadata.query_lens.max(initial=1)),
+            block_kv=block_kv if block_kv != WHOLE else int(metadata.seqused_k.max(initial=1)),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -155,7 +158,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """Query rows per work item and KV positions per inner tile."""
+        """Query rows per work item and KV positions per inner tile; WHOLE where sequences are not cut."""
 
 
 def resolve_backend_name(name: str) -> str:

@@ -48,7 +48,7 @@ def attend_chunk(q, k_cache, v_cache, out, table, item, kv_head, shapes, scoring
             first = panel * PANEL
             last = min(first + PANEL, num_pairs) - 1
             half = last - first < LANES
-            if start > scratch.high[last]:
+            if start > scratch.high[last] or stop <= scratch.low[first]:
                 continue
             _score_keys(panel, num_keys, half, head_dim, scratch)
             if scoring.softcap > _ZERO:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend
+from workbench.attention.backend import WHOLE, AttentionBackend
 from workbench.attention.gather import gather_positions, scaled_dot_product_attention, visible_range
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class DenseBackend(AttentionBackend):
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
         """All rows of a sequence at once, against all of its context."""
-        return MAX_TOKENS, 2**31 - 1
+        return WHOLE, WHOLE
 
     def attend(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend
+from workbench.attention.backend import WHOLE, AttentionBackend
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
@@ -22,14 +22,15 @@ class GatherBackend(AttentionBackend):
     """Gathers the blocks of each sequence, then attends sequence by sequence.
 
     Only positions that some row of the sequence may see are gathered, so what a stale slot or a block before
-    the window holds can never reach an output.
+    the window holds can never reach an output. Inside a chunk the mask is MLX's: a value that is not finite reaches
+    every row of the chunk that computed it, the earlier rows too (the cpu and dense backends keep them clean).
     """
 
     name = "gather"
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
         """All rows of a sequence at once, against all of its context."""
-        return 2**31 - 1, 2**31 - 1
+        return WHOLE, WHOLE
 
     def attend(
         self,
