@@ -410,6 +410,8 @@ class Engine:
             self._shadow.close()
         self._thread.close()
         self.runner.close()
+        if not self.scheduler.has_unfinished_requests():
+            self.trace.end = "done"
 
     # -- how it looks -----------------------------------------------------------------------------------------
 
