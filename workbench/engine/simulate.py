@@ -11,10 +11,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from workbench.engine.arrivals import read_generated
 from workbench.engine.config import EngineConfig
+from workbench.engine.cost_model import CostModel
 from workbench.engine.request import Request
 from workbench.engine.scheduler import Scheduler
-from workbench.engine.workload import Arrival, made_up_token, read_workload
+from workbench.engine.workload import Arrival, made_up_token, read_json_workload, read_workload
 from workbench.trace import Trace, TraceMeta
 
 MAX_STEPS = 100_000
@@ -28,6 +30,7 @@ def simulate(
     workload: Mapping[str, Any] | str | os.PathLike[str],
     *,
     config: EngineConfig | Mapping[str, Any] | None = None,
+    cost_model: CostModel | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> Trace:
@@ -39,6 +42,8 @@ def simulate(
     Args:
         workload: A workload, or the path of its JSON file; the format is that of ``workbench.engine.workload``.
         config: Replaces the workload's configuration; a mapping changes only the fields it names.
+        cost_model: How long a step takes; the workload's own, and without one steps take no time and only
+            ``arrival_step`` says when requests arrive.
         max_steps: Steps at most.
         progress: Show a progress bar of requests that ended.
 
@@ -53,7 +58,7 @@ def simulate(
         >>> [(chunk.request_id, chunk.num_tokens) for step in trace for chunk in step.chunks]
         [('a', 20), ('a', 1)]
     """
-    base, arrivals = read_workload(workload)
+    base, arrivals, cost_model = read_simulation(workload, cost_model)
     if isinstance(config, EngineConfig):
         base = config
     elif config is not None:
@@ -62,7 +67,41 @@ def simulate(
     def sample_token(request: Request) -> int:
         return made_up_token(f"{request.request_id}:{request.num_tokens}")
 
-    return simulate_requests(base, arrivals, sample_token, max_steps=max_steps, progress=progress)
+    return simulate_requests(
+        base, arrivals, sample_token, cost_model=cost_model, max_steps=max_steps, progress=progress
+    )
+
+
+def read_simulation(
+    workload: Mapping[str, Any] | str | os.PathLike[str], cost_model: CostModel | None = None
+) -> tuple[EngineConfig, Iterable[Arrival], CostModel | None]:
+    """Check a workload that may also describe requests to generate, and how long steps take.
+
+    Beside ``config`` it holds ``requests`` (see ``workbench.engine.workload``) or ``generate`` (see
+    ``workbench.engine.arrivals.read_generated``), and may hold ``cost_model``, coefficients of CostModel by name.
+
+    Args:
+        workload: The workload, or the path of its JSON file.
+        cost_model: Replaces the workload's.
+
+    Returns:
+        Configuration, requests (made one by one where they are generated), and the cost model.
+
+    Raises:
+        ValueError: The workload is malformed, or its requests have times and there is no cost model.
+    """
+    content = dict(read_json_workload(workload))
+    if (coefficients := content.pop("cost_model", None)) is not None and cost_model is None:
+        cost_model = CostModel.from_dict(coefficients)
+    if "generate" not in content:
+        return *read_workload(content), cost_model
+    if "requests" in content:
+        raise ValueError("a workload has either requests or generate, not both")
+    generated = read_generated(content.pop("generate"))
+    if cost_model is None:
+        raise ValueError('generated requests arrive at times: give a cost_model, such as {"fixed": 0.01}')
+    config, _ = read_workload({**content, "requests": []})
+    return config, generated, cost_model
 
 
 def simulate_requests(
@@ -71,6 +110,7 @@ def simulate_requests(
     sample_token: Callable[[Request], int],
     *,
     config_at: Mapping[int, EngineConfig] = MappingProxyType({}),
+    cost_model: CostModel | None = None,
     meta: TraceMeta | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
@@ -82,6 +122,7 @@ def simulate_requests(
         arrivals: The requests, in any order; those of one step arrive in the order given.
         sample_token: The next token of a request, whose ``token_ids`` holds all tokens before it.
         config_at: Configurations that come into force before a step is scheduled, by step.
+        cost_model: How long a step takes; None for a run without a clock.
         meta: First line of the trace; by default one that says "simulation" and holds ``config``.
         max_steps: Steps at most.
         progress: Show a progress bar of requests that ended.
@@ -94,11 +135,12 @@ def simulate_requests(
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
-    pending = deque(sorted(arrivals, key=lambda arrival: arrival.arrival_step))
+    pending = deque(sorted(arrivals, key=lambda arrival: (arrival.arrival_step, arrival.arrives_at or 0.0)))
     aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
     trace = Trace(meta or TraceMeta(source="simulation", config=config.to_dict(), versions=_versions()))
-    # Simulated steps take no time: a record of 0 seconds says so, and equal runs give equal traces.
-    scheduler = Scheduler(config, clock=lambda: 0.0)
+    now = 0.0
+    # Without a cost model steps take no time: a record of 0 seconds says so, and equal runs give equal traces.
+    scheduler = Scheduler(config, clock=lambda: now)
     num_idle_steps = 0
     with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
         while pending or scheduler.has_unfinished_requests():
@@ -108,9 +150,16 @@ def simulate_requests(
                 return trace
             if step in config_at:
                 scheduler.reconfigure(config_at[step])
+            if cost_model is not None and pending and not scheduler.has_unfinished_requests():
+                now = max(now, pending[0].arrives_at or 0.0)  # nothing to do until then
             while pending and pending[0].arrival_step <= step:
+                if cost_model is not None and (pending[0].arrives_at or 0.0) > now:
+                    break
                 arrival = pending.popleft()
                 request = arrival.to_request()
+                if cost_model is not None and arrival.arrives_at is None:
+                    request.arrival_time = now
+                request.arrival_step = step
                 scheduler.add_request(request)
                 trace.add_request(request.info())
                 if arrival.abort_step is not None:
@@ -118,9 +167,13 @@ def simulate_requests(
             while aborts and aborts[0][0] <= step:
                 scheduler.abort_request(aborts.pop(0)[2])
             batch = scheduler.schedule()
+            duration = cost_model.step_seconds(batch.chunks) if cost_model is not None and batch.chunks else 0.0
             record = scheduler.update(
-                batch, [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks]
+                batch,
+                [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks],
+                timings={"forward": duration} if duration else None,
             )
+            now += duration
             trace.append(record)
             bar.update(len(record.finished) + len(record.aborted))
             something_to_come = pending or any(request_id in scheduler.requests for _, _, request_id in aborts)

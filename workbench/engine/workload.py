@@ -5,8 +5,9 @@
                    "abort_step": 5}, ...]}
 
 ``config`` holds EngineConfig fields; null stands for the default. Of a request only ``id`` and ``prompt`` are
-required. A prompt is a list of token ids, ``{"len": n, "seed": s}`` (the seed is the request's id unless given), or
-``{"parts": [prompt, ...]}``, which joins prompts, so that requests can share a prefix.
+required; ``arrival_time`` (seconds) counts where the simulation has a clock. A prompt is a list of token ids,
+``{"len": n, "seed": s}`` (the seed is the request's id unless given), or ``{"parts": [prompt, ...]}``, which joins
+prompts, so that requests can share a prefix.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 from zlib import crc32
 
 from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.field_checks import MAX_INT32
+from workbench.engine.field_checks import MAX_INT32, number
 from workbench.engine.request import Request
 
 MAX_PROMPT_TOKENS = 10_000_000
 """Longest prompt a workload may ask for; a misplaced digit should not fill the memory."""
 
-_REQUEST_FIELDS = ("id", "prompt", "max_tokens", "arrival_step", "priority", "abort_step")
+_REQUEST_FIELDS = ("id", "prompt", "max_tokens", "arrival_step", "arrival_time", "priority", "abort_step")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Arrival:
         arrival_step: First step whose scheduling sees the request.
         arrival_time: Decides between equal priorities.
         abort_step: The request is aborted before this step is scheduled; None for never.
+        arrives_at: Where a simulation has a clock, seconds since its start before which nobody sees the request;
+            None for no such limit.
     """
 
     request_id: str
@@ -50,6 +53,7 @@ class Arrival:
     arrival_step: int = 0
     arrival_time: float = 0.0
     abort_step: int | None = None
+    arrives_at: float | None = None
 
     def to_request(self) -> Request:
         """A fresh request for a scheduler."""
@@ -81,8 +85,7 @@ def read_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[E
         ValueError: It is malformed; the message names the place, the value and what is allowed there.
         OSError: The file cannot be read.
     """
-    if not isinstance(source, Mapping):
-        source = _read_json(Path(source))
+    source = read_json_workload(source)
     _check_fields("workload", source, ("config", "requests"))
     config = source.get("config") or {}
     if not isinstance(config, Mapping):
@@ -98,7 +101,16 @@ def read_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[E
     return EngineConfig.from_dict(config), arrivals
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The workload as it is, or as its file holds it.
+
+    Raises:
+        ValueError: The file does not hold a JSON object.
+        OSError: The file cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
     try:
         workload = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as problem:
@@ -120,14 +132,18 @@ def _read_request(index: int, request: Any) -> Arrival:
     if not prompt:
         raise ValueError(f"{place}.prompt is empty: give at least one token")
     arrival_step = _whole(place, request, "arrival_step", 0, 0)
+    arrives_at = request.get("arrival_time")
+    if arrives_at is not None:
+        arrives_at = number(f"{place}.arrival_time", arrives_at, 0.0)
     return Arrival(
         request_id,
         prompt,
         SamplingParams(max_tokens=_whole(place, request, "max_tokens", 16, 1), ignore_eos=True),
         priority=_whole(place, request, "priority", 0, -MAX_INT32),
         arrival_step=arrival_step,
-        arrival_time=arrival_step + 1e-6 * index,
+        arrival_time=arrival_step + 1e-6 * index if arrives_at is None else arrives_at,
         abort_step=_whole(place, request, "abort_step", None, 0),
+        arrives_at=arrives_at,
     )
 
 
