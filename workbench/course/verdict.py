@@ -1,0 +1,63 @@
+"""What a checker answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an answer is right, and if not, by which example.
+
+    Attributes:
+        passed: True for a right answer.
+        message: What to say; an example of a failure names inputs, answer and expected value.
+    """
+
+    passed: bool
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        return f"{'Right' if self.passed else 'Not yet'}: {self.message}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{'Right' if self.passed else 'Not yet'}</b>: <code>{escape(self.message)}</code></p>"
+
+
+def try_cases(
+    answer: Callable[..., Any], cases: Iterable[tuple[Mapping[str, Any], Any]], equal: Callable[[Any, Any], bool]
+) -> Verdict:
+    """Call an answer with each case's arguments until one result differs from what is expected.
+
+    Args:
+        answer: The reader's function; an exception it raises is a wrong answer, not an error of the checker.
+        cases: Pairs of keyword arguments and the expected result.
+        equal: Whether a result is the expected one.
+    """
+    num_cases = 0
+    for arguments, expected in cases:
+        num_cases += 1
+        shown = ", ".join(f"{name}={_short(value)}" for name, value in arguments.items())
+        try:
+            result = answer(**arguments)
+            right = equal(result, expected)
+        except Exception as problem:
+            return Verdict(False, f"{shown} raises {type(problem).__name__}: {problem}")
+        if not right:
+            return Verdict(False, f"{shown} gives {_short(result)}, expected {_short(expected)}.")
+    return Verdict(True, f"{num_cases} cases agree.")
+
+
+def _short(value: Any, limit: int = 400) -> str:
+    if isinstance(value, np.ndarray):
+        value = value.astype(int).tolist()
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
