@@ -260,7 +260,7 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     page.root.focus()
     page.page.keyboard.press("t")
     page.page.wait_for_timeout(100)
-    for panel in page.root.locator("section.wb-panel").all():
+    for panel in page.root.locator("section.wb-panel:not([hidden])").all():
         assert panel.get_attribute("aria-label")
         assert panel.locator(".wb-twin").is_visible() and panel.locator(".wb-twin").get_attribute("tabindex") == "0"
         assert panel.locator(".wb-twin th").count() >= 1
@@ -320,7 +320,7 @@ def test_step_and_pause_buttons(open_page, serve, long_trace):
     page.wait("view.store.numSteps === 1")
     page.root.get_by_role("button", name="Run the engine").click()
     page.wait("view.store.numSteps > 5")
-    page.root.get_by_role("button", name="Pause the engine").click()
+    page.root.get_by_role("button", name="Pause the engine after").click()
     page.wait("view.status.state === 'paused'")
     assert len(controller.trace) < len(long_trace)
 
