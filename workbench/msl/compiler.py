@@ -40,6 +40,8 @@ _LANGUAGE_FLAGS = (
 )  # fmt: skip
 _CODE_FLAGS = (
     "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-gline-tables-only", "-gdwarf-4",
+    # half and bfloat are rounded after every operation.
+    "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     # What goes wrong must reach the checks, and from the line it stands on.
     "-fno-delete-null-pointer-checks", "-fno-optimize-sibling-calls",
 )  # fmt: skip

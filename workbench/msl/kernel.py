@@ -147,6 +147,8 @@ class MetalKernel:
             raise ValueError("statistics is True and checks is False: accesses are counted where they are checked")
         if unknown := set(trace_buffers or {}) - {*self.input_names, *self.output_names}:
             raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {self.input_names}")
+        if empty := [name for name, row_bytes in (trace_buffers or {}).items() if row_bytes < 1]:
+            raise ValueError(f"trace_buffers[{empty[0]!r}] is {trace_buffers[empty[0]]}: a row has at least 1 byte")
 
         text = write_kernel(
             self.name,
@@ -297,7 +299,7 @@ def _memory(view: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _filled(shape: Sequence[int], dtype: mx.Dtype, value: float | None) -> mx.array:
-    return mx.full(tuple(shape), 0 if value is None else value, dtype=dtype)
+    return mx.full(tuple(shape), mx.array(0.0 if value is None else value).astype(dtype))
 
 
 def _to_array(data: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:

@@ -122,11 +122,6 @@ MSL_FMA(float)
 MSL_FMA(half)
 MSL_FMA(bfloat)
 #undef MSL_FMA
-template <class T, int N>
-MSL_SHIM vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
-  MSL_UNROLL for (int i = 0; i < N; i++) a[i] = fma(T(a[i]), T(b[i]), T(c[i]));
-  return a;
-}
 
 #define MSL_INTEGER_FUNCTIONS(T)                                       \
   MSL_SHIM T max(T a, T b) { return a < b ? b : a; }                   \
@@ -157,16 +152,28 @@ MSL_FLOAT_FUNCTIONS(half)
 MSL_FLOAT_FUNCTIONS(bfloat)
 #undef MSL_FLOAT_FUNCTIONS
 
-template <class T, int N>
-MSL_SHIM vec<T, N> max(vec<T, N> a, vec<T, N> b) {
-  MSL_UNROLL for (int i = 0; i < N; i++) a[i] = max(T(a[i]), T(b[i]));
-  return a;
-}
-template <class T, int N>
-MSL_SHIM vec<T, N> min(vec<T, N> a, vec<T, N> b) {
-  MSL_UNROLL for (int i = 0; i < N; i++) a[i] = min(T(a[i]), T(b[i]));
-  return a;
-}
+// Component by component for vectors.
+#define MSL_OF_VECTORS(name, parameters, components)                          \
+  template <class T, int N>                                                   \
+  MSL_SHIM vec<T, N> name parameters {                                        \
+    MSL_UNROLL for (int i = 0; i < N; i++) a[i] = name components;            \
+    return a;                                                                 \
+  }
+#define MSL_OF_TWO_VECTORS(name) MSL_OF_VECTORS(name, (vec<T, N> a, vec<T, N> b), (T(a[i]), T(b[i])))
+#define MSL_OF_THREE_VECTORS(name) \
+  MSL_OF_VECTORS(name, (vec<T, N> a, vec<T, N> b, vec<T, N> c), (T(a[i]), T(b[i]), T(c[i])))
+MSL_OF_VECTORS(abs, (vec<T, N> a), (T(a[i])))
+MSL_OF_TWO_VECTORS(max)
+MSL_OF_TWO_VECTORS(min)
+MSL_OF_TWO_VECTORS(fmax)
+MSL_OF_TWO_VECTORS(fmin)
+MSL_OF_THREE_VECTORS(fma)
+MSL_OF_THREE_VECTORS(clamp)
+MSL_OF_THREE_VECTORS(mix)
+#undef MSL_OF_THREE_VECTORS
+#undef MSL_OF_TWO_VECTORS
+#undef MSL_OF_VECTORS
+
 template <class T, int N>
 MSL_SHIM T dot(vec<T, N> a, vec<T, N> b) {
   T sum = a[0] * b[0];

@@ -93,7 +93,7 @@ void check_threadgroup_access(uint32_t offset, uint32_t bytes, AccessKind kind, 
     return;
   }
   const uint32_t inside = offset - variable->offset;
-  if (kind != kWrite && !all_marked(&is_written[offset], bytes))
+  if (reads(kind) && !all_marked(&is_written[offset], bytes))
     raise_fault(access_fault("threadgroup uninitialised", variable->name, inside, variable->bytes, bytes, kind, site));
   if (writes(kind)) memset(&is_written[offset], 1, bytes);
   const uint32_t first = variable->first_granule;
@@ -121,7 +121,7 @@ void count_rows(uint32_t number, uint64_t offset, uint32_t bytes) {
 void count_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind kind) {
   Buffer& buffer = launch->buffers[number];
   if (writes(kind)) buffer.bytes_written += bytes;
-  if (kind == kWrite) return;
+  if (!reads(kind)) return;
   buffer.bytes_read += bytes;
   BufferState& state = states[number];
   const uint32_t element = buffer.element_bytes;
@@ -136,7 +136,7 @@ void count_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind k
 void check_output_access(uint32_t number, uint64_t offset, uint32_t bytes, AccessKind kind, const void* site) {
   const Buffer& buffer = launch->buffers[number];
   BufferState& state = states[number];
-  if (kind != kWrite && !all_marked(state.is_written + offset, bytes))
+  if (reads(kind) && !all_marked(state.is_written + offset, bytes))
     raise_fault(access_fault("output read before written", buffer.name, offset, buffer.bytes, bytes, kind, site));
   if (writes(kind)) memset(state.is_written + offset, 1, bytes);
   for (uint64_t g = offset >> state.granule_shift; g <= (offset + bytes - 1) >> state.granule_shift; g++)
@@ -176,7 +176,7 @@ void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, con
   }
   if (slot == launch->num_buffers) {
     const int64_t offset = (int64_t)(address - launch->threadgroup_memory);
-    if (kind != kWrite) launch->threadgroup_bytes_read += bytes;
+    if (reads(kind)) launch->threadgroup_bytes_read += bytes;
     if (writes(kind)) launch->threadgroup_bytes_written += bytes;
     if (offset < 0 || offset + bytes > kThreadgroupArenaBytes) {
       const ThreadgroupVariable& nearest = variables[offset < 0 || !num_variables ? 0 : num_variables - 1];

@@ -112,7 +112,8 @@ static int32_t negated(int32_t a) { return (int32_t)(0u - (uint32_t)a); }
 // Codes as in include/atomic.h.
 template <class T>
 static T run_atomic(void* address, int operation, T operand, const void* site) {
-  if (launch->checks) check_access(address, sizeof(T), operation == 0 ? kAtomicRead : kAtomicWrite, site);
+  const AccessKind kind = operation == 0 ? kAtomicLoad : operation == 1 ? kAtomicStore : kAtomicUpdate;
+  if (launch->checks) check_access(address, sizeof(T), kind, site);
   T* object = (T*)address;
   const T old = *object;
   switch (operation) {
@@ -142,7 +143,7 @@ MSL_CALLED float msl_atomic_float(void* address, int operation, float operand) {
   return run_atomic(address, operation, operand, MSL_CALLER);
 }
 MSL_CALLED int msl_atomic_compare_exchange(void* address, uint32_t* expected, uint32_t desired) {
-  if (launch->checks) check_access(address, sizeof desired, kAtomicWrite, MSL_CALLER);
+  if (launch->checks) check_access(address, sizeof desired, kAtomicUpdate, MSL_CALLER);
   uint32_t* object = (uint32_t*)address;
   if (*object == *expected) {
     *object = desired;

@@ -76,12 +76,11 @@ Conflict with(const char* earlier, const Mark& mark) {
 
 Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, const void* site) {
   const Space space = history.space;
-  const bool atomic = kind == kAtomicRead || kind == kAtomicWrite;
   Writer& writer = history.writers[granule];
   if (conflicts(writer, space)) return with("write", writer);
   if (writes(kind) && history.readers && conflicts(history.readers[granule], space))
     return with("read", history.readers[granule]);
-  if (!atomic && history.atomics && conflicts(history.atomics[granule], space))
+  if (!is_atomic(kind) && history.atomics && conflicts(history.atomics[granule], space))
     return with("atomic access", history.atomics[granule]);
 
   const uint32_t own_epoch = simdgroups[current->simdgroup].epoch[space];
@@ -89,7 +88,7 @@ Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind
     writer = {threadgroup_index + 1, epoch[space], own_epoch, here(site)};
   else if (kind == kRead)
     add(visitors_of(history.readers, history, granule), space, site);
-  else if (kind == kAtomicWrite)
+  else if (kind != kAtomicLoad)
     add(visitors_of(history.atomics, history, granule), space, site);
   return {};
 }

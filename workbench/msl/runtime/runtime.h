@@ -168,8 +168,10 @@ bool trails_agree(const Simdgroup& simdgroup);
 
 // ---- races.cpp ----
 
-enum AccessKind : uint32_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
-inline bool writes(AccessKind kind) { return kind == kWrite || kind == kAtomicWrite; }
+enum AccessKind : uint32_t { kRead, kWrite, kAtomicLoad, kAtomicStore, kAtomicUpdate };
+inline bool reads(AccessKind kind) { return kind != kWrite && kind != kAtomicStore; }
+inline bool writes(AccessKind kind) { return kind != kRead && kind != kAtomicLoad; }
+inline bool is_atomic(AccessKind kind) { return kind >= kAtomicLoad; }
 
 // Where in the library an access is made, and by which thread: 22 and 10 bits.
 struct Origin {
