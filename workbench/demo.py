@@ -27,20 +27,20 @@ SHORT_TOPICS = {0: ("strings",), 1: ("lists",), 2: ("while", "import"), 3: ("lam
 QUESTION = "Explain in one short paragraph what this says."
 
 
-def demo_requests(engine: Engine) -> Iterator[tuple[int, str, list[int], SamplingParams]]:
-    """The demo's requests as (arrival step, request id, prompt token ids, sampling).
+Prompt = str | list[dict[str, str]]
+
+
+def demo_requests(engine: Engine) -> Iterator[tuple[int, str, Prompt, SamplingParams]]:
+    """The demo's requests as (arrival step, request id, prompt, sampling).
 
     The texts are Python's own documentation (``pydoc_data.topics``), which every Python has.
     """
 
-    def ask(topic: str, characters: int) -> list[int]:
+    def ask(topic: str, characters: int) -> Prompt:
         text = f"{QUESTION}\n\n{pydoc_data.topics.topics[topic][:characters]}"
-        tokenizer = engine.tokenizer
-        if tokenizer.has_chat_template:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": text}])
-        return tokenizer.encode(text)
+        return [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
 
-    # About 4 characters to a token; a little is cut where the model's context is shorter.
+    # About 4 characters to a token; less where the model's context is short.
     characters = 4 * min(LONG_PROMPT_TOKENS, engine.config.max_model_len // 2)
     yield 0, "long", ask(LONG_TOPIC, characters), SamplingParams(max_tokens=32)
     for step, topics in SHORT_TOPICS.items():

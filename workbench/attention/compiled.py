@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
     options = {"nogil": True, "error_model": "numpy"}
     before = numba.config.CACHE_DIR
     try:
-        numba.config.CACHE_DIR = str(cache_folder() / "numba" / _source_digest())
+        numba.config.CACHE_DIR = str(_code_folder())
         return numba.njit(function, cache=True, **options)
     except (OSError, RuntimeError):  # numba's word for "no folder of mine can be written" is RuntimeError
         return numba.njit(function, **options)
@@ -32,6 +33,14 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
+def _code_folder() -> Path:
+    """Where this version's code is kept; says so when there is none yet, because the first use takes a while."""
+    folder = cache_folder() / "numba" / _source_digest()
+    if not folder.exists():
+        print("compiling the CPU attention kernels: about 10 seconds, once per version", file=sys.stderr, flush=True)
+    return folder
+
+
 def _source_digest() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parent

@@ -87,9 +87,11 @@ export class TextsPanel extends Panel {
       replace(card.output, first > 0 ? "… " : null);
       card.first = card.count = first;
     }
+    // Ids stand in for text only where a trace has no text at all: a token without any, such as an end token, is silent.
+    const silent = Boolean(request.prompt) || request.tokens.some((token) => token.text);
     for (let i = card.count; i < count; i++) {
       const token = request.tokens[i];
-      card.output.append(h("span", { "data-step": token.step, "data-number": i, "data-id": token.id }, token.text || (request.prompt ? "" : `${token.id} `)));
+      card.output.append(h("span", { "data-step": token.step, "data-number": i, "data-id": token.id }, token.text || (silent ? "" : `${token.id} `)));
     }
     card.count = Math.max(card.count, count);
     if (card.mark !== undefined && card.marked) card.marked.removeAttribute("class");
