@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table of one line per mutant)
 """Kernels with one fault each: what the tests must be able to see.
 
 A mutant replaces a piece of a .metal file. It is caught when msl reports a fault or when a result of one of

@@ -9,7 +9,7 @@ import mlx.core as mx
 import msgspec
 
 from workbench.attention.backend import AttentionBackend
-from workbench.attention.metal.launch import PagedVarlenKernels
+from workbench.attention.metal.launch import PagedVarlenKernels, check_supported
 from workbench.attention.metal.tile_shape import TileShape
 from workbench.trace.records import KernelLaunch, WorkItem
 
@@ -36,6 +36,10 @@ class MetalSourceBackend(AttentionBackend):
     def kernel_maker() -> Callable[..., Any]:
         """A function with the signature of ``mx.fast.metal_kernel``."""
         raise NotImplementedError
+
+    def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
+        """Raise ValueError, with what to do, when the kernels have no variant for these."""
+        check_supported(head_dim, block_size, getattr(mx, dtype))
 
     def attend(
         self,

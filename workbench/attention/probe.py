@@ -1,0 +1,137 @@
+"""Small random batches, and attention in float64, to hold a backend against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.attention.backend import AttentionBackend
+from workbench.attention.metadata import AttentionMetadata
+
+ERROR_LIMIT = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3}
+"""Largest error of a result, relative to its largest element, that rounding explains, by the dtype of the cache."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch to try a backend on.
+
+    Attributes:
+        name: What it tries.
+        sequences: (query rows, KV length) of each sequence.
+        num_heads: Query heads.
+        num_kv_heads: KV heads.
+        head_dim: Elements per head.
+        block_size: Tokens per KV block.
+        dtype: "float32", "float16" or "bfloat16".
+        left: Left window as in flash-attn, -1 for none.
+        softcap: Soft cap, 0 for none.
+        sinks: With attention sinks.
+        mean_logit: Scores are drawn around it.
+    """
+
+    name: str
+    sequences: tuple[tuple[int, int], ...]
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: str = "float16"
+    left: int = -1
+    softcap: float = 0.0
+    sinks: bool = False
+    mean_logit: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeBatch:
+    """The arrays of a probe: q, the caches, the metadata and the keyword arguments of ``attend``."""
+
+    q: mx.array
+    k_cache: mx.array
+    v_cache: mx.array
+    metadata: AttentionMetadata
+    options: dict[str, Any]
+
+    def run(self, backend: AttentionBackend) -> mx.array:
+        """The result of a backend, evaluated."""
+        out = backend.attend(self.q, self.k_cache, self.v_cache, self.metadata, **self.options)
+        mx.eval(out)
+        return out
+
+
+def probe_batch(probe: Probe, seed: int = 0) -> ProbeBatch:
+    """Random queries, keys and values in permuted blocks; slots that belong to no position hold NaN."""
+    generator = np.random.default_rng(seed)
+    query_lens, kv_lens = np.array(probe.sequences).T
+    held_blocks = -(-kv_lens // probe.block_size)
+    num_blocks = int(held_blocks.sum()) + 1
+    blocks = np.split(generator.permutation(num_blocks), np.cumsum(held_blocks))
+    block_table = np.zeros((len(kv_lens), int(held_blocks.max())), dtype=np.int32)
+    written = np.zeros((num_blocks, probe.block_size, 1, 1), dtype=bool)
+    for seq, kv_len in enumerate(kv_lens):
+        block_table[seq, : held_blocks[seq]] = blocks[seq]
+        positions = np.arange(kv_len)
+        written[blocks[seq][positions // probe.block_size], positions % probe.block_size] = True
+
+    scale = probe.head_dim**-0.5
+    common = (abs(probe.mean_logit) / scale / probe.head_dim) ** 0.5
+    cache_shape = (num_blocks, probe.block_size, probe.num_kv_heads, probe.head_dim)
+    q = generator.standard_normal((int(query_lens.sum()), probe.num_heads, probe.head_dim)) + common
+    k = generator.standard_normal(cache_shape) + np.copysign(common, probe.mean_logit)
+    v = generator.standard_normal(cache_shape)
+    dtype = getattr(mx, probe.dtype)
+    metadata = AttentionMetadata(
+        cu_seqlens_q=np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
+        seqused_k=kv_lens.astype(np.int32),
+        block_table=block_table,
+        slot_mapping=None,
+        block_size=probe.block_size,
+    )
+    options = {
+        "softmax_scale": scale,
+        "window_size": (probe.left, 0),
+        "softcap": probe.softcap,
+        "sinks": mx.array(generator.standard_normal(probe.num_heads).astype(np.float32)) if probe.sinks else None,
+    }
+    k, v = np.where(written, k, np.nan), np.where(written, v, np.nan)
+    arrays = (mx.array(x.astype(np.float32)).astype(dtype) for x in (q, k, v))
+    return ProbeBatch(*arrays, metadata, options)
+
+
+def float64_attention(batch: ProbeBatch) -> np.ndarray:
+    """The result of a batch in float64, from the definition: float64 [T, num_heads, head_dim]."""
+    q, k_cache, v_cache = (to_float64(x) for x in (batch.q, batch.k_cache, batch.v_cache))
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    heads = np.arange(q.shape[1]) * num_kv_heads // q.shape[1]
+    left, softcap, sinks = batch.options["window_size"][0], batch.options["softcap"], batch.options["sinks"]
+    out = np.zeros_like(q)
+    for seq, kv_len in enumerate(batch.metadata.seqused_k):
+        start, stop = batch.metadata.cu_seqlens_q[seq : seq + 2]
+        keys = np.arange(kv_len)
+        slots = batch.metadata.block_table[seq, keys // block_size], keys % block_size
+        rows = np.arange(kv_len - (stop - start), kv_len)[:, None]
+        visible = (keys <= rows) & ((keys >= rows - left) | (left < 0))
+        scores = np.einsum("rhd,khd->hrk", q[start:stop], k_cache[slots][:, heads]) * batch.options["softmax_scale"]
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        scores = np.where(visible, scores, -np.inf)
+        if sinks is not None:
+            sink_scores = np.broadcast_to(to_float64(sinks)[:, None, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sink_scores], axis=2)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        out[start:stop] = np.einsum("hrk,khd->rhd", weights[:, :, :kv_len], v_cache[slots][:, heads])
+    return out
+
+
+def to_float64(array: mx.array) -> np.ndarray:
+    """An MLX array of any float type as float64."""
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def relative_error(result: mx.array, expected: np.ndarray) -> float:
+    """Largest error relative to the largest element; NaN where the result is not finite."""
+    return float(np.abs(to_float64(result) - expected).max() / np.abs(expected).max())
