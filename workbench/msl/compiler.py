@@ -166,8 +166,9 @@ def _machine_flags() -> tuple[str, ...]:
 
 @functools.cache
 def _shim_digest() -> str:
+    """Of all that decides what a text compiles to, and whether it is accepted."""
     digest = hashlib.sha256()
-    for path in sorted([*INCLUDE_FOLDER.iterdir(), *RUNTIME_FOLDER.iterdir()]):
+    for path in [*sorted([*INCLUDE_FOLDER.iterdir(), *RUNTIME_FOLDER.iterdir()]), Path(__file__).with_name("lint.py")]:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -191,7 +191,14 @@ def _lint_variable(node: _Node) -> Iterator[Finding]:
 
 def _recursion(nodes: Sequence[_Node]) -> Iterator[Finding]:
     """Functions that can call themselves."""
-    functions = {node.address: node for node in nodes if node.kind in _FUNCTION_KINDS}
+    functions: dict[str, _Node] = {}
+    first_declaration: dict[str, str] = {}
+    for node in nodes:
+        if node.kind in _FUNCTION_KINDS:
+            earlier = re.match(r" (?:parent 0x\w+ )?prev (0x\w+)", node.text)
+            first = first_declaration[earlier[1]] if earlier and earlier[1] in first_declaration else node.address
+            first_declaration[node.address] = first
+            functions.setdefault(first, node)
     calls: dict[str, set[str]] = {address: set() for address in functions}
     enclosing: list[_Node] = []
     for node in nodes:
@@ -200,7 +207,8 @@ def _recursion(nodes: Sequence[_Node]) -> Iterator[Finding]:
         if node.kind in _FUNCTION_KINDS:
             enclosing.append(node)
         elif enclosing and node.kind in ("DeclRefExpr", "MemberExpr"):
-            calls[enclosing[-1].address].update(a for a in re.findall(r"0x[0-9a-f]+", node.text) if a in functions)
+            called = {first_declaration.get(address, "") for address in re.findall(r"0x[0-9a-f]+", node.text)}
+            calls[first_declaration[enclosing[-1].address]] |= called & functions.keys()
     for address, function in functions.items():
         reached: set[str] = set()
         frontier = set(calls[address])
