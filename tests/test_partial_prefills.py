@@ -259,7 +259,7 @@ def test_records_say_that_nobody_may_overtake_any_more():
 
 
 def test_overtakers_of_one_step_are_counted_one_by_one():
-    """B may be put off by one budget, 100 tokens: three prompts of 30 get past it, the fourth does not."""
+    """B may be put off by 7 % of 1440 tokens, which are 100: three prompts of 30 get past it, the fourth does not."""
     scheduler = make_scheduler(
         max_num_batched_tokens=100,
         max_num_seqs=50,
@@ -268,7 +268,7 @@ def test_overtakers_of_one_step_are_counted_one_by_one():
         long_prefill_token_threshold=50,
         num_blocks=400,
     )
-    for name, length in (("A", 400), ("B", 200), ("a", 30), ("b", 30), ("c", 30), ("d", 30)):
+    for name, length in (("A", 1000), ("B", 440), ("a", 30), ("b", 30), ("c", 30), ("d", 30)):
         add(scheduler, name, length, max_tokens=1)
     records = [step(scheduler) for _ in range(3)]
     assert [sizes(record) for record in records] == [
