@@ -198,3 +198,44 @@ def test_commands_do_not_wait_for_the_engine(recorded):
     feed.handle({"name": "pause"})
     assert time.monotonic() - start < 5
     release.set()
+
+
+def test_captured_weights_are_shown_over_their_tokens(engine):
+    import base64
+
+    import numpy as np
+
+    feed = Feed(engine)
+    feed.handle({"name": "show_weights", "args": {"row": 0}})
+    assert "nothing has been captured" in feed.status()["message"]
+    prompt = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+    engine.add_request(prompt, max_tokens=4)
+    engine.add_request([20, 21, 22], max_tokens=4)
+    engine.step()
+    feed.handle({"name": "capture", "args": {"layer": 1}})
+    assert feed.status()["capture"] == {"layer": 1, "step": -1}
+    engine.step()
+    feed.handle({"name": "show_weights", "args": {"row": 0}})
+    shown = feed.status()["weights"]
+    assert (shown["step"], shown["request"], shown["position"]) == (1, "r0", 9)
+    first = engine.trace[0].chunks[0].sampled
+    assert shown["tokens"] == [engine.tokenizer.decode([token]) for token in [*prompt, first]]
+    scaled = np.frombuffer(base64.b64decode(shown["weights"]), np.uint8).reshape(shown["num_heads"], 10)
+    weights = scaled / 255 * np.array(shown["largest"])[:, None]
+    assert np.allclose(weights, feed._capture.weights(0), atol=0.003)
+    assert np.allclose(weights.sum(axis=1), 1, atol=0.02)
+    feed.handle({"name": "show_weights", "args": {"row": 99}})
+    assert "row must be from 0 to" in feed.status()["message"]
+    feed.handle({"name": "capture", "args": {"layer": 17}})
+    assert "layer must be from 0 to 1" in feed.status()["message"]
+
+
+def test_weights_as_html_escape_their_tokens():
+    import numpy as np
+
+    from workbench.viz.attention_weights import weights_html
+
+    html = weights_html(np.array([[0.2, 0.8], [0.4, 0.6]]), ["<script>", "&"])
+    assert "<script>" not in html and "&lt;script&gt;" in html and "0.7000" in html
+    with pytest.raises(ValueError, match="2 texts for 3 positions"):
+        weights_html(np.ones(3), ["a", "b"])

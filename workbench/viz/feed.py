@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.trace.trace import Trace
+from workbench.viz.attention_weights import weights_facts
 from workbench.viz.breakpoints import Breakpoints, breakpoints_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
@@ -35,7 +36,7 @@ class Feed:
         source: A Trace, or a controller: an object with ``trace``, ``state``, ``start()``, ``pause()``, ``step()``,
             ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine. With ``on_step`` it has
             breakpoints, with ``step_into`` a step can be taken phase by phase, with ``fork`` it can be asked what
-            would have been.
+            would have been, with ``capture`` the weights of a layer can be seen.
         other: A second trace to compare with.
     """
 
@@ -45,6 +46,8 @@ class Feed:
         self._other = other
         self._other_sent: Trace | None = None
         self._phase: dict[str, Any] | None = None
+        self._capture: Any = None
+        self._weights: dict[str, Any] | None = None
         self._sent = 0
         self._confirmed = 0
         self._sent_requests = -1
@@ -101,9 +104,12 @@ class Feed:
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
-            "can": [name for name in ("on_step", "step_into", "fork") if hasattr(self.controller, name)],
+            "can": [name for name in ("on_step", "step_into", "fork", "capture") if hasattr(self.controller, name)],
             "phase": self._phase,
         }
+        if self._capture is not None:
+            status["capture"] = {"layer": self._capture.layer, "step": self._capture.step}
+            status["weights"] = self._weights
         if hasattr(self.controller, "on_step"):
             breakpoints = breakpoints_of(self.controller)
             status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
@@ -124,6 +130,8 @@ class Feed:
             "add_request": self._do_add_request,
             "abort": self._do_abort,
             "fork": self._do_fork,
+            "capture": self._do_capture,
+            "show_weights": self._do_show_weights,
             "add_breakpoint": self._do_add_breakpoint,
             "remove_breakpoint": self._do_remove_breakpoint,
         }
@@ -190,6 +198,16 @@ class Feed:
             self._other = engine.fork(at_step=at_step, **changes)
 
         self._in_background(fork)
+
+    def _do_capture(self, layer: int) -> None:
+        self._capture = self._engine("capture").capture(layer)
+        self._weights = None
+
+    def _do_show_weights(self, row: int) -> None:
+        if self._capture is None:
+            raise ValueError("nothing has been captured: choose a layer and take a step")
+        decode = getattr(getattr(self.controller, "tokenizer", None), "decode", None)
+        self._weights = weights_facts(self._capture, row, self.trace, decode or (lambda ids: f" {ids[0]}"))
 
     def _breakpoints(self) -> Breakpoints:
         return breakpoints_of(self._engine("on_step"))

@@ -21,6 +21,7 @@ PANELS = (
     "compare",
     "packed",
     "rectangle",
+    "weights",
     "kernel",
     "texts",
     "pool",

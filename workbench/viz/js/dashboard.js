@@ -21,12 +21,13 @@ import { TextsPanel } from "./texts.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Theme, inkOn } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
+import { WeightsPanel } from "./weights.js";
 
 const PANELS = {
-  timeline: TimelinePanel, gantt: GanttPanel, compare: ComparePanel, packed: PackedPanel, rectangle: RectanglePanel, kernel: KernelPanel, texts: TextsPanel,
+  timeline: TimelinePanel, gantt: GanttPanel, compare: ComparePanel, packed: PackedPanel, rectangle: RectanglePanel, weights: WeightsPanel, kernel: KernelPanel, texts: TextsPanel,
   pool: PoolPanel, tables: BlockTablesPanel, events: EventsPanel, metrics: MetricsPanel,
 };
-const AREAS = { wide: ["timeline", "gantt", "compare"], left: ["packed", "rectangle", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
+const AREAS = { wide: ["timeline", "gantt", "compare"], left: ["packed", "rectangle", "weights", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
 
 class View {
   constructor(model, root) {
@@ -48,7 +49,8 @@ class View {
     this.forkForm = new ForkForm(this);
     this.phaseBox = new PhaseBox(this);
     this.reading = h("p", { class: "wb-reading" }, "Colour is a request in focus. ", h("b", {}, "Solid"), " is prefill, ", h("b", {}, "light with a dot"), " is decode, ", h("b", {}, "hatched"), " is computed again.");
-    root.append(h("style", {}, STYLE), this.controls.element, this.helpElement, this.breakpointsForm.element, this.forkForm.element, this.phaseBox.element, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
+    this.controls.element.append(this.helpElement, this.breakpointsForm.element, this.forkForm.element);
+    root.append(h("style", {}, STYLE), this.controls.element, this.phaseBox.element, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
     root.classList.add("wb-root");
     root.tabIndex = -1;
     bindKeys(root, this);

@@ -1,0 +1,91 @@
+"""Attention weights of one row over the text: what a captured layer looked at."""
+
+from __future__ import annotations
+
+import base64
+import bisect
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workbench.viz.reprs import fragment
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+
+def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """The weights of a packed row with the tokens they fall on, as plain data for a view.
+
+    Args:
+        capture: A captured layer: ``layer``, ``step``, ``cu_seqlens_q`` and ``weights(row)`` [num_heads, kv_len].
+        row: Row of the packed batch.
+        trace: The trace that holds the captured step.
+        decode: Text of token ids.
+
+    Returns:
+        ``layer``, ``step``, ``row``, ``request``, ``position`` of the row in its sequence, ``tokens`` (one text per KV
+        position), ``num_heads`` and ``weights``: base64 of uint8 [num_heads, kv_len], 255 for the largest weight of
+        each head, with that largest weight in ``largest``.
+
+    Raises:
+        ValueError: Nothing has been captured yet, or there is no such row.
+    """
+    weights = np.asarray(capture.weights(row))
+    seq = bisect.bisect_right(capture.cu_seqlens_q, row) - 1
+    record = trace[capture.step - trace[0].step]
+    chunk = record.chunks[seq]
+    token_ids = _token_ids(trace, chunk.request_id, chunk.end)
+    largest = weights.max(axis=1, keepdims=True)
+    scaled = np.round(255 * weights / np.where(largest > 0, largest, 1)).astype(np.uint8)
+    return {
+        "layer": capture.layer,
+        "step": capture.step,
+        "row": row,
+        "request": chunk.request_id,
+        "position": chunk.start + row - capture.cu_seqlens_q[seq],
+        "tokens": [decode([token]) if token >= 0 else "" for token in token_ids],
+        "num_heads": len(weights),
+        "weights": base64.b64encode(scaled.tobytes()).decode("ascii"),
+        "largest": [float(value) for value in largest[:, 0]],
+    }
+
+
+def _token_ids(trace: Trace, request_id: str, length: int) -> list[int]:
+    """The first tokens of a request, prompt and output; -1 where the trace does not hold them."""
+    info = trace.requests[request_id]
+    tokens = list(info.prompt_token_ids) or [-1] * info.num_prompt_tokens
+    for record in trace:
+        if len(tokens) >= length:
+            break
+        tokens.extend(c.sampled for c in record.chunks if c.request_id == request_id and c.sampled is not None)
+    return tokens[:length]
+
+
+def weights_html(weights: np.ndarray, tokens: Sequence[str], *, title: str = "Attention weights") -> str:
+    """The text with each token as dark as the square root of its weight, as an HTML fragment without scripts.
+
+    Args:
+        weights: Weight of each position [kv_len], or of each head and position [num_heads, kv_len], which is averaged.
+        tokens: Text of each position.
+        title: Heading.
+
+    Raises:
+        ValueError: There are not as many tokens as positions.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    mean = weights.mean(axis=0) if weights.ndim == 2 else weights
+    if len(tokens) != len(mean):
+        raise ValueError(f"tokens: {len(tokens)} texts for {len(mean)} positions")
+    shares = np.round(100 * np.sqrt(mean / max(float(mean.max(initial=0.0)), 1e-12))).astype(int)
+    spans = "".join(
+        f'<span style="background:color-mix(in srgb,currentColor {share * 0.6:.0f}%,transparent)" '
+        f'title="position {position}: {value:.4f}">{escape(text)}</span>'
+        for position, (text, share, value) in enumerate(zip(tokens, shares, mean))
+    )
+    return fragment(
+        f"<h4>{escape(title)}</h4>",
+        f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{spans}</div>',
+    )
