@@ -49,15 +49,15 @@ class RecordsSteps:
         self.recorder = SchedulerRecorder(self, functools.partial(describe_vllm, self), log)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's ``schedule``, recorded."""
+        """``schedule`` of vLLM, recorded."""
         return self.recorder.schedule(super().schedule, args, kwargs)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's ``update_from_output``, recorded."""
+        """``update_from_output`` of vLLM, recorded."""
         return self.recorder.update(super().update_from_output, args, kwargs)
 
     def add_request(self, request: Any) -> None:
-        """vLLM's ``add_request``, recorded."""
+        """``add_request`` of vLLM, recorded."""
         is_new = request.request_id not in self.requests
         super().add_request(request)
         if is_new:  # otherwise more input of a streaming session
@@ -72,7 +72,7 @@ class RecordsSteps:
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
-        """vLLM's ``shutdown``; the recording is complete when it returns."""
+        """``shutdown`` of vLLM; the recording is complete when it returns."""
         super().shutdown()
         self.recorder.close()
 
@@ -132,6 +132,7 @@ def describe_vllm(scheduler: Any) -> Setup:
         model=_model(scheduler),
         versions={"vllm": version},
         created=created,
+        kv_cache_group=_kv_cache_group(scheduler),
         samples=getattr(scheduler, "num_sampled_tokens_per_step", 1) > 0,
     )
 
@@ -194,5 +195,4 @@ def _model(scheduler: Any) -> dict[str, Any]:
         "name": str(getattr(model, "served_model_name", None) or getattr(model, "model", "")),
         "dtype": str(getattr(model, "dtype", "")).removeprefix("torch."),
         "num_kv_cache_groups": len(scheduler.kv_cache_config.kv_cache_groups),
-        "kv_cache_group": _kv_cache_group(scheduler),
     }

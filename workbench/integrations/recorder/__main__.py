@@ -44,7 +44,12 @@ class Recording:
             max_file_bytes=settings.max_file_mb * MIB,
             max_files=settings.max_files,
         )
-        self._assembler = Assembler(setup.config, samples=setup.samples, max_waiting=settings.max_waiting)
+        self._assembler = Assembler(
+            setup.config,
+            kv_cache_group=setup.kv_cache_group,
+            samples=setup.samples,
+            max_waiting=settings.max_waiting,
+        )
         self._flushed_at = 0.0
 
     def take(self, message: Message, *, more_to_come: bool) -> None:

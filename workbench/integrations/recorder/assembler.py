@@ -39,6 +39,7 @@ class Assembler:
 
     Args:
         config: The engine's configuration; ``block_size`` and the limits that explain decisions are read.
+        kv_cache_group: Index of the KV cache group whose blocks are recorded.
         samples: Requests sample tokens; False for pooling models.
         max_waiting: Waiting requests named in a record at most.
 
@@ -52,7 +53,10 @@ class Assembler:
         ('new_final', ('a',), None)
     """
 
-    def __init__(self, config: dict[str, object], *, samples: bool = True, max_waiting: int = 512) -> None:
+    def __init__(
+        self, config: dict[str, object], *, kv_cache_group: int = 0, samples: bool = True, max_waiting: int = 512
+    ) -> None:
+        self._group = kv_cache_group
         self._block_size = int(config.get("block_size") or 16)
         self._token_budget = int(config.get("max_num_scheduled_tokens") or config.get("max_num_batched_tokens") or 0)
         self._max_batched = int(config.get("max_num_batched_tokens") or 0)
@@ -137,8 +141,9 @@ class Assembler:
                 start, new_block_ids = request.begin_prefill(admission), admission.block_ids
             else:
                 request = self._queues.live[request_id]
-                start, new_block_ids = next(others)
-                request.block_table.extend(new_block_ids or ())
+                start, groups = next(others)
+                new_block_ids = groups[self._group] if groups else ()
+                request.block_table.extend(new_block_ids)
             step.chunks.append((request, self._chunk(request, start, num_tokens, new_block_ids, admission, cap)))
             if self._caches_prefixes:
                 first, last = start // self._block_size, (start + num_tokens) // self._block_size
@@ -178,7 +183,7 @@ class Assembler:
         request: LiveRequest,
         start: int,
         num_tokens: int,
-        new_block_ids: Sequence[int] | None,
+        new_block_ids: Sequence[int],
         admission: Admission | None,
         cap: int,
     ) -> Chunk:
@@ -207,7 +212,7 @@ class Assembler:
             arm,
             None,
             limited_by,
-            tuple(new_block_ids or ()),
+            tuple(new_block_ids),
             start if admission is not None else 0,
             num_recomputed,
         )
@@ -256,10 +261,9 @@ class Assembler:
         if chunk.is_partial_prefill or not self._samples:
             return chunk
         request_id = chunk.request_id
-        if self._queues.live.get(request_id) is not request:
-            # It has ended. With this very output, or before it was there, so that nobody wanted it?
-            if self._ended_in_update.get(request_id, "abort") in ("abort", "error"):
-                return chunk
+        has_ended = self._queues.live.get(request_id) is not request
+        if has_ended and self._ended_in_update.get(request_id, "abort") in ("abort", "error"):
+            return chunk  # not with this very output, but before it was there: nobody wanted it any more
         token = 0
         if tokens is not None:
             given = tokens.get(request_id)

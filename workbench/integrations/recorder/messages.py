@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
         model: Facts about the model by name.
         versions: Versions of the software involved.
         created: Wall-clock time, seconds since the epoch.
+        kv_cache_group: Index of the KV cache group whose blocks are recorded.
         samples: Requests sample tokens; False for pooling models.
     """
 
@@ -37,6 +38,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
     model: dict[str, Any]
     versions: dict[str, str]
     created: float
+    kv_cache_group: int = 0
     samples: bool = True
 
 
@@ -100,7 +102,7 @@ class Schedule(msgspec.Struct, array_like=True, tag="schedule"):
         num_scheduled_tokens: Tokens by request, in scheduling order.
         admissions: Requests that left the waiting queue.
         num_computed_tokens: Of every other scheduled request, in order, its progress before the step.
-        new_block_ids: Of the same requests, the blocks they were given, or None.
+        new_block_ids: Of the same requests, the blocks they were given in each KV cache group, or None.
         free_blocks: Free KV blocks now.
         running: Running requests now, where the receiver shall not work them out by itself; None otherwise.
         waiting: Waiting requests likewise.
@@ -112,7 +114,7 @@ class Schedule(msgspec.Struct, array_like=True, tag="schedule"):
     num_scheduled_tokens: dict[str, int]
     admissions: list[Admission]
     num_computed_tokens: list[int]
-    new_block_ids: list[list[int] | None]
+    new_block_ids: list[list[list[int]] | None]
     free_blocks: int
     running: list[str] | None = None
     waiting: list[str] | None = None

@@ -39,6 +39,13 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
+SEND_SECONDS = 0.05
+"""Messages are collected for this long while the engine is busy: waking the writer costs more than a message."""
+
+SEND_BYTES = 2**18
+"""Collected messages of this size are sent at once."""
+
+
 class SchedulerRecorder:
     """Records the steps of a scheduler that has the interface of vLLM's V1 scheduler.
 
@@ -52,6 +59,7 @@ class SchedulerRecorder:
         self._scheduler = scheduler
         self._log = log
         self._buffer = bytearray()
+        self._sent_at = 0.0
         self._num_steps = 0
         self._in_flight: dict[int, int] = {}
         """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
@@ -65,7 +73,7 @@ class SchedulerRecorder:
             self._token_ids = setup.settings.token_ids
             self._max_waiting = setup.settings.max_waiting
             self._block_pool = scheduler.kv_cache_manager.block_pool
-            self._group = setup.model.get("kv_cache_group", 0)
+            self._group = setup.kv_cache_group
             self._several_tokens = bool(getattr(scheduler, "num_spec_tokens", 0))
             # A connector moves requests between queues on its own account.
             self._sends_queues = getattr(scheduler, "connector", None) is not None
@@ -164,7 +172,7 @@ class SchedulerRecorder:
             num_scheduled_tokens,
             admissions,
             num_computed_tokens,
-            [blocks and blocks[group] for blocks in new_block_ids],
+            new_block_ids,
             self._block_pool.get_num_free_blocks(),
         )
         if self._sends_queues or step % QUEUE_STEPS == QUEUE_STEPS - 1:
@@ -201,6 +209,12 @@ class SchedulerRecorder:
             given = model_runner_output.sampled_token_ids
             message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
         pack(message, self._buffer)
+        is_due = ended - self._sent_at > SEND_SECONDS or len(self._buffer) > SEND_BYTES
+        if is_due or not self._scheduler.running:
+            self._sent_at = ended
+            self._send()
+
+    def _send(self) -> None:
         self._writer.send(self._buffer)
         self._buffer.clear()
 
@@ -209,6 +223,7 @@ class SchedulerRecorder:
     @_never_raises
     def close(self) -> None:
         """End the recording: everything is in the files when this returns."""
+        self._send()
         writer, self._writer = self._writer, None
         try:
             writer.close()
