@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Case, assert_close, build
 from test_engine_exactness import compare_every_step
+from tiny_models import tiny_model
 
-from workbench import SamplingParams, msl
+from workbench import EngineConfig, SamplingParams, msl
 from workbench.attention import paged_varlen_attention
 from workbench.attention import selection as selection_module
 from workbench.attention.backend import get_backend, resolve_backend_name
@@ -17,7 +18,9 @@ from workbench.attention.metal import launch
 from workbench.attention.metal.backend import MetalBackend, MslBackend
 from workbench.attention.metal.plan import MIN_KV_SPLIT, TARGET_THREADGROUPS, choose_kv_split, plan_launch
 from workbench.attention.selection import select_backend
+from workbench.engine import model_runner
 from workbench.kernel_check import is_wrong, print_check, probes, try_backend
+from workbench.models.preflight import preflight
 
 LLAMA = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "dtype": "float16"}
 
@@ -165,6 +168,27 @@ def test_a_model_without_a_variant(apple_gpu):
     assert chosen.backend.name == "gather" and "block_size is 4" in chosen.fallback_reason
     with pytest.raises(ValueError, match="head_dim is 24"):
         select_backend("metal", **{**LLAMA, "head_dim": 24})
+
+
+def test_engine_on_a_gpu_falls_back_with_the_reason(apple_gpu, monkeypatch):
+    """Whether the preflight of the model notices the fault or only the self-test on longer contexts does."""
+    monkeypatch.setattr(model_runner, "get_backend", selection_module.get_backend)
+    config = EngineConfig(num_blocks=32, block_size=8)
+    runner = model_runner.ModelRunner(tiny_model("llama"), config)
+    runner.close()
+    assert (runner.backend_name, runner.mode, runner.fallback_reason) == ("metal", "kernel", "")
+    source = launch.metal_source
+    for old, new in (("row.total * rescale", "row.total"), ("split * rows_between", "split")):
+        monkeypatch.setattr(launch, "metal_source", lambda name, old=old, new=new: source(name).replace(old, new))
+        runner = model_runner.ModelRunner(tiny_model("llama"), config)
+        runner.close()
+        assert (runner.backend_name, runner.mode) == ("gather", "kernel")
+        assert runner.describe()["attention_fallback_reason"] == runner.fallback_reason != ""
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss", "phi3"])
+def test_models_with_windows_and_sinks_through_msl(architecture):
+    assert preflight(tiny_model(architecture), MslBackend()).mode == "kernel"
 
 
 def test_msl_needs_no_self_test():

@@ -18,8 +18,8 @@ FALLBACK = "gather"
 SELF_TESTED = ("metal", "cuda")
 """Backends whose compiler and hardware this project's own tests may never have met."""
 
-SELF_TEST_SEQUENCES = ((1, 700), (40, 100), (1, 33), (5, 5))
-"""A decode that is split, a chunk of several tiles, a decode that is not split and a prompt."""
+SELF_TEST_SEQUENCES = ((1, 700), (40, 400), (1, 33), (5, 5))
+"""A decode and a chunk that are split, a decode that is not and a short prompt."""
 
 
 @dataclass(frozen=True)

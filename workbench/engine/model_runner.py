@@ -10,8 +10,9 @@ import mlx.nn as nn
 import msgspec
 import numpy as np
 
-from workbench.attention.backend import get_backend
+from workbench.attention.backend import AttentionBackend, get_backend
 from workbench.attention.metadata import AttentionMetadata
+from workbench.attention.selection import FALLBACK, SELF_TESTED, select_backend
 from workbench.engine.config import EngineConfig
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
@@ -32,6 +33,7 @@ class ModelRunner:
         preflight: How the model is served, and how that was found out.
         kv_cache: The block pool.
         backend_name: Name of the attention backend.
+        fallback_reason: Why it is not the backend "auto" stands for here; empty when it is.
     """
 
     def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig) -> None:
@@ -48,9 +50,8 @@ class ModelRunner:
         """
         self.loaded = None if isinstance(model, nn.Module) else model
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
-        self.backend = get_backend(config.attention_backend)
+        self.backend, self.preflight, self.fallback_reason = _tried_backend(self.model, config)
         self.backend_name = self.backend.name
-        self.preflight: PreflightResult = preflight(self.model, self.backend)
         pool = (self.preflight.layers, config.num_blocks, config.block_size)
         _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
         self._swaps: list[Swap] = []
@@ -183,6 +184,8 @@ class ModelRunner:
             "kv_bytes_per_block": self.bytes_per_block,
             "preflight_error": self.preflight.max_error,
         }
+        if self.fallback_reason:
+            facts["attention_fallback_reason"] = self.fallback_reason
         if self.loaded is not None:
             facts |= {
                 "name": self.loaded.name,
@@ -192,6 +195,32 @@ class ModelRunner:
                 "vocab_size": self.loaded.vocab_size,
             }
         return facts
+
+
+def _tried_backend(model: nn.Module, config: EngineConfig) -> tuple[AttentionBackend, PreflightResult, str]:
+    """The attention backend, how it serves the model, and why it is not the one "auto" stands for here.
+
+    A kernel on a GPU has to reproduce the model, like any backend, and its own self-test on the model's shapes.
+    """
+    backend = get_backend(config.attention_backend)
+    result = preflight(model, backend)
+    reason = result.reason if config.attention_backend == "auto" and backend.name in SELF_TESTED else ""
+    if result.mode == "kernel":
+        layers = {(layer.num_kv_heads, layer.k_head_dim, _name(layer.dtype)) for layer in result.layers}
+        for num_kv_heads, head_dim, dtype in sorted(layers):
+            chosen = select_backend(
+                config.attention_backend,
+                num_heads=result.num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                block_size=config.block_size,
+                dtype=dtype,
+            )
+            reason = reason or chosen.fallback_reason
+    if not reason:
+        return backend, result, ""
+    fallback = get_backend(FALLBACK)
+    return fallback, preflight(model, fallback), reason
 
 
 def _check_pool_fits(config: EngineConfig, block_bytes: int) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 V1_SIMDGROUPS = 4
 """Simdgroups that share the context of a row in ``paged_varlen_v1``."""
 
+MAX_WINDOW = 2**30
+"""Wider windows are as good as this one, and positions minus it do not overflow."""
+
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
@@ -80,6 +83,10 @@ class PagedVarlenKernels:
             return mx.zeros_like(q)
         num_heads, head_dim = q.shape[1:]
         check_supported(head_dim, metadata.block_size, k_cache.dtype)
+        if v_cache.shape != k_cache.shape:
+            raise ValueError(
+                f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; the Metal kernel needs one shape"
+            )
         dtype = k_cache.dtype
         shape = TileShape.choose(head_dim, dtype.size)
         plan = self.plan(metadata, num_heads, k_cache.shape[2], head_dim, dtype.size, window_size[0], kv_split)
@@ -100,7 +107,7 @@ class PagedVarlenKernels:
                 metadata.mlx_block_table,
                 _sinks_or_minus_infinity(sinks, num_heads),
                 mx.array(scoring, mx.float32),
-                mx.array([window_size[0]], mx.int32),
+                mx.array([min(window_size[0], MAX_WINDOW)], mx.int32),
             ],
             outputs=outputs,
             grid=grid,
@@ -154,7 +161,7 @@ class PagedVarlenKernels:
                 metadata.mlx_block_table,
                 _sinks_or_minus_infinity(sinks, num_heads),
                 mx.array([softmax_scale, softcap], mx.float32),
-                mx.array([window_size[0]], mx.int32),
+                mx.array([min(window_size[0], MAX_WINDOW)], mx.int32),
             ],
             outputs=[(q.shape, dtype)],
             grid=(32 * V1_SIMDGROUPS * num_heads, num_tokens, 1),
