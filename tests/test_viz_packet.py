@@ -221,3 +221,24 @@ def test_a_slice_begins_where_its_steps_begin():
     first = int(arrays["num_pool_changes"][0])
     owned = {b for b, state in zip(arrays["pool.block"][:first], arrays["pool.state"][:first]) if state == 3}
     assert owned == set(np.flatnonzero(whole.pool_state(part[0].step).state == 3))
+
+
+def test_a_shadow_launch_is_sent_when_it_is_done():
+    whole = hostile_trace(["a", "b", "c"])
+    controller = ReplayingController(whole)
+    controller.step()
+    controller.step()
+    shadow = {"layer": 3, "pending": True}
+    whole[1].kernel.details["shadow"] = shadow
+    feed = Feed(controller)
+    header, _ = decode_packet(feed.next_packet())
+    assert header["shadows"] == [] and "shadow" not in str(header["kernels"]) and len(header["kernels"]) == 1
+    feed.confirm(2)
+    assert feed.next_packet() is None
+    shadow.update({"faults": [], "max_difference": 1e-7, "launches": []})
+    del shadow["pending"]
+    header, _ = decode_packet(feed.next_packet())
+    assert header["shadows"] == [[1, shadow]] and header["num_steps"] == 0
+    assert feed.next_packet() is None
+    feed.handle({"name": "resend"})
+    assert decode_packet(feed.next_packet())[0]["shadows"] == [[1, shadow]]

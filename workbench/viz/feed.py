@@ -51,6 +51,7 @@ class Feed:
         self._sent = 0
         self._confirmed = 0
         self._sent_requests = -1
+        self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
         self._message = ""
         self._resend = False
         self._lock = threading.Lock()
@@ -61,8 +62,9 @@ class Feed:
         """The steps the view has not seen, or None when there is nothing new."""
         with self._lock:
             columns = columns_of(self.trace)
-            num_steps, num_requests = columns.num_steps, len(columns.requests)
-            if (num_steps, num_requests) == (self._sent, self._sent_requests) and not self._resend:
+            num_steps, num_requests, num_shadows = columns.num_steps, len(columns.requests), len(columns.shadows)
+            seen = self._sent, self._sent_requests, self._known_shadows
+            if seen == (num_steps, num_requests, num_shadows) and not self._resend:
                 return None
             whole = self._resend or self._sent_requests < 0
             first = 0 if whole else max(self._confirmed, self._sent - REPEAT_STEPS)
@@ -76,10 +78,11 @@ class Feed:
                 first_request=0 if behind else self._known_requests,
                 first_string=0 if behind else self._known_strings,
                 first_kernel=0 if behind else self._known_kernels,
+                first_shadow=0 if behind else self._known_shadows,
                 extra={"facts": trace_facts(self.trace)} if behind else None,
             )
             self._sent, self._sent_requests, self._resend = num_steps, num_requests, False
-            self._known_requests = num_requests
+            self._known_requests, self._known_shadows = num_requests, num_shadows
             self._known_strings, self._known_kernels = len(columns.strings), len(columns.kernels)
             return packet
 

@@ -2,7 +2,7 @@
 
 import { formatNumber, h, plain, setText } from "./dom.js";
 import { CanvasPanel, MONO, SMALL, hatch, text, ticks } from "./panel.js";
-import { bytesPerPosition, formatBytes, workOf, workTotals } from "./work.js";
+import { bytesPerPosition, formatBytes, shadowFacts, workOf, workTotals } from "./work.js";
 
 const LEFT = 84, TOP = 20, GAUGE = 56;
 
@@ -74,7 +74,7 @@ export class KernelPanel extends CanvasPanel {
     const bytes = size ? `, ${formatBytes(totals.read * size)} against ${formatBytes(totals.least * size)} per layer` : "";
     const grid = launch?.grid?.length ? `, grid ${launch.grid.join(" × ")} threads, threadgroup ${launch.threadgroup.join(" × ")}` : "";
     return [`${formatNumber(work.items.length)} work items, ${source}${grid}`,
-      `${formatNumber(totals.rows)} query rows used, ${formatNumber(idle)} idle · KV read ${ratio.toFixed(2)} × the minimum${bytes}${splits ? " · hatched: split over KV, merged after" : ""}`];
+      `${formatNumber(totals.rows)} query rows used, ${formatNumber(idle)} idle · KV read ${ratio.toFixed(2)} × the minimum${bytes}${splits ? " · hatched: split over KV, merged after" : ""}`, shadowFacts(this.store.shadows.get(this.cursor.step))].filter(Boolean);
   }
 
   drawOverlay(context, width) {

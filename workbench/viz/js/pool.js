@@ -5,6 +5,7 @@ import { poolColumns } from "./geometry.js";
 import { CanvasPanel, SMALL, hatch, text, textWidth } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
 import { mix } from "./theme.js";
+import { readersOf } from "./work.js";
 
 const TOP = 46, STATES = ["reserved", "free", "cached, evictable", "in use"];
 
@@ -174,6 +175,8 @@ export class PoolPanel extends CanvasPanel {
         lines.push(`logical block ${logical}: KV positions [${formatNumber(hover.kv[0])}, ${formatNumber(hover.kv[1])})`);
       }
     }
+    const readers = readersOf(store.shadows.get(cursor.step), block);
+    if (readers.length) lines.push(`read by ${readers.length} threadgroups of the Metal kernel: ${readers.slice(0, 4).map((at) => `(${at.join(", ")})`).join(" ")}${readers.length > 4 ? " …" : ""}`);
     if (state === CACHED) lines.push(block === this.nextEvicted ? "the next cached block to be evicted" : "still found by the prefix cache");
     if (pool.changed[block] >= 0) lines.push(`last changed in step ${store.label(pool.changed[block])}`);
     return { hover, lines, request: state === OWNED ? store.requests[pool.owner[block]] : undefined, block };

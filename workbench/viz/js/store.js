@@ -55,6 +55,7 @@ export class Store {
     this.byId = new Map();
     this.strings = [];
     this.kernels = [];
+    this.shadows = new Map(); // step -> what a shadow launch of the Metal kernel found
     this.columns = new Map(); // "budget" or "chunk.start" -> Column
     this.bounds = { chunk: [0], event: [0], passed_over: [0], pool: [0], work: [0] };
     this.pool = new PoolHistory();
@@ -77,6 +78,7 @@ export class Store {
     this.addRequests(header);
     this.strings.push(...header.strings.slice(this.strings.length - header.first_string));
     this.kernels.push(...header.kernels.slice(this.kernels.length - header.first_kernel));
+    for (const [step, found] of header.shadows) this.shadows.set(step, found);
     const fresh = this.skipKnown(header, arrays);
     for (const [name, code] of header.columns) {
       if (!this.columns.has(name)) this.columns.set(name, new Column(code));

@@ -42,3 +42,20 @@ export function formatBytes(bytes) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (bytes >= size) return `${Number((bytes / size).toPrecision(3))} ${unit}`;
   return `${Math.round(bytes)} B`;
 }
+
+/** What the Metal kernel did when it was run beside a step on the CPU, in words; null when it was not. */
+export function shadowFacts(shadow) {
+  if (!shadow) return null;
+  if (shadow.faults?.length) return `Metal kernel on layer ${shadow.layer}, run beside the step: ${shadow.faults.join("; ")}`;
+  const launches = shadow.launches || [], sum = (of) => launches.reduce((total, launch) => total + of(launch), 0);
+  const cache = (field) => sum((launch) => (launch.buffers.k_cache?.[field] || 0) + (launch.buffers.v_cache?.[field] || 0));
+  const difference = typeof shadow.max_difference === "number" ? shadow.max_difference.toExponential(1) : shadow.max_difference;
+  return `Metal kernel on layer ${shadow.layer}, run beside the step: ${launches.length} launch${launches.length === 1 ? "" : "es"}, ${sum((launch) => launch.threadgroups)} threadgroups, `
+    + `${formatBytes(cache("bytes_read"))} of KV read (${formatBytes(cache("bytes_read_once_per_threadgroup"))} counting each byte once per threadgroup), `
+    + `largest difference from the engine's own attention ${difference}, no faults`;
+}
+
+/** Positions in the grid of the threadgroups that read a block in a shadow launch. */
+export function readersOf(shadow, block) {
+  return (shadow?.launches || []).flatMap((launch) => launch.kv_blocks.filter(([, blocks]) => blocks.includes(block)).map(([position]) => position));
+}

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 ARMS = ("decode", "new_final", "intermediate", "cached_final")
-LIMITS = ("complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len")
+LIMITS = (
+    "complete",
+    "token_budget",
+    "long_prefill_token_threshold",
+    "partial_prefill_slot",
+    "max_model_len",
+    "policy",
+)
 EVENT_KINDS = ("arrive", "admit", "resume", "preempt", "finish", "abort")
 PHASES = ("schedule", "prepare", "forward", "sample", "update")
 
@@ -105,12 +112,15 @@ class TraceColumns:
         self.texts: list[str] = []
         self.strings: list[str] = []
         self.kernels: list[str] = []
+        self.shadows: list[tuple[int, dict[str, Any]]] = []
+        """Index of a step and what a shadow launch of the Metal kernel found, in the order in which they came in."""
         self._index: dict[str, int] = {}
         self._string_index: dict[str, int] = {"": -1}
         self._kernel_index: dict[str, int] = {}
         self._last_token_time: dict[int, float] = {}
         # Made with the first step: a trace that begins in the middle of a run is given its keyframe before that.
         self._pool: PoolChanges | None = None
+        self._shadows_pending: list[tuple[int, dict[str, Any]]] = []
         self._lock = threading.Lock()
 
     @property
@@ -132,6 +142,11 @@ class TraceColumns:
             for step in range(self.num_steps, len(trace)):
                 self._append(trace[step], self._pool)
                 self.num_steps = step + 1
+            # A shadow launch takes longer than its step and is filled in when it is done.
+            done = [item for item in self._shadows_pending if not item[1].get("pending")]
+            if done:
+                self.shadows.extend(done)
+                self._shadows_pending = [item for item in self._shadows_pending if item not in done]
             return self.num_steps
 
     # -- encoding one step -----------------------------------------------------------------------------------
@@ -239,10 +254,14 @@ class TraceColumns:
         )
 
     def _kernel(self, record: StepRecord) -> int:
-        """Index of the launch facts of a step (without its work items), -1 in a simulation."""
+        """Index of the launch facts of a step (without work items and shadow launch), -1 in a simulation."""
         if record.kernel is None:
             return -1
-        facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=()))
+        details = dict(record.kernel.details)
+        shadow = details.pop("shadow", None)
+        if shadow is not None:
+            self._shadows_pending.append((self.num_steps, shadow))
+        facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=(), details=details))
         text = msgspec.json.encode(facts).decode()
         index = self._kernel_index.get(text)
         if index is None:

@@ -36,6 +36,7 @@ def encode_packet(
     first_request: int = 0,
     first_string: int = 0,
     first_kernel: int = 0,
+    first_shadow: int = 0,
     extra: dict[str, Any] | None = None,
 ) -> bytes:
     """Encode steps ``[first_step, last_step)`` and the requests, strings and launches from the given indices on.
@@ -47,6 +48,7 @@ def encode_packet(
         first_request: First request to describe; the receiver knows the ones before it.
         first_string: First entry of the string table to send.
         first_kernel: First entry of the table of kernel launches to send.
+        first_shadow: First entry of the results of shadow launches to send.
         extra: Further facts for the header.
     """
     last_step = columns.num_steps if last_step is None else min(last_step, columns.num_steps)
@@ -75,6 +77,8 @@ def encode_packet(
         "strings": columns.strings[first_string:],
         "first_kernel": first_kernel,
         "kernels": [msgspec.Raw(text.encode()) for text in columns.kernels[first_kernel:]],
+        "first_shadow": first_shadow,
+        "shadows": columns.shadows[first_shadow:],
         "texts": columns.texts[texts[first_step] : texts[last_step]],
         "columns": names,
         **(extra or {}),
