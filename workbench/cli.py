@@ -12,6 +12,8 @@ import workbench
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
+    from workbench.bench import add_bench_parser
+    from workbench.kernel_check import add_kernel_parser
     from workbench.trace.cli import add_trace_parser
 
     parser = argparse.ArgumentParser(prog="workbench", description="An LLM inference engine that can be opened.")
@@ -26,10 +28,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     simulation = commands.add_parser("simulate", help="run a workload through the scheduler without a model")
     simulation.add_argument("workload", type=Path, help="workload file (JSON)")
-    simulation.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="where to save the trace (.jsonl, .jsonl.gz)")
+    simulation.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="where to save it (.jsonl, .jsonl.gz)")
     simulation.set_defaults(run=_simulate)
 
     add_trace_parser(commands)
+    add_bench_parser(commands)
+    add_kernel_parser(commands)
     return parser
 
 
@@ -65,7 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except (ValueError, OSError) as problem:
-        print(f"workbench {options.command}: {problem}", file=sys.stderr)
+        named = isinstance(problem, OSError) and problem.filename
+        reason = f"{problem.filename}: {problem.strerror}" if named else problem
+        print(f"workbench {options.command}: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
