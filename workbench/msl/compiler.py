@@ -4,7 +4,7 @@ Clang 17 or newer compiles Metal Shading Language as "C++ for OpenCL", a languag
 found as ``clang-NN`` or ``clang``, or inside PyPI's ``ziglang``, which carries a clang of its own.
 
 Environment variables:
-    WORKBENCH_CLANG: The clang to use.
+    WORKBENCH_CLANG: The clang to use; "ziglang" is that of PyPI's ziglang.
     WORKBENCH_CACHE: The cache folder.
 """
 
@@ -91,12 +91,14 @@ class Compiler:
 
     Attributes:
         kernel_command: Compiles C++ for OpenCL.
-        runtime_command: Compiles C++ and links.
+        runtime_command: Compiles C++.
+        link_command: Links; as for C, because the runtime needs nothing of the C++ library.
         version: What it says of itself; part of the cache's keys.
     """
 
     kernel_command: tuple[str, ...]
     runtime_command: tuple[str, ...]
+    link_command: tuple[str, ...]
     version: str
 
 
@@ -112,7 +114,7 @@ def find_compiler() -> Compiler:
             f"kernels run on the CPU on Linux (x86-64, 64-bit Arm), not on {sys.platform} {platform.machine()}"
         )
     if named := os.environ.get("WORKBENCH_CLANG"):
-        if compiler := _clang(named):
+        if compiler := _zig() if named == "ziglang" else _clang(named):
             return compiler
         raise MslCompilerMissing(f"WORKBENCH_CLANG={named} is not clang {FIRST_VERSION} or newer")
     names = [f"clang-{version}" for version in range(LATEST_NAMED_VERSION, FIRST_VERSION - 1, -1)]
@@ -136,7 +138,7 @@ def _clang(path: str) -> Compiler | None:
     found = re.search(r"clang version (\d+)", version)
     if not found or int(found[1]) < FIRST_VERSION:
         return None
-    return Compiler((path,), (path,), version)
+    return Compiler((path,), (path,), (path,), version)
 
 
 def _zig() -> Compiler | None:
@@ -148,7 +150,7 @@ def _zig() -> Compiler | None:
     found = re.search(r"clang version (\d+)", version)
     if not found or int(found[1]) < FIRST_VERSION:
         return None
-    return Compiler((zig, "clang"), (zig, "c++"), version)
+    return Compiler((zig, "clang"), (zig, "c++"), (zig, "cc"), version)
 
 
 @functools.cache
@@ -206,7 +208,7 @@ def compile_kernel(
         examine(_run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)]))
         _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)])
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
-        _run([*compiler.runtime_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects, "-lm"])
+        _run([*compiler.link_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects, "-lm"])
         os.replace(linked, library)
     return library
 
