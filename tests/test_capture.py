@@ -11,9 +11,7 @@ def test_weights_times_values_are_the_output(smollm2, backend):
     config = EngineConfig(max_num_batched_tokens=24, block_size=8, num_blocks=64, attention_backend=backend)
     engine = Engine(smollm2, config)
     engine.add_request("The capital of France is", SamplingParams(max_tokens=8))
-    engine.add_request(
-        "One, two, three, four, five, six, seven, eight, nine, ten", SamplingParams(max_tokens=4)
-    )
+    engine.add_request("One, two, three, four, five, six, seven, eight, nine, ten", SamplingParams(max_tokens=4))
     engine.step()
     capture = engine.capture(layer=7)
     with pytest.raises(ValueError, match="take a step first"):

@@ -114,9 +114,7 @@ def test_penalties_and_bias_agree_with_mlx_lm(rng):
     params = SamplingParams(presence_penalty=0.6, frequency_penalty=0.3, logit_bias={8: 2.5, 3: -1.0})
     ours = adjust_logits(logits, request(params, output=output))
     theirs = mx.array(logits.astype(np.float32))[None]
-    for processor in make_logits_processors(
-        logit_bias={8: 2.5, 3: -1.0}, presence_penalty=0.6, frequency_penalty=0.3
-    ):
+    for processor in make_logits_processors(logit_bias={8: 2.5, 3: -1.0}, presence_penalty=0.6, frequency_penalty=0.3):
         theirs = processor(mx.array(output), theirs)
     np.testing.assert_allclose(ours, np.array(theirs[0]), atol=1e-5)
     repeated = adjust_logits(logits, request(SamplingParams(repetition_penalty=1.4), output=output))
