@@ -28,17 +28,21 @@ class SourceLine:
 
 
 class LineTable:
-    """The line table of a shared library."""
+    """The line table of a shared library.
+
+    Attributes:
+        addresses: Offsets in the library at which a line begins, ascending.
+    """
 
     def __init__(self, library: Path) -> None:
         """Read the table of ``library``; it is empty where there is none."""
         rows = sorted(_rows(_section(library.read_bytes(), b".debug_line")), key=lambda row: row[0])
-        self._addresses = [address for address, _ in rows]
+        self.addresses = [address for address, _ in rows]
         self._places = [place for _, place in rows]
 
     def find(self, offset: int) -> SourceLine | None:
         """The place that the instruction at ``offset`` from the library's start came from, or None."""
-        at = bisect.bisect_right(self._addresses, offset) - 1
+        at = bisect.bisect_right(self.addresses, offset) - 1
         return self._places[at] if at >= 0 else None
 
 

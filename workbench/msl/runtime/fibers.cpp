@@ -283,6 +283,14 @@ MSL_CALLED void msl_assert_failed(int) {
   raise_fault({.kind = "assertion", .code_address = (uint64_t)MSL_CALLER});
 }
 
+// For a test that the structures are the same on both sides.
+MSL_EXPORT void msl_structure_bytes(uint64_t bytes[4]) {
+  bytes[0] = sizeof(Launch);
+  bytes[1] = sizeof(Buffer);
+  bytes[2] = sizeof(Fault);
+  bytes[3] = sizeof(RowRead);
+}
+
 // Runs a whole launch. Returns 1 where a fault was recorded.
 MSL_EXPORT int msl_launch(Launch* requested) {
   launch = requested;
