@@ -18,6 +18,7 @@ from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.outputs import RequestOutput
 from workbench.engine.pipeline import Phases, Pipeline
+from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.sampler import Sampler
 from workbench.engine.scheduler import Scheduler
@@ -38,6 +39,7 @@ class Engine:
     Args:
         model: "smollm2" (bundled), a GGUF file, an MLX or Hugging Face folder, a repository name, or a LoadedModel.
         config: Limits and policies; defaults suit a notebook.
+        policy: A SchedulingPolicy that decides order, chunk sizes and victims; None for vLLM's rules.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
@@ -60,7 +62,13 @@ class Engine:
         >>> engine.run()[0].text
     """
 
-    def __init__(self, model: str | Path | LoadedModel = "smollm2", config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: str | Path | LoadedModel = "smollm2",
+        config: EngineConfig | None = None,
+        *,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
         self._thread = EngineThread("workbench-engine")
         self._started = time.perf_counter()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -70,13 +78,13 @@ class Engine:
         self._pause = threading.Event()
         self._running = False
         self._phases: Phases | None = None
-        self._thread.call(lambda: self._load(model, config or EngineConfig()))
+        self._thread.call(lambda: self._load(model, config or EngineConfig(), policy))
 
-    def _load(self, model: str | Path | LoadedModel, config: EngineConfig) -> None:
+    def _load(self, model: str | Path | LoadedModel, config: EngineConfig, policy: SchedulingPolicy | None) -> None:
         self.model = model if isinstance(model, LoadedModel) else load_model(model)
         self.config = resolve_config(config, self.model)
         self.runner = ModelRunner(self.model, self.config)
-        self.scheduler = Scheduler(self.config, clock=self._clock)
+        self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
         self.sampler = Sampler(self.config.seed)
         self._book = RequestBook(self.model, self.config)
         self._pipeline = Pipeline(self.scheduler, self.runner, self.sampler, self._book)
@@ -84,7 +92,7 @@ class Engine:
         self.trace = Trace(
             TraceMeta(
                 source="engine",
-                config=self.config.to_dict(),
+                config=self.config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {}),
                 model=self.runner.describe(),
                 versions=_versions(),
                 created=time.time(),

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request import Request
 from workbench.engine.simulate import simulate_requests
 from workbench.engine.workload import Arrival, made_up_token
@@ -23,6 +24,7 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
         trace: A run of the engine, of a simulation, or recorded from another engine.
         at_step: The first step under the new configuration; the steps before it are those of the trace.
         **config_changes: EngineConfig fields to change. ``block_size`` and ``num_blocks`` can only change at step 0.
+            ``policy`` may also be a SchedulingPolicy object, from step 0.
 
     Returns:
         The simulated trace, from step 0.
@@ -38,6 +40,11 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
     """
     if not isinstance(at_step, int) or not 0 <= at_step <= len(trace):
         raise ValueError(f"at_step must be from 0 to {len(trace)}, the steps of the trace, got {at_step!r}")
+    policy = config_changes.get("policy")
+    if isinstance(policy, SchedulingPolicy):
+        del config_changes["policy"]
+        if at_step:
+            raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
     known = {field.name for field in dataclasses.fields(EngineConfig)}
     recorded = EngineConfig.from_dict({name: value for name, value in trace.config.items() if name in known})
     changed = recorded.replace(**config_changes)
@@ -71,11 +78,15 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
         tokens, index = sampled[request.request_id], request.num_output_tokens
         return tokens[index] if index < len(tokens) else made_up_token(f"{request.request_id}:{request.num_tokens}")
 
+    described = changed.to_dict()
+    if isinstance(policy, SchedulingPolicy):
+        described["scheduling_policy"] = repr(policy)
     source = f"{trace.meta.source}, forked at step {at_step}"
     return simulate_requests(
         recorded if at_step else changed,
         arrivals,
         sample_token,
         config_at={at_step: changed} if at_step else {},
-        meta=TraceMeta(source=source, config=changed.to_dict(), model=trace.meta.model, versions=trace.meta.versions),
+        policy=policy if isinstance(policy, SchedulingPolicy) else None,
+        meta=TraceMeta(source=source, config=described, model=trace.meta.model, versions=trace.meta.versions),
     )

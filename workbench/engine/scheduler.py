@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from workbench.engine.config import EngineConfig
 from workbench.engine.partial_prefills import MAX_SCANNED
+from workbench.engine.policy import CheckedPolicy, PolicyView, SchedulingPolicy
 from workbench.engine.request import FinishReason, Request
 from workbench.engine.scheduled_batch import ScheduledBatch, ScheduledChunk
 from workbench.engine.scheduler_state import SchedulerState
@@ -32,13 +33,21 @@ class Scheduler(SchedulerState):
     Args:
         config: Limits and policies.
         clock: Returns seconds since the start of the trace; stamps each step.
+        policy: Decides order, chunk sizes and victims instead of vLLM's rules; None for those.
 
     Attributes:
         step: Index of the next step.
     """
 
-    def __init__(self, config: EngineConfig, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
         super().__init__(config)
+        self.policy = None if policy is None else CheckedPolicy(policy)
         self.step = 0
         self._clock = clock
         self._in_flight: ScheduledBatch | None = None
@@ -97,7 +106,8 @@ class Scheduler(SchedulerState):
         running = self.running
         nobody_admitted = not self.waiting or len(running) >= self.max_running
         room = min(self.config.token_budget, self.kv_cache.num_free)  # a decode takes one token, at most one block
-        if nobody_admitted and len(running) <= room and not any(request.is_prefill for request in running):
+        as_usual = nobody_admitted and self.policy is None
+        if as_usual and len(running) <= room and not any(request.is_prefill for request in running):
             return False, len(running)
         batch = self._rehearsal().schedule()
         return batch.has_prefill, batch.num_tokens
@@ -124,7 +134,7 @@ class Scheduler(SchedulerState):
         """
         chunks, kv_cache = batch.chunks, self.kv_cache
         block_size, max_model_len = self.config.block_size, self.max_model_len
-        for request in self._running_order():
+        for request in self._running_order(batch):
             if budget <= 0:
                 break
             start = request.num_kv_computed
@@ -139,13 +149,13 @@ class Scheduler(SchedulerState):
             if request.status != "running":  # preempted for one before it
                 continue
             num_tokens, limited_by = self._chunk_size(
-                request.num_tokens - start, batch.long_prefill_cap, budget, max_model_len - start - 1
+                request, request.num_tokens - start, batch, budget, max_model_len - start - 1
             )
             if num_tokens <= 0:
                 continue
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free and request.status == "running":
-                victim = self.running[self._victim_position()]
+                victim = self._victim(batch)
                 reason = f"{request.request_id} needs {num_new_blocks} more KV blocks, {kv_cache.num_free} free"
                 budget += self._preempt_for(reason, victim, batch)
             if request.status == "running":
@@ -157,12 +167,26 @@ class Scheduler(SchedulerState):
                 budget -= num_tokens
         return budget
 
-    def _running_order(self) -> list[Request]:
+    def _running_order(self, batch: ScheduledBatch) -> Sequence[Request]:
         """Running requests in the order in which they are served: a list of its own, because victims leave theirs."""
-        if self.partial_prefills is None:
-            return self.running.copy()
-        num_seats = max(0, self.max_running - len(self.running))
-        return self.partial_prefills.begin_step(self.running, min(num_seats, len(self.waiting)))
+        order: Sequence[Request] = self.running.copy()
+        if self.policy is not None:
+            order = self.policy.running_order(self._view(batch))
+        if self.partial_prefills is not None:
+            num_seats = max(0, self.max_running - len(self.running))
+            if len(order) < len(self.running):  # a policy may let decodes wait, not prompts in progress
+                chosen = set(map(id, order))
+                order = [*order, *(r for r in self.running if r.is_prefill and id(r) not in chosen)]
+            order = self.partial_prefills.begin_step(order, min(num_seats, len(self.waiting)))
+        return order
+
+    def _view(self, batch: ScheduledBatch) -> PolicyView:
+        """What a policy may see, as it is now."""
+        if self._view_of_queues is None:
+            self._view_of_queues = (tuple(self.running), tuple(self.waiting))
+        return PolicyView(
+            batch.step, batch.time, self.config, *self._view_of_queues, self.kv_cache.num_free, self.kv_cache
+        )
 
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
         """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
@@ -172,7 +196,7 @@ class Scheduler(SchedulerState):
         """
         kv_cache, limits = self.kv_cache, self.partial_prefills
         batch.waiting_reason = ""
-        for request in self._waiting_order():
+        for request in self._waiting_order(batch):
             if budget <= 0 or len(self.running) >= self.max_running:
                 break
             request_id = request.request_id
@@ -190,7 +214,7 @@ class Scheduler(SchedulerState):
                 batch.passed_over[request_id] = reason
                 batch.waiting_reason = f"waiting behind {request_id}: {reason}"
                 break
-            num_tokens, limited_by = self._chunk_size(num_uncached, batch.long_prefill_cap, budget)
+            num_tokens, limited_by = self._chunk_size(request, num_uncached, batch, budget)
             shortage = kv_cache.shortage(request, hits, start + num_tokens, others_run=bool(self.running))
             if shortage:
                 batch.passed_over[request_id] = shortage
@@ -219,12 +243,15 @@ class Scheduler(SchedulerState):
             budget -= num_tokens
         return budget
 
-    def _waiting_order(self) -> Iterable[Request]:
+    def _waiting_order(self, batch: ScheduledBatch) -> Iterable[Request]:
         """Waiting requests in the order in which they are looked at."""
-        if self.partial_prefills is None:
-            return iter(lambda: self.waiting.head if self.waiting else None, None)
-        self.partial_prefills.begin_scan()
-        return list(islice(self.waiting, MAX_SCANNED))
+        if self.partial_prefills is not None:
+            self.partial_prefills.begin_scan()
+        if self.policy is not None:
+            return self.policy.waiting_order(self._view(batch))
+        if self.partial_prefills is not None:
+            return list(islice(self.waiting, MAX_SCANNED))
+        return iter(lambda: self.waiting.head if self.waiting else None, None)
 
     def _use_up(self, batch: ScheduledBatch, budget: int) -> int:
         """Give what shares left over to the prompts that can use more, and to newcomers once those are through.
@@ -269,13 +296,20 @@ class Scheduler(SchedulerState):
             cut[0].limited_by = "token_budget"
         return budget
 
-    def _chunk_size(self, remaining: int, cap: int, budget: int, room: int = sys.maxsize) -> tuple[int, LimitedBy]:
+    def _chunk_size(
+        self, request: Request, remaining: int, batch: ScheduledBatch, budget: int, room: int = sys.maxsize
+    ) -> tuple[int, LimitedBy]:
         """Tokens of a request to schedule, and which of the limits was the one that counted."""
+        cap = batch.long_prefill_cap
         num_tokens, limited_by = remaining, "complete"
         if 0 < cap < num_tokens:
             num_tokens, limited_by = cap, "long_prefill_token_threshold"
         if self.partial_prefills is not None and self.partial_prefills.share < num_tokens:
             num_tokens, limited_by = self.partial_prefills.share, "partial_prefill_slot"
+        if self.policy is not None:
+            most = self.policy.max_chunk(request, self._view(batch))
+            if most is not None and most < num_tokens:
+                num_tokens, limited_by = most, "policy"
         if budget < num_tokens:
             num_tokens, limited_by = budget, "token_budget"
         if room < num_tokens:
@@ -300,6 +334,14 @@ class Scheduler(SchedulerState):
         request.is_prefill = not chunk.samples
         self.kv_cache.publish_full_blocks(request, end)
 
+    def _victim(self, batch: ScheduledBatch) -> Request:
+        """The running request that loses its blocks when they run out."""
+        if self.policy is not None:
+            return self.policy.victim(self._view(batch))
+        if self.config.policy == "fcfs":
+            return self.running[-1]
+        return max(self.running, key=lambda request: (request.priority, request.arrival_time))
+
     def _preempt_for(self, reason: str, victim: Request, batch: ScheduledBatch) -> int:
         """Preempt a request, and take it out of the batch if it is there already.
 
@@ -322,6 +364,8 @@ class Scheduler(SchedulerState):
                 break
         self._preempt(victim)
         rule = "last admitted" if self.config.policy == "fcfs" else f"lowest priority ({victim.priority})"
+        if self.policy is not None:
+            rule = f"chosen by {self.policy.policy!r}"
         batch.preempted.append(victim.request_id)
         batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
         return refund

@@ -41,6 +41,7 @@ class SchedulerState:
         # The queues as records hold them. They change far less often than steps are taken; None when out of date.
         self._running_ids: tuple[str, ...] | None = None
         self._waiting_ids: tuple[str, ...] | None = None
+        self._view_of_queues: tuple[tuple[Request, ...], tuple[Request, ...]] | None = None
 
     def _configure(self, config: EngineConfig) -> None:
         self.config = config
@@ -99,7 +100,7 @@ class SchedulerState:
         self.requests[request.request_id] = request
         self.waiting.add(request)
         self.arrived.append(request.request_id)
-        self._waiting_ids = None
+        self._waiting_ids = self._view_of_queues = None
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free its blocks at once.
@@ -114,10 +115,10 @@ class SchedulerState:
             return False
         if request.status == "running":
             self.running.remove(request)
-            self._running_ids = None
+            self._running_ids = self._view_of_queues = None
         else:
             self.waiting.remove(request)
-            self._waiting_ids = None
+            self._waiting_ids = self._view_of_queues = None
         self._finish(request, "abort")
         self.aborted.append(request_id)
         return True
@@ -130,14 +131,7 @@ class SchedulerState:
             self.waiting.remove(request)
         request.status = "running"
         self.running.append(request)
-        self._running_ids = self._waiting_ids = None
-
-    def _victim_position(self) -> int:
-        """Place in the running list of the request that loses its blocks when they run out."""
-        running = self.running
-        if self.config.policy == "fcfs":
-            return len(running) - 1
-        return max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time))
+        self._running_ids = self._waiting_ids = self._view_of_queues = None
 
     def _preempt(self, victim: Request) -> None:
         """Take all blocks from a running request and let it wait; it keeps its output and computes it again."""
@@ -150,7 +144,7 @@ class SchedulerState:
         victim.status = "preempted"
         victim.num_preemptions += 1
         self.waiting.put_back(victim)
-        self._running_ids = self._waiting_ids = None
+        self._running_ids = self._waiting_ids = self._view_of_queues = None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request; the caller takes it off its queue."""
@@ -162,7 +156,7 @@ class SchedulerState:
     def _drop_finished(self) -> None:
         """Take finished requests off the running list."""
         self.running = [request for request in self.running if request.status == "running"]
-        self._running_ids = None
+        self._running_ids = self._view_of_queues = None
 
     # -- the state as a whole --------------------------------------------------------------------------------
 
@@ -178,7 +172,7 @@ class SchedulerState:
                 raise ValueError(f"{name} cannot change from {old} to {new} while the KV cache is in use")
         if config.policy != self.config.policy:
             self.waiting = REQUEST_QUEUES[config.policy](self.waiting)
-            self._waiting_ids = None
+            self._waiting_ids = self._view_of_queues = None
         self._configure(config)
         self.kv_cache.configure(config)
 
@@ -190,6 +184,7 @@ class SchedulerState:
         clone.running = [copies[request.request_id] for request in self.running]
         clone.waiting = type(self.waiting)(copies[request.request_id] for request in self.waiting)
         clone.kv_cache = self.kv_cache.copy()
+        clone._view_of_queues = None
         clone.partial_prefills = copy.copy(self.partial_prefills)
         clone.arrived, clone.aborted = self.arrived.copy(), self.aborted.copy()
         return clone

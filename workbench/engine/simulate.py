@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from workbench.engine.arrivals import read_generated
 from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
+from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request import Request
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.workload import Arrival, made_up_token, read_json_workload, read_workload
@@ -31,6 +32,7 @@ def simulate(
     *,
     config: EngineConfig | Mapping[str, Any] | None = None,
     cost_model: CostModel | None = None,
+    policy: SchedulingPolicy | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> Trace:
@@ -44,6 +46,7 @@ def simulate(
         config: Replaces the workload's configuration; a mapping changes only the fields it names.
         cost_model: How long a step takes; the workload's own, and without one steps take no time and only
             ``arrival_step`` says when requests arrive.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         max_steps: Steps at most.
         progress: Show a progress bar of requests that ended.
 
@@ -68,7 +71,7 @@ def simulate(
         return made_up_token(f"{request.request_id}:{request.num_tokens}")
 
     return simulate_requests(
-        base, arrivals, sample_token, cost_model=cost_model, max_steps=max_steps, progress=progress
+        base, arrivals, sample_token, cost_model=cost_model, policy=policy, max_steps=max_steps, progress=progress
     )
 
 
@@ -111,6 +114,7 @@ def simulate_requests(
     *,
     config_at: Mapping[int, EngineConfig] = MappingProxyType({}),
     cost_model: CostModel | None = None,
+    policy: SchedulingPolicy | None = None,
     meta: TraceMeta | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
@@ -123,6 +127,7 @@ def simulate_requests(
         sample_token: The next token of a request, whose ``token_ids`` holds all tokens before it.
         config_at: Configurations that come into force before a step is scheduled, by step.
         cost_model: How long a step takes; None for a run without a clock.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         meta: First line of the trace; by default one that says "simulation" and holds ``config``.
         max_steps: Steps at most.
         progress: Show a progress bar of requests that ended.
@@ -137,10 +142,11 @@ def simulate_requests(
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
     pending = deque(sorted(arrivals, key=lambda arrival: (arrival.arrival_step, arrival.arrives_at or 0.0)))
     aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
-    trace = Trace(meta or TraceMeta(source="simulation", config=config.to_dict(), versions=_versions()))
+    described = config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {})
+    trace = Trace(meta or TraceMeta(source="simulation", config=described, versions=_versions()))
     now = 0.0
     # Without a cost model steps take no time: a record of 0 seconds says so, and equal runs give equal traces.
-    scheduler = Scheduler(config, clock=lambda: now)
+    scheduler = Scheduler(config, clock=lambda: now, policy=policy)
     num_idle_steps = 0
     with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
         while pending or scheduler.has_unfinished_requests():

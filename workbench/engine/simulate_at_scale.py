@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
 from workbench.engine.latency_histogram import LatencyHistogram
+from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.workload import Arrival
 from workbench.trace import Keyframe, StepRecord, Trace, TraceMeta
@@ -149,6 +150,7 @@ def simulate_at_scale(
     arrivals: Iterable[Arrival],
     cost_model: CostModel,
     *,
+    policy: SchedulingPolicy | None = None,
     record_steps: range = range(0),
     max_steps: int | None = None,
     total: int | None = None,
@@ -160,6 +162,7 @@ def simulate_at_scale(
         config: Limits and policies.
         arrivals: The requests in order of ``arrives_at``; read one by one as the clock gets there.
         cost_model: How long a step takes.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         record_steps: Steps to keep whole, in ``recorded``.
         max_steps: Steps at most; None for no limit.
         total: Number of requests, for the progress bar.
@@ -168,18 +171,18 @@ def simulate_at_scale(
     Returns:
         The summary.
     """
-    run = _Run(config, cost_model, record_steps)
+    run = _Run(Scheduler(config, clock=lambda: run.now, policy=policy), cost_model, record_steps)
     with tqdm(total=total, desc="simulation", unit="request", disable=not progress) as bar:
         run.to_end(iter(arrivals), max_steps, bar)
     return run.summary
 
 
 class _Run:
-    def __init__(self, config: EngineConfig, cost_model: CostModel, record_steps: range) -> None:
+    def __init__(self, scheduler: Scheduler, cost_model: CostModel, record_steps: range) -> None:
         self.now = 0.0
         self.cost_model = cost_model
         self.record_steps = record_steps
-        self.scheduler = Scheduler(config, clock=lambda: self.now)
+        self.scheduler = scheduler
         self.summary = SimulationSummary()
         self._arrived_at: dict[str, float] = {}
         self._last_token_at: dict[str, float] = {}

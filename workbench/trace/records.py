@@ -47,7 +47,9 @@ Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
 ``cached_final``: the last prompt chunk of a request admitted in an earlier step (or resumed); samples.
 """
 
-LimitedBy = Literal["complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len"]
+LimitedBy = Literal[
+    "complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len", "policy"
+]
 """Why a chunk is not longer. ``complete`` means it reaches the request's last known token."""
 
 
