@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 
 import workbench
 
@@ -13,6 +11,7 @@ import workbench
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     from workbench.bench import add_bench_parser
+    from workbench.engine.simulate_cli import add_simulate_parser
     from workbench.kernel_check import add_kernel_parser
     from workbench.trace.cli import add_trace_parser
 
@@ -26,11 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
     demo.set_defaults(run=_demo)
 
-    simulation = commands.add_parser("simulate", help="run a workload through the scheduler without a model")
-    simulation.add_argument("workload", type=Path, help="workload file (JSON)")
-    simulation.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="where to save it (.jsonl, .jsonl.gz)")
-    simulation.set_defaults(run=_simulate)
-
+    add_simulate_parser(commands)
     add_trace_parser(commands)
     add_bench_parser(commands)
     add_kernel_parser(commands)
@@ -48,19 +43,6 @@ def _demo(options: argparse.Namespace) -> int:
     from workbench.demo import run_headless, run_served
 
     return run_headless(options.model) if options.headless else run_served(options.model, options.port)
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    try:
-        workload = json.loads(options.workload.read_text())
-    except json.JSONDecodeError as problem:
-        raise ValueError(f"{options.workload} is not JSON: {problem}") from None
-    trace = workbench.simulate(workload)
-    if options.trace:
-        trace.save(options.trace)
-        print(f"{len(trace)} steps saved to {options.trace}")
-    print(trace.metrics())
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from workbench.engine.cost_model import CostModel
 from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request import Request
 from workbench.engine.scheduler import Scheduler
-from workbench.engine.workload import Arrival, made_up_token, read_json_workload, read_workload
+from workbench.engine.workload import Arrival, arrival_order, made_up_token, read_json_workload, read_workload
 from workbench.trace import Trace, TraceMeta
 
 MAX_STEPS = 100_000
@@ -97,7 +97,8 @@ def read_simulation(
     if (coefficients := content.pop("cost_model", None)) is not None and cost_model is None:
         cost_model = CostModel.from_dict(coefficients)
     if "generate" not in content:
-        return *read_workload(content), cost_model
+        config, arrivals = read_workload(content)
+        return config, sorted(arrivals, key=arrival_order), cost_model
     if "requests" in content:
         raise ValueError("a workload has either requests or generate, not both")
     generated = read_generated(content.pop("generate"))
@@ -140,7 +141,7 @@ def simulate_requests(
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
-    pending = deque(sorted(arrivals, key=lambda arrival: (arrival.arrival_step, arrival.arrives_at or 0.0)))
+    pending = deque(sorted(arrivals, key=arrival_order))
     aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
     described = config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {})
     trace = Trace(meta or TraceMeta(source="simulation", config=described, versions=_versions()))

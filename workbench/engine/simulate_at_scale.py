@@ -160,7 +160,7 @@ def simulate_at_scale(
 
     Args:
         config: Limits and policies.
-        arrivals: The requests in order of ``arrives_at``; read one by one as the clock gets there.
+        arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; read one by one as the run gets there.
         cost_model: How long a step takes.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         record_steps: Steps to keep whole, in ``recorded``.
@@ -197,7 +197,7 @@ class _Run:
                 break
             if upcoming is not None and not scheduler.has_unfinished_requests():
                 self.now = max(self.now, upcoming.arrives_at or 0.0)
-            while upcoming is not None and (upcoming.arrives_at or 0.0) <= self.now:
+            while upcoming is not None and self._is_due(upcoming):
                 self._add(upcoming)
                 upcoming = next(arrivals, None)
             record = self.step()
@@ -211,11 +211,15 @@ class _Run:
                 self.now = max(self.now, upcoming.arrives_at or 0.0)
         summary.duration = self.now
 
+    def _is_due(self, arrival: Arrival) -> bool:
+        return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= self.now
+
     def _add(self, arrival: Arrival) -> None:
         request = arrival.to_request()
         request.arrival_step = self.scheduler.step
+        request.arrival_time = self.now if arrival.arrives_at is None else arrival.arrives_at
         self.scheduler.add_request(request)
-        self._arrived_at[request.request_id] = arrival.arrives_at or 0.0
+        self._arrived_at[request.request_id] = request.arrival_time
         self.summary.num_requests += 1
         if self.summary.recorded is not None and self.scheduler.step in self.record_steps:
             self.summary.recorded.add_request(msgspec.structs.replace(request.info(), prompt_token_ids=()))

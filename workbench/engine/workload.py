@@ -67,6 +67,11 @@ class Arrival:
         )
 
 
+def arrival_order(arrival: Arrival) -> tuple[int, float]:
+    """Order in which a simulation sees requests; those that compare equal keep the order of the file."""
+    return arrival.arrival_step, arrival.arrives_at or 0.0
+
+
 def made_up_token(text: str) -> int:
     """A token id from 3 to 31999 that depends on ``text`` alone."""
     return 3 + crc32(text.encode()) % 31997

@@ -1,0 +1,99 @@
+"""The Pareto plot of a sweep as one SVG: time to first token against inter-token latency and against throughput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+WIDTH, HEIGHT, MARGIN = 440, 330, 58
+POINT, FRONT, INK, GRID = "#8a8f98", "#0072b2", "#1f2328", "#d0d7de"
+
+_AXES = {
+    "ttft_mean": ("mean time to first token", "ms", 1000.0),
+    "itl_mean": ("mean inter-token latency", "ms", 1000.0),
+    "output_throughput": ("output tokens per second", "", 1.0),
+}
+
+
+def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> str:
+    """Two panels side by side; rows on the Pareto front are filled, ringed and numbered, and listed below.
+
+    Args:
+        rows: Rows of ``workbench.engine.sweep.sweep``.
+        settings: Names of the columns that say which configuration a row is.
+
+    Raises:
+        ValueError: No row has a result.
+    """
+    shown = [row for row in rows if all(row.get(name) is not None for name in _AXES)]
+    if not shown:
+        raise ValueError("nothing to plot: no run of the sweep has a mean time to first token and between tokens")
+    front = [row for row in shown if row.get("pareto")]
+    numbers = {id(row): str(number) for number, row in enumerate(front, start=1)}
+    parts = [
+        _panel(shown, numbers, "itl_mean", 0),
+        _panel(shown, numbers, "output_throughput", WIDTH),
+    ]
+    for line, row in enumerate(front):
+        label = ", ".join(f"{name}={row[name]}" for name in settings)
+        parts.append(_text(MARGIN, HEIGHT + 18 + 17 * line, f"{numbers[id(row)]}  {label}"))
+    height = HEIGHT + 24 + 17 * len(front)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {height}" role="img" '
+        f'aria-label="Pareto plot of {len(shown)} configurations, {len(front)} on the front" '
+        f'font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _panel(rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], across: str, left: int) -> str:
+    """Time to first token upwards, another objective across."""
+    x_ticks, to_x = _scale([_value(row, across) for row in rows], left + MARGIN, left + WIDTH - 16)
+    y_ticks, to_y = _scale([_value(row, "ttft_mean") for row in rows], HEIGHT - MARGIN, 16)
+    parts = []
+    for tick in x_ticks:
+        parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
+        parts.append(_text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
+    for tick in y_ticks:
+        parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - 16}" stroke="{GRID}"/>')
+        parts.append(_text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
+    parts.append(_text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, _title(across), "middle"))
+    middle = (HEIGHT - MARGIN) / 2
+    turned = f"rotate(-90 {left + 14} {middle})"
+    parts.append(f'<g transform="{turned}">{_text(left + 14, middle, _title("ttft_mean"), "middle")}</g>')
+    for row in sorted(rows, key=lambda row: id(row) in numbers):  # the front on top
+        x, y, number = to_x(_value(row, across)), to_y(_value(row, "ttft_mean")), numbers.get(id(row))
+        if number is None:
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{POINT}"/>')
+        else:
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{FRONT}" stroke="{INK}"/>')
+            parts.append(_text(x + 8, y - 6, number))
+    return "".join(parts)
+
+
+def _value(row: Mapping[str, Any], name: str) -> float:
+    return float(row[name]) * _AXES[name][2]
+
+
+def _title(name: str) -> str:
+    title, unit, _ = _AXES[name]
+    return f"{title} ({unit})" if unit else title
+
+
+def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Any]:
+    """Round ticks around the values, and the function from a value to a place."""
+    low, high = min(values), max(values)
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - max(abs(low), 1.0) * 0.5, high + max(abs(high), 1.0) * 0.5
+    rough = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    tick = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    first, last = math.floor(low / tick), math.ceil(high / tick)
+    ticks = [round(number * tick, 12) for number in range(first, last + 1)]
+    return ticks, lambda value: begin + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (end - begin)
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(text)}</text>'
