@@ -40,7 +40,7 @@ threadgroup float shared_sums[2 * 8];
 threadgroup float* shared_output = (threadgroup float*)tile_rows;  // decodes leave tile_rows free until the end
 static_assert(8 * HEAD_DIM * sizeof(float) <= TILE_KV * ROW_STRIDE * sizeof(T), "8 rows of output fit into a tile");
 
-const int simdgroup = simdgroup_index_in_threadgroup;
+const int simdgroup_id = simdgroup_index_in_threadgroup;
 const int lane = thread_index_in_simdgroup;
 const int thread_id = thread_index_in_threadgroup;
 const LanePlace place = place_of_lane(lane);
@@ -59,7 +59,6 @@ const int num_rows = item[NUM_ROWS];
 const int num_pairs = num_rows * packed_heads;
 const bool is_decode = num_pairs <= 8;
 const auto sequence_blocks = block_table + long(item[SEQ]) * block_table_shape[1];
-const int row_stride = num_kv_heads * HEAD_DIM;  // elements between neighbouring KV positions of a block
 
 // -- the queries, once ------------------------------------------------------------------------------------------
 
@@ -80,7 +79,7 @@ threadgroup_barrier(mem_flags::mem_threadgroup);
 
 // -- this lane's row of the tile: its query head, its position, what it may see, what it has summed ---------------
 
-const int first_pair = is_decode ? 0 : 8 * simdgroup;
+const int first_pair = is_decode ? 0 : 8 * simdgroup_id;
 const bool has_pairs = first_pair < num_pairs;
 const int pair = min(first_pair + place.row, num_pairs - 1);  // rows past the last pair repeat it and are not written
 const int head_in_group = first_head + pair % packed_heads;
@@ -90,7 +89,7 @@ const int row_in_item = pair / packed_heads;
 const int position = item[FIRST_POSITION] + row_in_item;
 
 // A sink counts once: in the first split, and in a decode's first simdgroup.
-const bool has_sink = item[SPLIT] == 0 && (!is_decode || simdgroup == 0) && sinks[head] != -INFINITY;
+const bool has_sink = item[SPLIT] == 0 && (!is_decode || simdgroup_id == 0) && sinks[head] != -INFINITY;
 RowState row_state;
 row_state.maximum = has_sink ? sinks[head] * M_LOG2E_F : -INFINITY;
 row_state.total = has_sink ? 1.0f : 0.0f;
@@ -111,25 +110,18 @@ simdgroup_float8x8 output[COLUMNS];
 set_zero(output);
 StagedTile<T, WIDTH, ROW_STRIDE> queries;
 queries.rows = query_rows + first_pair * ROW_STRIDE / WIDTH;
+PagedTile<T, WIDTH, GROUPS> keys;
+keys.cache = k_cache + kv_head * HEAD_DIM;
+keys.row_stride = num_kv_heads * HEAD_DIM;
 const int first_tile = kv_start / 8 * 8;
 
 if (is_decode) {
   // -- each simdgroup takes every NUM_SIMDGROUPS-th tile, straight from the cache: no barrier, loads run ahead ------
 
-  for (int tile_start = first_tile + simdgroup * TILE_KV; tile_start < kv_end; tile_start += NUM_SIMDGROUPS * TILE_KV) {
-    PagedTile<T, WIDTH, GROUPS> keys;
-    PagedTile<T, WIDTH, GROUPS> values;
-    keys.row_stride = row_stride;
-    keys.first_row = kv_start - tile_start;
-    keys.end_row = kv_end - tile_start;
-    values = keys;
-    #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-      const int group_start = min(tile_start + 8 * group, kv_end - 1);  // a group past the end is not in the table
-      const long slot = long(sequence_blocks[group_start / BLOCK_SIZE]) * BLOCK_SIZE + group_start % BLOCK_SIZE;
-      keys.group_rows[group] = k_cache + slot * row_stride + kv_head * HEAD_DIM;
-      values.group_rows[group] = v_cache + slot * row_stride + kv_head * HEAD_DIM;
-    }
+  for (int tile_start = first_tile + simdgroup_id * TILE_KV; tile_start < kv_end; tile_start += NUM_SIMDGROUPS * TILE_KV) {
+    find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
+    PagedTile<T, WIDTH, GROUPS> values = keys;
+    values.cache = v_cache + kv_head * HEAD_DIM;
     const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
     multiply_keys<HEAD_DIM>(scores, queries, keys, place);
     scores_to_weights(scores, output, row_state, row_scoring, tile_start, masked, place);
@@ -140,7 +132,7 @@ if (is_decode) {
 
   for (int other = 1; other < NUM_SIMDGROUPS; other++) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup == other) {
+    if (simdgroup_id == other) {
       if (place.column == 0) {
         shared_sums[2 * place.row] = row_state.maximum;
         shared_sums[2 * place.row + 1] = row_state.total;
@@ -151,7 +143,7 @@ if (is_decode) {
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup == 0) {
+    if (simdgroup_id == 0) {
       const float other_maximum = shared_sums[2 * place.row];
       const float maximum = max(row_state.maximum, other_maximum);
       const float base = maximum == -INFINITY ? 0.0f : maximum;
@@ -179,19 +171,18 @@ if (is_decode) {
   for (int tile_start = first_tile; tile_start < kv_end; tile_start += TILE_KV) {
     const bool sees_tile = has_pairs && tile_start <= any_last && tile_start + TILE_KV > any_first;
     const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
+    find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
     #pragma unroll
     for (int part = 0; part < 2; part++) {
-      const device T* cache = part == 0 ? k_cache : v_cache;
-      for (int i = thread_id; i < TILE_KV * LOADS_PER_ROW; i += THREADS) {
-        const int row = i / LOADS_PER_ROW;
-        const int dim = i % LOADS_PER_ROW * WIDTH;
-        const int kv_position = tile_start + row;
-        Wide<T, WIDTH> wide = Wide<T, WIDTH>(T(0.0f));
-        if (kv_position >= kv_start && kv_position < kv_end) {
-          const long slot = long(sequence_blocks[kv_position / BLOCK_SIZE]) * BLOCK_SIZE + kv_position % BLOCK_SIZE;
-          wide = *(const device Wide<T, WIDTH>*)(cache + slot * row_stride + kv_head * HEAD_DIM + dim);
+      PagedTile<T, WIDTH, GROUPS> paged = keys;
+      paged.cache = (part == 0 ? k_cache : v_cache) + kv_head * HEAD_DIM;
+      #pragma unroll
+      for (int group = 0; group < GROUPS; group++) {
+        for (int i = thread_id; i < 8 * LOADS_PER_ROW; i += THREADS) {
+          const int row = i / LOADS_PER_ROW;
+          const int dim = i % LOADS_PER_ROW * WIDTH;
+          tile_rows[((8 * group + row) * ROW_STRIDE + dim) / WIDTH] = load_wide(paged, group, row, dim);
         }
-        tile_rows[(row * ROW_STRIDE + dim) / WIDTH] = wide;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (sees_tile && part == 0) {
@@ -208,7 +199,7 @@ if (is_decode) {
 
 // -- write the rows, with the columns put back in order: see WIDE LOADS in tile.metal -------------------------------
 
-if (is_pair && !(is_decode && simdgroup > 0)) {
+if (is_pair && !(is_decode && simdgroup_id > 0)) {
   const long row = item[Q_START] + row_in_item;
   const long out_offset = (row * num_heads + head) * HEAD_DIM;
 #ifdef HAS_SPLITS

@@ -24,7 +24,7 @@ constexpr int DIMS_PER_LANE = (HEAD_DIM + LANES - 1) / LANES;
 
 const int head = threadgroup_position_in_grid.x;
 const int row = threadgroup_position_in_grid.y;
-const int simdgroup = simdgroup_index_in_threadgroup;
+const int simdgroup_id = simdgroup_index_in_threadgroup;
 const int lane = thread_index_in_simdgroup;
 const int num_heads = q_shape[1];
 const int num_kv_heads = k_cache_shape[2];
@@ -49,11 +49,11 @@ for (int i = 0; i < DIMS_PER_LANE; i++) {
 }
 
 // An attention sink is a score that takes part in the softmax and has no value. It counts once: in simdgroup 0.
-const bool has_sink = simdgroup == 0 && sinks[head] != -INFINITY;
+const bool has_sink = simdgroup_id == 0 && sinks[head] != -INFINITY;
 float maximum = has_sink ? sinks[head] : -INFINITY;  // largest score so far
 float total = has_sink ? 1.0f : 0.0f;                // sum of exp(score - maximum) so far
 
-for (int kv_position = first_visible + simdgroup; kv_position <= position; kv_position += NUM_SIMDGROUPS) {
+for (int kv_position = first_visible + simdgroup_id; kv_position <= position; kv_position += NUM_SIMDGROUPS) {
   // 4. The block table turns a position into a place in memory.
   const int block = block_table[long(seq) * block_table_shape[1] + kv_position / BLOCK_SIZE];
   const long slot = long(block) * BLOCK_SIZE + kv_position % BLOCK_SIZE;
@@ -88,13 +88,13 @@ threadgroup float shared_maximum[NUM_SIMDGROUPS];
 threadgroup float shared_total[NUM_SIMDGROUPS];
 threadgroup float shared_output[NUM_SIMDGROUPS * HEAD_DIM];
 if (lane == 0) {
-  shared_maximum[simdgroup] = maximum;
-  shared_total[simdgroup] = total;
+  shared_maximum[simdgroup_id] = maximum;
+  shared_total[simdgroup_id] = total;
 }
 for (int i = 0; i < DIMS_PER_LANE; i++) {
   const int dim = lane + i * LANES;
   if (dim < HEAD_DIM) {
-    shared_output[simdgroup * HEAD_DIM + dim] = output[i];
+    shared_output[simdgroup_id * HEAD_DIM + dim] = output[i];
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -103,7 +103,7 @@ float row_maximum = -INFINITY;
 for (int i = 0; i < NUM_SIMDGROUPS; i++) {
   row_maximum = max(row_maximum, shared_maximum[i]);
 }
-for (int dim = simdgroup * LANES + lane; dim < HEAD_DIM; dim += NUM_SIMDGROUPS * LANES) {
+for (int dim = simdgroup_id * LANES + lane; dim < HEAD_DIM; dim += NUM_SIMDGROUPS * LANES) {
   float row_total = 0.0f;
   float row_output = 0.0f;
   for (int i = 0; i < NUM_SIMDGROUPS; i++) {

@@ -71,7 +71,8 @@ struct StagedTile {
 // block that was never written, or has been given to another request.
 template <typename T, int WIDTH, int GROUPS>
 struct PagedTile {
-  const device T* group_rows[GROUPS];
+  const device T* cache;
+  long group_offset[GROUPS];
   int row_stride;
   int first_row;
   int end_row;
@@ -89,7 +90,22 @@ METAL_FUNC Wide<T, WIDTH> load_wide(PagedTile<T, WIDTH, GROUPS> tile, int group,
   if (tile_row < tile.first_row || tile_row >= tile.end_row) {
     return Wide<T, WIDTH>(T(0.0f));
   }
-  return *(const device Wide<T, WIDTH>*)(tile.group_rows[group] + row * tile.row_stride + dim);
+  return *(const device Wide<T, WIDTH>*)(tile.cache + tile.group_offset[group] + row * tile.row_stride + dim);
+}
+
+// Where the groups of a tile lie. One look into the block table per group serves all of its keys and values, and all
+// threads ask for the same entry.
+template <int BLOCK_SIZE, typename T, int WIDTH, int GROUPS, typename IntPointer>
+METAL_FUNC void find_groups(thread PagedTile<T, WIDTH, GROUPS>& tile, IntPointer sequence_blocks, int tile_start,
+                            int kv_start, int kv_end) {
+  tile.first_row = kv_start - tile_start;
+  tile.end_row = kv_end - tile_start;
+  #pragma unroll
+  for (int group = 0; group < GROUPS; group++) {
+    const int group_start = min(tile_start + 8 * group, kv_end - 1);  // a group past the end has no entry
+    const long slot = long(sequence_blocks[group_start / BLOCK_SIZE]) * BLOCK_SIZE + group_start % BLOCK_SIZE;
+    tile.group_offset[group] = slot * tile.row_stride;
+  }
 }
 
 // -- scores = q k^T ---------------------------------------------------------------------------------------------
