@@ -5,7 +5,7 @@ import time
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
-from workbench.engine.breakpoints import make_breakpoint, parse_breakpoint
+from workbench.trace.breakpoints import Breakpoints
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 16, "block_size": 4, "num_blocks": 14, "max_num_seqs": 4},
@@ -30,7 +30,7 @@ def trace():
     ],
 )
 def test_a_written_condition_holds_where_it_says(trace, text, expected):
-    found = [record.step for record in trace if parse_breakpoint(text).condition(record)]
+    found = [record.step for record in trace if Breakpoints().add(text).condition(record)]
     assert found == [record.step for record in trace if expected(record)]
     assert 0 < len(found) < len(trace)
 
@@ -38,9 +38,9 @@ def test_a_written_condition_holds_where_it_says(trace, text, expected):
 @pytest.mark.parametrize("text", ["", "preempt", "free_blocks > 3", "block x", "__import__('os')"])
 def test_what_is_not_understood_is_refused_with_the_forms(text):
     with pytest.raises(ValueError, match="free_blocks < 8"):
-        parse_breakpoint(text)
+        Breakpoints().add(text)
     with pytest.raises(ValueError, match="condition must be"):
-        make_breakpoint(17)
+        Breakpoints().add(17)
 
 
 def test_a_run_stops_and_goes_on(tiny_llama):
@@ -49,7 +49,7 @@ def test_a_run_stops_and_goes_on(tiny_llama):
     name = engine.add_request(list(range(3, 30)), SamplingParams(max_tokens=6, ignore_eos=True))
     engine.break_when(lambda record: record.chunks[0].sampled is not None, "first token")
     assert engine.run(progress=False) == []
-    assert engine.stopped_by == "breakpoint 'first token' at step 3" and engine.state == "paused"
+    assert engine.breakpoints.stopped_by == (3, "first token") and engine.state == "paused"
     engine.breakpoints.clear()
     engine.break_when(f"num_kv_computed[{name}] >= 30")
     engine.start()
@@ -58,4 +58,4 @@ def test_a_run_stops_and_goes_on(tiny_llama):
     assert engine.trace[-1].num_kv_computed[name] == 30
     engine.breakpoints.clear()
     [output] = engine.run(progress=False)
-    assert len(output.token_ids) == 6 and engine.stopped_by == ""
+    assert len(output.token_ids) == 6 and engine.breakpoints.stopped_by is None

@@ -10,7 +10,6 @@ from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Engine, EngineConfig, simulate
 from workbench.trace.compare import compare
-from workbench.viz.breakpoints import breakpoints_of
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts, encode_other
 from workbench.viz.layout.packet import decode_packet
@@ -43,15 +42,15 @@ def first_step(trace, condition):
 
 def test_it_stops_after_a_preemption(recorded):
     controller = ReplayingController(recorded)
-    breakpoints_of(controller).on_preemption()
+    controller.breakpoints.on_preemption()
     assert run_until_it_stops(controller) == first_step(recorded, lambda record: record.preempted)
-    assert breakpoints_of(controller).stopped_by == (len(controller.trace) - 1, "a request is preempted")
+    assert controller.breakpoints.stopped_by == (len(controller.trace) - 1, "a request is preempted")
 
 
 def test_it_stops_when_free_blocks_fall_below_and_only_then(recorded):
     controller = ReplayingController(recorded)
     limit = sorted(record.free_blocks for record in recorded)[len(recorded) // 2]
-    breakpoints_of(controller).on_free_blocks_below(max(1, limit))
+    controller.breakpoints.on_free_blocks_below(max(1, limit))
     below = [record.free_blocks < max(1, limit) for record in recorded]
     falls = [step for step, now in enumerate(below) if now and not (step and below[step - 1])]
     stops = []
@@ -63,18 +62,18 @@ def test_it_stops_when_free_blocks_fall_below_and_only_then(recorded):
 def test_it_stops_at_a_number_of_tokens_and_at_a_block(recorded):
     chunk = next(c for record in recorded for c in record.chunks if c.start > 0 and not c.is_decode)
     controller = ReplayingController(recorded)
-    breakpoints_of(controller).on_num_kv_computed(chunk.request_id, chunk.end)
+    controller.breakpoints.on_num_kv_computed(chunk.request_id, chunk.end)
     reached = first_step(recorded, lambda r: r.num_kv_computed.get(chunk.request_id, 0) >= chunk.end)
     assert run_until_it_stops(controller) == reached
     controller = ReplayingController(recorded)
-    breakpoints_of(controller).on_block(9)
+    controller.breakpoints.on_block(9)
     taken = first_step(recorded, lambda r: any(9 in c.new_block_ids for c in r.chunks))
     assert run_until_it_stops(controller) == taken
 
 
 def test_a_condition_of_ones_own_and_one_that_raises(recorded):
     controller = ReplayingController(recorded)
-    breakpoints = breakpoints_of(controller)
+    breakpoints = controller.breakpoints
     breakpoints.add(lambda record: 1 / 0, "broken")
     breakpoints.add(lambda record: record.step == 3, "step 3")
     assert run_until_it_stops(controller) == 3
@@ -86,7 +85,7 @@ def test_a_condition_of_ones_own_and_one_that_raises(recorded):
     [("on_free_blocks_below", (0,)), ("on_block", ("7",)), ("on_num_kv_computed", ("r0", True)), ("remove", (99,))],
 )
 def test_nonsense_breakpoints_are_refused(recorded, method, arguments):
-    breakpoints = breakpoints_of(ReplayingController(recorded))
+    breakpoints = ReplayingController(recorded).breakpoints
     with pytest.raises(ValueError, match=r"must be a whole number|no breakpoint"):
         getattr(breakpoints, method)(*arguments)
     assert len(breakpoints) == 0
@@ -138,7 +137,7 @@ def test_a_step_is_taken_phase_by_phase(engine):
 
 def test_a_breakpoint_pauses_a_real_run(engine):
     engine.add_request([5, 6, 7], max_tokens=20)
-    breakpoints_of(engine).add(lambda record: record.step == 4, "step 4")
+    engine.breakpoints.add(lambda record: record.step == 4, "step 4")
     engine.start()
     wait_for(lambda: engine.state != "running")
     assert engine.state == "paused" and len(engine.trace) == 5

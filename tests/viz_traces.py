@@ -5,6 +5,7 @@ import threading
 
 from workbench import simulate
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.records import Chunk, KernelLaunch, WorkItem
 
 HOSTILE_TEXTS = (
@@ -105,6 +106,7 @@ class ReplayingController:
         self.added = []
         self.aborted = []
         self.listeners = []
+        self.breakpoints = Breakpoints()
         self._running = threading.Event()
         self._stop = threading.Event()
         self._thread = None
@@ -122,6 +124,8 @@ class ReplayingController:
         self.trace.append(record)
         for listener in list(self.listeners):
             listener(record)
+        if self.breakpoints.check(record):
+            self._stop.set()
         return record
 
     def start(self):

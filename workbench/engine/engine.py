@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from workbench.engine.breakpoints import Breakpoint, Condition, make_breakpoint
 from workbench.engine.config import EngineConfig, SamplingParams
 from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
@@ -27,6 +26,7 @@ from workbench.engine.validation import resolve_config
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
 from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
     from workbench.models.paged_cache import AttentionCall
@@ -44,8 +44,8 @@ class Engine:
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
         trace: The record of every step so far, always on.
-        breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
-        stopped_by: What stopped the last run early: "breakpoint ... at step n", or "".
+        breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``; its ``stopped_by`` says which
+            one did.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -73,8 +73,7 @@ class Engine:
         self._started = time.perf_counter()
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: list[Callable[[StepRecord], None]] = []
-        self.breakpoints: list[Breakpoint] = []
-        self.stopped_by: str = ""
+        self.breakpoints = Breakpoints()
         self._pause = threading.Event()
         self._running = False
         self._phases: Phases | None = None
@@ -300,14 +299,12 @@ class Engine:
 
     def _loop(self, after_step: Callable[[StepRecord], None] = lambda record: None) -> None:
         self._running = True
-        self.stopped_by = ""
+        self.breakpoints.stopped_by = None
         try:
             while not self._pause.is_set() and (record := self._step()) is not None:
                 after_step(record)
-                for item in self.breakpoints:
-                    if item.condition(record):
-                        self.stopped_by = f"breakpoint {item.label!r} at step {record.step}"
-                        return
+                if self.breakpoints.check(record):
+                    return
         finally:
             self._running = False
 
@@ -344,14 +341,12 @@ class Engine:
             label: What to call a function.
 
         Returns:
-            The breakpoint; take it out of ``breakpoints`` to remove it.
+            The breakpoint; ``breakpoints.remove(number)`` takes it back.
 
         Raises:
             ValueError: The condition is not understood.
         """
-        made = make_breakpoint(condition, label)
-        self.breakpoints.append(made)
-        return made
+        return self.breakpoints.add(condition, label)
 
     @property
     def state(self) -> str:

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.attention_weights import weights_facts
-from workbench.viz.breakpoints import Breakpoints, breakpoints_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -107,14 +107,14 @@ class Feed:
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
-            "can": [name for name in ("on_step", "step_into", "fork", "capture") if hasattr(self.controller, name)],
+            "can": [name for name in ("breakpoints", "step_into", "fork", "capture") if hasattr(self.controller, name)],
             "phase": self._phase,
         }
         if self._capture is not None:
             status["capture"] = {"layer": self._capture.layer, "step": self._capture.step}
             status["weights"] = self._weights
-        if hasattr(self.controller, "on_step"):
-            breakpoints = breakpoints_of(self.controller)
+        if hasattr(self.controller, "breakpoints"):
+            breakpoints = self.controller.breakpoints
             status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
             status["stopped_by"] = breakpoints.stopped_by
         return status
@@ -213,7 +213,7 @@ class Feed:
         self._weights = weights_facts(self._capture, row, self.trace, decode or (lambda ids: f" {ids[0]}"))
 
     def _breakpoints(self) -> Breakpoints:
-        return breakpoints_of(self._engine("on_step"))
+        return self._engine("breakpoints").breakpoints
 
     def _do_add_breakpoint(self, kind: str, **values: Any) -> None:
         adders: dict[str, Callable[..., Any]] = {

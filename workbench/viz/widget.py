@@ -10,8 +10,8 @@ from typing import Any
 import anywidget
 import traitlets
 
+from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
-from workbench.viz.breakpoints import Breakpoints, breakpoints_of
 from workbench.viz.bundle import bundle
 from workbench.viz.feed import POLL_SECONDS, Feed
 
@@ -67,7 +67,10 @@ class TraceView(anywidget.AnyWidget):
         Raises:
             ValueError: The view shows a recording.
         """
-        return breakpoints_of(self._feed.controller)
+        found = getattr(self._feed.controller, "breakpoints", None)
+        if found is None:
+            raise ValueError("breakpoints need a live engine: a recording can only be looked at")
+        return found
 
     def refresh(self) -> None:
         """Send what is new. Called by the poller; call it yourself to show the last step at once."""

@@ -94,7 +94,7 @@ export class Controls {
     this.pause.disabled = state !== "running";
     this.stepEngine.disabled = this.into.disabled = state === "running";
     this.into.hidden = !view.can("step_into");
-    this.breakpoints.hidden = !view.can("on_step");
+    this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
     this.axis.hidden = !store.timed();
     setText(this.play, cursor.playing ? "❚❚" : "▶");
