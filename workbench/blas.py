@@ -48,6 +48,8 @@ def preload() -> None:
         _status = "BLAS of the platform"
     elif os.environ.get("WORKBENCH_BLAS") == "0":
         _status = "reference BLAS (WORKBENCH_BLAS=0)"
+    elif "vllm" in sys.modules:
+        _status = "reference BLAS (vLLM runs in this process, and keeps its own)"
     elif "mlx.core" in sys.modules:
         _status = "reference BLAS (mlx was imported before workbench)"
         warnings.warn(

@@ -32,6 +32,7 @@ class _OpenStep:
         self.chunks: list[tuple[LiveRequest, Chunk]] = []
         self.fields: dict[str, object] = {}
         self.finish_reasons: dict[str, str] = {}
+        self.free_blocks_end = message.free_blocks
 
 
 class Assembler:
@@ -238,12 +239,12 @@ class Assembler:
     # -- after the forward pass ------------------------------------------------------------------------------
 
     def _update(self, message: Update) -> StepRecord:
+        self._open[-1].free_blocks_end = message.free_blocks  # blocks come back while that one is the newest step
         step = self._open.popleft()
         if step.message.step != message.step:
             raise ValueError(f"the output of step {message.step} came, expected was step {step.message.step}'s")
         tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
         chunks = tuple([self._with_token(request, chunk, tokens) for request, chunk in step.chunks])
-        # Ended now, while a newer step was scheduled already: the end is that one's.
         finished = step.finish_reasons
         self._ended_in_update = {}
         scheduled = step.message
@@ -252,7 +253,7 @@ class Assembler:
             chunks=chunks,
             finished=tuple(finished),
             finish_reasons=finished,
-            free_blocks_end=message.free_blocks,
+            free_blocks_end=step.free_blocks_end,
             timings={"schedule": scheduled.seconds, "forward": max(0.0, forward), "update": message.seconds},
             **step.fields,
         )

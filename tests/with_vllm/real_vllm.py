@@ -45,7 +45,13 @@ def make_scheduler(scheduler_class: type, config: EngineConfig, folder: Path, *,
     asynchronous = "Async" in scheduler_class.__name__
     (folder / "config.json").write_text(json.dumps(MODEL))
     max_model_len = config.max_model_len or 1_000_000
-    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, max_model_len=max_model_len, dtype="float32")
+    model = ModelConfig(
+        model=str(folder),
+        served_model_name="made-up-llama",
+        skip_tokenizer_init=True,
+        max_model_len=max_model_len,
+        dtype="float32",
+    )
     limits = SchedulerConfig(
         max_model_len=max_model_len,
         is_encoder_decoder=False,

@@ -1,0 +1,67 @@
+"""RecordingScheduler in vLLM itself: real Scheduler, KVCacheManager and BlockPool, no model (``make test-vllm``)."""
+
+import importlib.util
+import logging
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed here: make test-vllm", allow_module_level=True)
+
+from pathlib import Path
+
+from real_vllm import drive, make_scheduler
+from recorded_traces import assert_pool_fits, assert_same, tokens_of
+
+from workbench.engine.simulate import simulate
+from workbench.engine.workload import read_workload
+from workbench.integrations import vllm as integration
+from workbench.trace import Trace
+
+WORKLOADS = sorted((Path(__file__).parents[1] / "data" / "vllm" / "workloads").glob("*.json"))
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBENCH_TRACE_DIR", str(tmp_path / "traces"))
+    monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "1")
+
+
+def record(workload: Path, name: str, tmp_path: Path, depth: int) -> Trace:
+    config, arrivals = read_workload(workload)
+    scheduler = make_scheduler(getattr(integration, name), config, tmp_path)
+    assert scheduler.recorder.is_recording
+    drive(scheduler, config, arrivals, depth=depth)
+    scheduler.shutdown()
+    (path,) = (tmp_path / "traces").iterdir()
+    return Trace.load(path)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
+def test_a_recording_equals_the_simulation_in_every_field(workload, tmp_path):
+    trace = record(workload, "RecordingScheduler", tmp_path, depth=1)
+    assert_same(trace, simulate(workload))
+    assert_pool_fits(trace)
+    assert not trace.problems
+    assert trace.meta.source == "vllm 0.33.0"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
+def test_an_asynchronous_recording_fits_together(workload, tmp_path):
+    trace = record(workload, "AsyncRecordingScheduler", tmp_path, depth=2)
+    assert_pool_fits(trace)
+    if "abort" not in workload.stem:  # an abort finds another number of tokens in flight
+        assert tokens_of(trace) == tokens_of(simulate(workload))
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "0"])
+def test_a_wrong_setting_stops_the_recording_and_not_vllm(value, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WORKBENCH_TRACE_MAX_MB", value)
+    config, arrivals = read_workload(WORKLOADS[0])
+    # vLLM's logger does not propagate.
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    scheduler = make_scheduler(integration.RecordingScheduler, config, tmp_path)
+    assert not scheduler.recorder.is_recording
+    assert drive(scheduler, config, arrivals) == len(simulate(WORKLOADS[0]))
+    scheduler.shutdown()
+    assert sum("WORKBENCH_TRACE_MAX_MB" in record.getMessage() for record in caplog.records) == 1
