@@ -49,7 +49,7 @@ def test_a_run_stops_and_goes_on(tiny_llama):
     name = engine.add_request(list(range(3, 30)), SamplingParams(max_tokens=6, ignore_eos=True))
     engine.break_when(lambda record: record.chunks[0].sampled is not None, "first token")
     assert engine.run(progress=False) == []
-    assert engine.breakpoints.stopped_by == (3, "first token") and engine.state == "paused"
+    assert engine.stopped_by == "'first token' at step 3" and engine.state == "paused"
     engine.breakpoints.clear()
     engine.break_when(f"num_kv_computed[{name}] >= 30")
     engine.start()

@@ -44,8 +44,7 @@ class Engine:
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
         trace: The record of every step so far, always on.
-        breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``; its ``stopped_by`` says which
-            one did.
+        breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -347,6 +346,12 @@ class Engine:
             ValueError: The condition is not understood.
         """
         return self.breakpoints.add(condition, label)
+
+    @property
+    def stopped_by(self) -> str:
+        """Which breakpoint stopped the latest run, and at which step; "" when none did."""
+        stop = self.breakpoints.stopped_by
+        return f"{stop[1]!r} at step {stop[0]}" if stop else ""
 
     @property
     def state(self) -> str:

@@ -75,9 +75,9 @@ class Breakpoints:
         """Stop after every step for which a condition holds.
 
         Args:
-            condition: "preemption", "free_blocks < 8", "num_kv_computed[r3] >= 1024", "block 17", "finish", "finish r3",
-                or a function that takes a StepRecord. It is called on the engine's thread and must be quick; one that
-                raises is removed.
+            condition: "preemption", "free_blocks < 8", "num_kv_computed[r3] >= 1024", "block 17", "finish",
+                "finish r3", or a function that takes a StepRecord. It is called on the engine's thread and must be
+                quick; one that raises is removed.
             label: What it waits for, in words.
             every_time: False to stop only when the condition becomes true. (What "free_blocks" does.)
 

@@ -34,7 +34,7 @@ class Feed:
 
     Args:
         source: A Trace, or a controller: an object with ``trace``, ``state``, ``start()``, ``pause()``, ``step()``,
-            ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine. With ``on_step`` it has
+            ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine. With ``breakpoints`` it has
             breakpoints, with ``step_into`` a step can be taken phase by phase, with ``fork`` it can be asked what
             would have been, with ``capture`` the weights of a layer can be seen.
         other: A second trace to compare with.

@@ -210,7 +210,7 @@ class View {
     for (const panel of this.panels) panel.showTable(on);
   }
   toggleBreakpoints() {
-    if (!this.can("on_step")) return this.say("Breakpoints need a live engine: a recording can only be looked at.");
+    if (!this.can("breakpoints")) return this.say("Breakpoints need a live engine: a recording can only be looked at.");
     this.breakpointsForm.element.hidden = !this.breakpointsForm.element.hidden;
   }
   toggleFork() {
