@@ -3,7 +3,8 @@
     python benchmarks/bench_dashboard.py [--skip-engine] [--save]
 
 The browser is headless Chromium without a GPU, so every pixel is drawn by the CPU; a desktop browser has it easier.
-Browser time is ``TaskDuration`` of the DevTools protocol (CPU time of the main thread), bytes are the websocket frames received.
+Browser time is ``TaskDuration`` of the DevTools protocol (CPU time of the main thread), bytes are the websocket frames
+received.
 """
 
 from __future__ import annotations

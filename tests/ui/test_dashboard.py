@@ -100,8 +100,8 @@ def test_stepping_back_gives_the_same_pool_as_stepping_on(page_of):
                 return JSON.stringify([...pool.owner, ...pool.state, ...pool.references]);
             };
             const forward = Array.from({ length: view.store.numSteps }, (_, step) => snapshot(step));
-            for (const step of [520, 3, 256, 255, 257, 0, 400, 511, 512, 513, 90]) if (snapshot(step) !== forward[step]) return step;
-            return -1;
+            const visits = [520, 3, 256, 255, 257, 0, 400, 511, 512, 513, 90];
+            return visits.find((step) => snapshot(step) !== forward[step]) ?? -1;
         })()"""
         )
         == -1

@@ -136,6 +136,8 @@ export class ComparePanel extends CanvasPanel {
     });
   }
 
+  showsOverlay() { return true; }
+
   drawOverlay(context, width, height) {
     if (!this.other || this.findings.refused || !this.x || this.align.value === "arrival") return;
     context.fillStyle = this.theme.colours.cursor;

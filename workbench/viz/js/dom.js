@@ -51,10 +51,12 @@ export function plain(text, limit = 40) {
   return shorten(text.slice(0, limit * 4).replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "·"), limit);
 }
 
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
 export function formatNumber(value, digits = 3) {
   if (!Number.isFinite(value)) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en-US");
-  return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(digits)));
+  if (Number.isInteger(value)) return Math.abs(value) < 1000 ? String(value) : grouped.format(value);
+  return Math.abs(value) >= 1000 ? grouped.format(value) : String(Number(value.toPrecision(digits)));
 }
 
 /** Seconds in the unit that reads best. */

@@ -96,6 +96,7 @@ export class GanttPanel extends CanvasPanel {
     this.drawWaiting(context, axis, request, middle);
     const solid = theme.prefill(request.index), light = theme.decode(request.index);
     const first = upperBound(request.chunkSteps, axis.first - 1), dense = axis.stepWidth < 5 && !axis.byTime;
+    const flags = store.columns.get("chunk.flags").data;
     let runStart = -1, runEnd = -1;
     const flush = () => {
       if (runStart < 0) return;
@@ -104,8 +105,8 @@ export class GanttPanel extends CanvasPanel {
       runStart = -1;
     };
     for (let i = first; i < request.chunks.length && request.chunkSteps[i] < axis.last; i++) {
-      const step = request.chunkSteps[i], chunk = store.chunk(request.chunks[i]);
-      if (chunk.decode && dense) {
+      const step = request.chunkSteps[i];
+      if (dense && (flags[request.chunks[i]] & 3) === 0) {
         // Too narrow for single cells: one light bar per unbroken run of decodes.
         if (runStart >= 0 && step !== runEnd + 1) flush();
         if (runStart < 0) runStart = step;
@@ -113,6 +114,7 @@ export class GanttPanel extends CanvasPanel {
         continue;
       }
       flush();
+      const chunk = store.chunk(request.chunks[i]);
       const x = axis.x(step), w = Math.max(1, axis.end(step) - x - (axis.stepWidth > 4 ? 1 : 0));
       if (chunk.decode) {
         context.fillStyle = light;
@@ -176,6 +178,8 @@ export class GanttPanel extends CanvasPanel {
     }
     text(context, "KV computed", axis.x1 + 16, 9, colours.muted, { font: SMALL });
   }
+
+  showsOverlay() { return true; }
 
   drawOverlay(context, width, height) {
     const { store, cursor, theme } = this, colours = theme.colours;

@@ -104,6 +104,8 @@ export class MetricsPanel extends CanvasPanel {
     }
   }
 
+  showsOverlay() { return true; }
+
   drawOverlay(context, width, height) {
     if (!this.store.numSteps) return;
     drawCursor(context, this, height);

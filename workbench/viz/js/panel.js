@@ -120,8 +120,15 @@ export class CanvasPanel extends Panel {
       this.draw(context, this.width, this.height);
       this.canvas.setAttribute("aria-label", `${this.title}: ${this.describe()}`);
     }
-    const context = this.prepare(this.overlay);
-    this.drawOverlay(context, this.width, this.height);
+    // An overlay that is empty and stays empty is left alone: even clearing a canvas makes the browser present it.
+    const shows = this.showsOverlay();
+    if (shows || this.overlayShown) this.drawOverlay(this.prepare(this.overlay), this.width, this.height);
+    this.overlayShown = shows;
+  }
+
+  /** Whether there is anything to draw above the picture; panels with a cursor line always have it. */
+  showsOverlay() {
+    return this.cursor.selected !== null || Object.keys(this.cursor.hover).length > 0;
   }
 
   prepare(canvas) {

@@ -197,6 +197,8 @@ export class TimelinePanel extends CanvasPanel {
     });
   }
 
+  showsOverlay() { return true; }
+
   drawOverlay(context, width, height) {
     drawCursor(context, this, height - BOTTOM + 2);
   }
