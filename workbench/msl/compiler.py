@@ -35,7 +35,7 @@ RUNTIME_FOLDER = Path(__file__).parent / "runtime"
 
 _LANGUAGE_FLAGS = (
     "-x", "clcpp", "-cl-std=clc++2021", "-cl-no-stdinc", "-cl-single-precision-constant",
-    "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64",
+    "-Xclang", "-cl-ext=+cl_khr_fp16,-cl_khr_fp64,-__opencl_c_fp64,+__opencl_c_generic_address_space",
     "-isystem", str(INCLUDE_FOLDER),
 )  # fmt: skip
 _CODE_FLAGS = (
