@@ -3,6 +3,7 @@
 from workbench.trace.checks import TraceError
 from workbench.trace.compare import Comparison, compare
 from workbench.trace.file import TraceWriter
+from workbench.trace.follower import TraceFollower
 from workbench.trace.records import (
     SCHEMA_VERSION,
     Chunk,
@@ -27,6 +28,7 @@ __all__ = [
     "StepRecord",
     "Trace",
     "TraceError",
+    "TraceFollower",
     "TraceMeta",
     "TraceWriter",
     "WorkItem",

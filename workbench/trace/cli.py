@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def add_trace_parser(subparsers: Any) -> None:
     perfetto.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
     perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
     perfetto.set_defaults(run=_perfetto)
+
+    watch = commands.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
+    watch.add_argument("trace", type=Path, help="trace file, or a folder: the file that was written last")
+    watch.add_argument("--port", type=int, default=5006, help="port on 127.0.0.1 (default 5006)")
+    watch.set_defaults(run=_watch)
 
     diff = commands.add_parser("diff", help="compare two traces of the same requests")
     diff.add_argument("a", type=Path, help="trace file")
@@ -60,6 +66,17 @@ def _perfetto(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".perfetto.json")
     _load(options.trace).to_chrome_trace(out)
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from workbench.trace.follower import TraceFollower
+
+    # By its name: the trace does not know who draws it.
+    app = importlib.import_module("workbench.viz.app")
+    with TraceFollower(options.trace) as follower:
+        print(f"{follower.path.name} at http://127.0.0.1:{options.port} (Ctrl-C ends it)", flush=True)
+        app.serve(follower.trace, port=options.port, title=follower.path.name)
     return 0
 
 

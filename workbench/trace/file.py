@@ -160,7 +160,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[TraceLine | str]:
         if number == 1:
             if not complete and not _is_json(raw):
                 raise TraceError(f"{path} is not a trace: it has no complete first line")
-            _check_header(path, raw)
+            check_header(path, raw)
         if ended:
             raise TraceError(f"{path}, line {number}: nothing may follow the end line")
         try:
@@ -188,7 +188,12 @@ def _is_json(raw: bytes) -> bool:
     return True
 
 
-def _check_header(path: str | os.PathLike[str], raw: bytes) -> None:
+def check_header(path: str | os.PathLike[str], raw: bytes) -> None:
+    """Check that a first line is that of a trace of this version.
+
+    Raises:
+        TraceError: It is not; the message says which version it is.
+    """
     try:
         header = msgspec.json.decode(raw, type=_Header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

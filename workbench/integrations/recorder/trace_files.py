@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workbench.trace.checks import block_size_of, num_blocks_of
 from workbench.trace.file import TraceWriter
-from workbench.trace.pool_state import PoolReplay
+from workbench.trace.pool_replay import PoolReplay
 from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
 
 MIB = 2**20

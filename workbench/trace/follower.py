@@ -1,0 +1,189 @@
+"""Reads a trace while another process writes it, so that views can be live."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from workbench.trace.checks import TraceError
+from workbench.trace.file import MAX_LINE_BYTES, check_header, is_gzip_path
+from workbench.trace.records import Keyframe, RequestInfo, TraceEnd, TraceLine, TraceMeta
+from workbench.trace.trace import Trace
+
+log = logging.getLogger("workbench")
+
+POLL_SECONDS = 0.2
+"""Time between two looks at the file."""
+
+_READ_BYTES = 2**20
+_decoder = msgspec.json.Decoder(TraceLine)
+
+
+class TraceFollower:
+    """A trace that grows with its file.
+
+    A recording that goes on in another file (``name-00001.jsonl`` after ``name-00000.jsonl``) is followed there.
+
+    Args:
+        path: A trace file that is being written, or a folder: the file in it that was written last.
+
+    Attributes:
+        trace: What there is so far. It may be read and shown while it grows.
+        path: The file that is being read.
+        problem: Why nothing more is read, in words; "" while all is well.
+
+    Raises:
+        TraceError: Not a trace, or a folder without one.
+        OSError: The file cannot be read.
+
+    Example:
+        >>> follower = TraceFollower("workbench-traces")      # doctest: +SKIP
+        >>> follower.start()                                  # doctest: +SKIP
+        >>> follower.trace.watch()                            # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = _newest_in(Path(path)) if Path(path).is_dir() else Path(path)
+        self.problem = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._open(self.path)
+        self.trace: Trace = self._first_line()
+        self.poll()
+
+    def poll(self) -> int:
+        """Read what was written since the last time.
+
+        Returns:
+            Steps that are new.
+
+        Raises:
+            TraceError: The file contradicts itself; what was read before stays.
+            OSError: The file cannot be read.
+        """
+        before = len(self.trace)
+        while True:
+            for line in self._new_lines():
+                self._take(line)
+            if not (self._ended and self._open_next()):
+                return len(self.trace) - before
+
+    def start(self) -> None:
+        """Go on reading on a thread of its own, until ``stop`` or until something is wrong with the file."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="workbench-follower", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the file."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._file.close()
+
+    def __enter__(self) -> TraceFollower:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                self.poll()
+            except (TraceError, OSError) as problem:
+                self.problem = str(problem)
+                log.warning("%s is not followed any further: %s", self.path, problem)
+                return
+
+    # -- lines ------------------------------------------------------------------------------------------------
+
+    def _open(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("rb")
+        self._stream = zlib.decompressobj(wbits=31) if is_gzip_path(path) else None
+        self.path = path
+        self._rest = b""
+        self._number = 0
+        self._ended = False
+
+    def _open_next(self) -> bool:
+        """Go on in the next file of the recording, when it is there."""
+        following = _next_name(self.path)
+        if following is None or not following.exists():
+            return False
+        self._file.close()
+        self._open(following)
+        return True
+
+    def _first_line(self) -> Trace:
+        for line in self._new_lines(1):
+            if isinstance(line, TraceMeta):
+                return Trace(line)
+        self._file.close()
+        raise TraceError(f"{self.path} is not a trace: it has no complete first line")
+
+    def _new_lines(self, most: int | None = None) -> list[TraceLine]:
+        """The complete lines that were not read yet, ``most`` at most."""
+        pieces = []
+        while block := self._file.read(_READ_BYTES):
+            pieces.append(self._decompress(block))
+        *complete, rest = (self._rest + b"".join(pieces)).split(b"\n")
+        later = complete[most:] if most is not None else []
+        self._rest = b"\n".join([*later, rest])
+        if not later and len(rest) > MAX_LINE_BYTES:
+            raise TraceError(f"{self.path} has a line of more than {MAX_LINE_BYTES} bytes: it is not a trace")
+        return [self._decode(raw) for raw in complete[:most]]
+
+    def _decompress(self, block: bytes) -> bytes:
+        if self._stream is None:
+            return block
+        try:
+            return self._stream.decompress(block)
+        except zlib.error as problem:
+            raise TraceError(f"{self.path} is a damaged gzip file: {problem}") from None
+
+    def _decode(self, raw: bytes) -> TraceLine:
+        self._number += 1
+        if self._number == 1:
+            check_header(self.path, raw)
+        try:
+            return _decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+            raise TraceError(f"{self.path}, line {self._number}: {problem}") from None
+
+    def _take(self, line: TraceLine) -> None:
+        if isinstance(line, TraceEnd):
+            # Its count is of this file; more may follow in another.
+            self._ended = True
+            self.trace.end = line.reason
+        elif isinstance(line, TraceMeta):
+            pass  # of a file after the first
+        elif isinstance(line, RequestInfo):
+            if line.request_id not in self.trace.requests:
+                self.trace.add_request(line)
+        elif isinstance(line, Keyframe):
+            if not len(self.trace):
+                self.trace.start_from(line)
+        else:
+            self.trace.append(line)
+
+
+def _newest_in(folder: Path) -> Path:
+    files = [*folder.glob("[!.]*.jsonl"), *folder.glob("[!.]*.jsonl.gz")]  # a name with a dot is being saved
+    if not files:
+        raise TraceError(f"{folder} holds no trace file (.jsonl, .jsonl.gz)")
+    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _next_name(path: Path) -> Path | None:
+    match = re.fullmatch(r"(.*-)(\d{5})(\.jsonl(?:\.gz)?)", path.name)
+    return path.with_name(f"{match[1]}{int(match[2]) + 1:05d}{match[3]}") if match else None
