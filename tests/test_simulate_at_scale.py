@@ -1,5 +1,6 @@
 """Runs at scale: the same run as with a full trace, in memory that does not grow with it."""
 
+import gc
 import random
 import tracemalloc
 
@@ -71,16 +72,17 @@ def test_memory_does_not_grow_with_the_number_of_requests():
     sizes = []
 
     def watched():
-        for arrival in requests(1500, 20.0):
-            sizes.append(tracemalloc.get_traced_memory()[0])
+        for index, arrival in enumerate(requests(1500, 20.0)):
+            if index % 100 == 99:
+                gc.collect()  # empties CPython's free lists as well
+                sizes.append(tracemalloc.get_traced_memory()[0])
             yield arrival
 
     tracemalloc.start()
     summary = simulate_at_scale(config, watched(), MODEL)
     tracemalloc.stop()
-    assert summary.num_finished == len(sizes) == 1500
-    # Requests that are held differ from moment to moment: compare the least of two stretches, when hardly any are.
-    assert min(sizes[1300:]) < 1.1 * min(sizes[500:700])
+    assert summary.num_finished == 1500
+    assert max(sizes[10:]) < 1.1 * max(sizes[2:6])
 
 
 def test_the_time_line_is_bounded_and_adds_up():
