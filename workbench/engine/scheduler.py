@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, repeat
-from types import MappingProxyType
+from collections.abc import Callable
 
 from workbench.engine.config import EngineConfig
-from workbench.engine.partial_prefills import MAX_SCANNED
-from workbench.engine.policy import CheckedPolicy, PolicyView, SchedulingPolicy
-from workbench.engine.request import FinishReason, Request
+from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.request import Request
 from workbench.engine.scheduled_batch import ScheduledBatch, ScheduledChunk
-from workbench.engine.scheduler_state import SchedulerState
-from workbench.trace.records import Chunk, KernelLaunch, LimitedBy, StepRecord
+from workbench.engine.step_completion import StepCompletion
+from workbench.trace.records import LimitedBy
 
 __all__ = ["ScheduledBatch", "ScheduledChunk", "Scheduler"]
 
 
-class Scheduler(SchedulerState):
+class Scheduler(StepCompletion):
     """Chooses the tokens of each step.
 
     One step is ``batch = schedule()``, the forward pass, then ``update(batch, sampled)``, or ``fail(batch)`` where
@@ -46,13 +43,9 @@ class Scheduler(SchedulerState):
         clock: Callable[[], float] = time.perf_counter,
         policy: SchedulingPolicy | None = None,
     ) -> None:
-        super().__init__(config)
-        self.policy = None if policy is None else CheckedPolicy(policy)
+        super().__init__(config, policy)
         self.step = 0
         self._clock = clock
-        self._in_flight: ScheduledBatch | None = None
-
-    # -- schedule --------------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch:
         """Choose the tokens of the next step and give them KV blocks.
@@ -167,27 +160,6 @@ class Scheduler(SchedulerState):
                 budget -= num_tokens
         return budget
 
-    def _running_order(self, batch: ScheduledBatch) -> Sequence[Request]:
-        """Running requests in the order in which they are served: a list of its own, because victims leave theirs."""
-        order: Sequence[Request] = self.running.copy()
-        if self.policy is not None:
-            order = self.policy.running_order(self._view(batch))
-        if self.partial_prefills is not None:
-            num_seats = max(0, self.max_running - len(self.running))
-            if len(order) < len(self.running):  # a policy may let decodes wait, not prompts in progress
-                chosen = set(map(id, order))
-                order = [*order, *(r for r in self.running if r.is_prefill and id(r) not in chosen)]
-            order = self.partial_prefills.begin_step(order, min(num_seats, len(self.waiting)))
-        return order
-
-    def _view(self, batch: ScheduledBatch) -> PolicyView:
-        """What a policy may see, as it is now."""
-        if self._view_of_queues is None:
-            self._view_of_queues = (tuple(self.running), tuple(self.waiting))
-        return PolicyView(
-            batch.step, batch.time, self.config, *self._view_of_queues, self.kv_cache.num_free, self.kv_cache
-        )
-
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
         """Admit from the head of the waiting queue; nobody overtakes a head that does not fit.
 
@@ -242,16 +214,6 @@ class Scheduler(SchedulerState):
             )
             budget -= num_tokens
         return budget
-
-    def _waiting_order(self, batch: ScheduledBatch) -> Iterable[Request]:
-        """Waiting requests in the order in which they are looked at."""
-        if self.partial_prefills is not None:
-            self.partial_prefills.begin_scan()
-        if self.policy is not None:
-            return self.policy.waiting_order(self._view(batch))
-        if self.partial_prefills is not None:
-            return list(islice(self.waiting, MAX_SCANNED))
-        return iter(lambda: self.waiting.head if self.waiting else None, None)
 
     def _use_up(self, batch: ScheduledBatch, budget: int) -> int:
         """Give what shares left over to the prompts that can use more, and to newcomers once those are through.
@@ -334,14 +296,6 @@ class Scheduler(SchedulerState):
         request.is_prefill = not chunk.samples
         self.kv_cache.publish_full_blocks(request, end)
 
-    def _victim(self, batch: ScheduledBatch) -> Request:
-        """The running request that loses its blocks when they run out."""
-        if self.policy is not None:
-            return self.policy.victim(self._view(batch))
-        if self.config.policy == "fcfs":
-            return self.running[-1]
-        return max(self.running, key=lambda request: (request.priority, request.arrival_time))
-
     def _preempt_for(self, reason: str, victim: Request, batch: ScheduledBatch) -> int:
         """Preempt a request, and take it out of the batch if it is there already.
 
@@ -369,121 +323,3 @@ class Scheduler(SchedulerState):
         batch.preempted.append(victim.request_id)
         batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
         return refund
-
-    # -- after the forward pass ------------------------------------------------------------------------------
-
-    def update(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | None],
-        *,
-        texts: Sequence[str] = (),
-        finish: Mapping[str, FinishReason] = MappingProxyType({}),
-        timings: dict[str, float] | None = None,
-        kernel: KernelLaunch | None = None,
-    ) -> StepRecord:
-        """Append the sampled tokens, end the requests that are done, and make the record of the step.
-
-        Args:
-            batch: What the last ``schedule()`` returned.
-            sampled: For each chunk its token; None where the chunk does not sample.
-            texts: For each chunk the text that its token added to the output.
-            finish: Requests of the batch that end for a reason of the caller's: "stop" after a stop string, or
-                "error", which drops the token.
-            timings: Seconds per phase.
-            kernel: What the attention kernel was handed.
-
-        Raises:
-            ValueError: Not the batch under way, or tokens that do not fit its chunks; nothing has changed then.
-        """
-        self._check_update(batch, sampled, texts, finish)
-        return self._complete(batch, sampled, texts, finish, timings, kernel)
-
-    def fail(self, batch: ScheduledBatch) -> StepRecord:
-        """End every request of a batch whose forward pass raised; all others go on as if it had not happened.
-
-        Their blocks come back, and what the batch had published to the prefix cache is withdrawn.
-
-        Raises:
-            ValueError: Not the batch under way.
-        """
-        self._check_in_flight(batch)
-        self.kv_cache.withdraw(batch.cached_block_ids)
-        batch.cached_block_ids = ()
-        errors = {chunk.request.request_id: "error" for chunk in batch.chunks}
-        return self._complete(batch, [None] * len(batch.chunks), (), errors, None, None)
-
-    def _complete(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | None],
-        texts: Sequence[str],
-        finish: Mapping[str, FinishReason],
-        timings: dict[str, float] | None,
-        kernel: KernelLaunch | None,
-    ) -> StepRecord:
-        chunks: list[Chunk] = []
-        finish_reasons: dict[str, str] = {}
-        max_model_len = self.max_model_len
-        for scheduled, token, text in zip(batch.chunks, sampled, texts or repeat("")):
-            request = scheduled.request
-            request_id = request.request_id
-            reason = finish.get(request_id) if finish else None
-            if request.status == "finished":  # aborted while its step was under way
-                token, text, reason = None, "", None
-            elif reason == "error":  # the token is not to be trusted
-                token, text = None, ""
-            if token is not None:
-                request.token_ids.append(token)
-                reason = reason or request.check_stop(token, max_model_len)
-            if reason is not None:
-                finish_reasons[request_id] = reason
-                self._finish(request, reason)
-            chunks.append(
-                Chunk(
-                    request_id,
-                    scheduled.start,
-                    scheduled.num_tokens,
-                    not scheduled.samples,
-                    scheduled.arm,
-                    token,
-                    scheduled.limited_by,
-                    scheduled.new_block_ids,
-                    scheduled.num_cached_tokens,
-                    scheduled.num_recomputed_tokens,
-                    text,
-                )
-            )
-        if finish_reasons:
-            self._drop_finished()
-        self._in_flight = None
-        return batch.to_record(
-            chunks,
-            finish_reasons,
-            block_size=self.config.block_size,
-            free_blocks_end=self.kv_cache.num_free,
-            timings=timings,
-            kernel=kernel,
-        )
-
-    def _check_in_flight(self, batch: ScheduledBatch) -> None:
-        if batch is not self._in_flight:
-            raise ValueError(f"batch of step {batch.step} is not under way: give back what schedule() returned, once")
-
-    def _check_update(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | None],
-        texts: Sequence[str],
-        finish: Mapping[str, FinishReason],
-    ) -> None:
-        self._check_in_flight(batch)
-        for name, values in (("sampled", sampled), ("texts", texts)):
-            if len(values) != len(batch.chunks) and (name == "sampled" or values):
-                raise ValueError(f"{name} has {len(values)} entries, the batch has {len(batch.chunks)} chunks")
-        for chunk, token in zip(batch.chunks, sampled):
-            if (token is None) is chunk.samples and finish.get(chunk.request.request_id) != "error":
-                what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
-                raise ValueError(f"the chunk of request {chunk.request.request_id!r} {what}, got {token!r}")
-        if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
-            raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
