@@ -1,0 +1,157 @@
+"""The notebooks as files (that they run is nbmake's business), and the exercises' checkers."""
+
+import bisect
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+
+from workbench import course
+from workbench.course.bugs import BUGS, planted
+
+NOTEBOOKS = sorted(Path(__file__).parent.parent.glob("notebooks/*.ipynb"))
+MAX_CODE_CELLS = 12
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+def test_the_course_is_complete_and_in_order():
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02d}" for number in range(13)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_is_valid_and_short(self, path):
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
+        assert 1 <= len(code_cells(path)) <= MAX_CODE_CELLS
+        assert notebook.metadata.kernelspec.name == "python3"
+        assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+    def test_is_committed_without_outputs(self, path):
+        for cell in code_cells(path):
+            assert cell.outputs == [] and cell.execution_count is None
+
+    def test_asks_asserts_and_says_what_vllm_does(self, path):
+        text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells)
+        assert text.startswith("# ")
+        for part in ("**Question:**", "**Predict:**", "assert ", "**Exercise:**", "**What vLLM does here:**"):
+            assert part in text, f"{path.name} has no {part}"
+
+    def test_a_picture_cell_ends_with_what_it_shows(self, path):
+        """The last line of a cell with the tag "viz" is an expression, whose value the notebook displays."""
+        import ast
+
+        for cell in code_cells(path):
+            if "viz" in cell.metadata.get("tags", []):
+                last = ast.parse(cell.source).body[-1]
+                assert isinstance(last, ast.Expr), f"{path.name}: nothing is shown by\n{cell.source}"
+
+    def test_imports_workbench_before_mlx(self, path):
+        """Otherwise MLX has its slow BLAS, and a cell takes minutes."""
+        source = "\n".join(cell.source for cell in code_cells(path))
+        if "mlx" in source:
+            assert source.index("from workbench") < source.index("import mlx" if "import mlx" in source else "mlx_lm")
+
+
+def mask(cu_seqlens_q, seqused_k):
+    out = np.zeros((cu_seqlens_q[-1], sum(seqused_k)), dtype=bool)
+    column = 0
+    for seq, length in enumerate(seqused_k):
+        begin, end = cu_seqlens_q[seq : seq + 2]
+        for row in range(begin, end):
+            out[row, column : column + length - (end - row) + 1] = True
+        column += length
+    return out
+
+
+def chunks(num_prompt_tokens, token_budget, num_decodes):
+    room = token_budget - num_decodes
+    return [(start, min(start + room, num_prompt_tokens)) for start in range(0, num_prompt_tokens, room)]
+
+
+def victim(running, policy):
+    if policy == "fcfs":
+        return running[-1][0]
+    return max(enumerate(running), key=lambda item: (item[1][1], item[0]))[1][0]
+
+
+def cached(num_shared, num_prompt_tokens, block_size):
+    return min(num_shared, num_prompt_tokens - 1) // block_size * block_size
+
+
+ANSWERS = {
+    course.check_mask: (mask, lambda cu_seqlens_q, seqused_k: np.tri(cu_seqlens_q[-1], sum(seqused_k)) > 0),
+    course.check_slots: (
+        lambda block_table, position, block_size: (
+            block_table[position // block_size] * block_size + position % block_size
+        ),
+        lambda block_table, position, block_size: block_table[0] * block_size + position,
+    ),
+    course.check_find_seq_idx: (
+        lambda cu_seqlens_q, row: bisect.bisect_right(cu_seqlens_q, row) - 1,
+        lambda cu_seqlens_q, row: bisect.bisect_left(cu_seqlens_q, row),
+    ),
+    course.check_chunks: (chunks, lambda num_prompt_tokens, token_budget, num_decodes: [(0, num_prompt_tokens)]),
+    course.check_recomputed: (
+        lambda num_tokens, chunk: sum(min(end, num_tokens) for end in range(chunk, num_tokens + chunk, chunk)),
+        lambda num_tokens, chunk: num_tokens,
+    ),
+    course.check_victim: (victim, lambda running, policy: running[-1][0]),
+    course.check_cached_tokens: (
+        cached,
+        lambda num_shared, num_prompt_tokens, block_size: num_shared // block_size * block_size,
+    ),
+}
+
+
+@pytest.mark.parametrize("check", ANSWERS, ids=lambda check: check.__name__)
+def test_checker(check):
+    right, wrong = ANSWERS[check]
+    assert check(right), check(right)
+    verdict = check(wrong)
+    assert not verdict and "expected" in verdict.message
+    broken = check(lambda **arguments: 1 / 0)
+    assert not broken and "ZeroDivisionError" in broken.message
+
+
+def test_a_search_that_reads_everything_is_told_so():
+    verdict = course.check_find_seq_idx(lambda cu_seqlens_q, row: sum(start <= row for start in cu_seqlens_q) - 1)
+    assert not verdict and "1025 of 1,025" in verdict.message
+
+
+def test_knobs_are_judged_by_their_bounds():
+    workload = {
+        "config": {"max_num_batched_tokens": 64},
+        "requests": [{"id": "long", "prompt": {"len": 320}}, {"id": "short", "prompt": {"len": 8}}],
+    }
+    assert not course.check_knobs(workload, {}, short_ttft=2, long_ttft=10)
+    assert course.check_knobs(workload, {"max_num_partial_prefills": 2}, short_ttft=2, long_ttft=10)
+    assert "nonsense" in course.check_knobs(workload, {"nonsense": 1}, short_ttft=2, long_ttft=10).message
+
+
+def test_a_planted_bug_is_gone_afterwards():
+    from workbench.engine import pipeline, sampler
+    from workbench.engine.scheduler import Scheduler
+
+    def state():
+        return pipeline.prepare_unified, sampler.keyed_uniform, Scheduler._settle_chunk, Scheduler._running_order
+
+    healthy = state()
+    for name in BUGS:
+        with planted(name):
+            assert state() != healthy
+        assert state() == healthy
+    with pytest.raises(ValueError, match="bug must be one of A, B, C, D, got 'E'"), planted("E"):
+        pass
+
+
+def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
+    picture = course.bars({"<b>": 1.0}, "a & b")
+    assert "<b>" not in picture._repr_html_() and "a &amp; b" in picture._repr_html_()
+    assert 'class="prefill"' in course.matrix(np.eye(3), "identity").svg
+    with pytest.raises(ValueError, match="2 dimensions"):
+        course.matrix(np.zeros(3), "a line")
