@@ -157,7 +157,7 @@ def test_shortest_remaining_first_lets_short_ones_by_and_ages():
     assert sizes(step(scheduler)) == {"long": 64}
     for index in range(2):
         add(scheduler, f"s{index}", 30, max_tokens=1, arrival_step=1)
-    assert sizes(step(scheduler)) == {"long": 3, "s0": 30, "s1": 30}
+    assert sizes(step(scheduler)) == {"long": 4, "s0": 30, "s1": 30}
     admitted = []
     for number in range(30):
         add(scheduler, f"t{number}", 60, max_tokens=1, arrival_step=scheduler.step)

@@ -19,7 +19,7 @@ def room_left_by(request: Request, view: PolicyView, key: Callable[[Request], Ke
     """
     own = key(request)
     wanted = sum(view.num_left(other) for other in view.waiting if key(other) < own)
-    return max(1, view.config.token_budget - len(view.running) - wanted)
+    return max(1, view.budget - wanted)
 
 
 class ShortestRemainingFirst(SchedulingPolicy):
@@ -37,8 +37,8 @@ class ShortestRemainingFirst(SchedulingPolicy):
         self.aging = number("aging", aging, 0.0, low_open=True)
 
     def running_order(self, view: PolicyView) -> list[Request]:
-        """Fewest tokens left first, so decodes go before prompts."""
-        return sorted(view.running, key=lambda request: self._place(request, view))
+        """Decodes, which have one token left, then prompts with the fewest left first."""
+        return sorted(view.running, key=lambda request: (request.is_prefill, self._place(request, view)))
 
     def waiting_order(self, view: PolicyView) -> list[Request]:
         """Fewest tokens left first."""

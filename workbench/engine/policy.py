@@ -36,6 +36,7 @@ class PolicyView:
         step: Index of the step that is being scheduled.
         time: Seconds since the start of the trace; 0 in a simulation without a cost model.
         config: Limits in force.
+        budget: Tokens of the step that nobody has been given yet.
         running: Running requests in the order of their admission.
         waiting: Waiting requests in the order of the queue.
         num_free_blocks: Free KV blocks.
@@ -45,6 +46,7 @@ class PolicyView:
     step: int
     time: float
     config: EngineConfig
+    budget: int
     running: tuple[Request, ...]
     waiting: tuple[Request, ...]
     num_free_blocks: int

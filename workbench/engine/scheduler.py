@@ -148,7 +148,7 @@ class Scheduler(StepCompletion):
                 continue
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free and request.status == "running":
-                victim = self._victim(batch)
+                victim = self._victim(batch, budget)
                 reason = f"{request.request_id} needs {num_new_blocks} more KV blocks, {kv_cache.num_free} free"
                 budget += self._preempt_for(reason, victim, batch)
             if request.status == "running":
@@ -168,7 +168,7 @@ class Scheduler(StepCompletion):
         """
         kv_cache, limits = self.kv_cache, self.partial_prefills
         batch.waiting_reason = ""
-        for request in self._waiting_order(batch):
+        for request in self._waiting_order(batch, budget):
             if budget <= 0 or len(self.running) >= self.max_running:
                 break
             request_id = request.request_id
@@ -269,7 +269,7 @@ class Scheduler(StepCompletion):
         if self.partial_prefills is not None and self.partial_prefills.share < num_tokens:
             num_tokens, limited_by = self.partial_prefills.share, "partial_prefill_slot"
         if self.policy is not None:
-            most = self.policy.max_chunk(request, self._view(batch))
+            most = self.policy.max_chunk(request, self._view(batch, budget))
             if most is not None and most < num_tokens:
                 num_tokens, limited_by = most, "policy"
         if budget < num_tokens:
