@@ -3,7 +3,7 @@ PYTHON ?= python3
 PORT ?= 5006
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm
 
 demo: .venv/.installed-base
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
@@ -33,5 +33,24 @@ docs: .venv/.installed-all
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
 	@touch $@ .venv/.installed-base
 
+# vLLM's own scheduler on the CPU, without a model. Not part of `make test`: its environment takes 6 GB.
+VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .venv-vllm/bin/python
+
+test-vllm: .venv-vllm/.installed
+	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
+
+record-vllm: .venv-vllm/.installed
+	$(VLLM_PYTHON) tests/with_vllm/record.py
+
+measure-vllm: .venv-vllm/.installed
+	$(VLLM_PYTHON) tests/with_vllm/measure_cost.py
+
+.venv-vllm/.installed: tests/with_vllm/requirements.txt
+	@echo "installing vLLM into .venv-vllm (about five minutes and 6 GB, once)"
+	$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm==0.33.0
+	@touch $@
+
 clean:
-	rm -rf .venv build site *.egg-info
+	rm -rf .venv .venv-vllm build site *.egg-info
