@@ -153,7 +153,7 @@ def test_a_feed_sends_every_step(confirms):
         if len(controller.trace) % 4 == 0:
             packets.append(feed.next_packet())
             if confirms:
-                feed.confirm(len(controller.trace))
+                feed.confirm()
     packets.append(feed.next_packet() or packets[-1])
     assert view_of(packets) == (len(recorded), len(recorded.requests))
     assert feed.next_packet() is None
@@ -169,7 +169,7 @@ def test_a_confirmed_feed_sends_no_step_twice():
         assert (header["first_step"], header["num_steps"]) == (seen, 1)
         assert "facts" not in header or seen == 0
         seen += 1
-        feed.confirm(seen)
+        feed.confirm()
 
 
 def test_a_view_that_asks_again_gets_everything():
@@ -233,7 +233,7 @@ def test_a_shadow_launch_is_sent_when_it_is_done():
     feed = Feed(controller)
     header, _ = decode_packet(feed.next_packet())
     assert header["shadows"] == [] and "shadow" not in str(header["kernels"]) and len(header["kernels"]) == 1
-    feed.confirm(2)
+    feed.confirm()
     assert feed.next_packet() is None
     shadow.update({"faults": [], "max_difference": 1e-7, "launches": []})
     del shadow["pending"]

@@ -23,14 +23,14 @@ class TracePage(AnyWidgetComponent):
     other = param.Bytes(default=b"")
     status = param.Dict(default={})
     command = param.Dict(default={})
-    have = param.Integer(default=0)
+    mounted = param.Boolean(default=False)
     options = param.Dict(default={})
 
     def __init__(self, feed: Feed, **params: Any) -> None:
         super().__init__(status=feed.status(), **params)
         self._feed = feed
         self.param.watch(lambda event: feed.handle(event.new), "command")
-        self.param.watch(lambda event: feed.confirm(event.new), "have")
+        self.param.watch(lambda event: feed.confirm(), "mounted")
 
     def refresh(self) -> None:
         """Send what is new since the last call."""

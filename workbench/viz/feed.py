@@ -25,8 +25,8 @@ log = logging.getLogger("workbench")
 POLL_SECONDS = 0.1
 """Time between two updates of a view."""
 
-REPEAT_STEPS = 32
-"""Steps that are sent again while a view has not confirmed them: a packet may be lost while a page is loading."""
+REPEAT_STEPS = 64
+"""Steps that are sent again until a view has said that it is there: packets are lost while a page is loading."""
 
 
 class Feed:
@@ -49,7 +49,7 @@ class Feed:
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._sent = 0
-        self._confirmed = 0
+        self._mounted = False
         self._sent_requests = -1
         self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
         self._message = ""
@@ -67,10 +67,10 @@ class Feed:
             if seen == (num_steps, num_requests, num_shadows) and not self._resend:
                 return None
             whole = self._resend or self._sent_requests < 0
-            first = 0 if whole else max(self._confirmed, self._sent - REPEAT_STEPS)
-            # Requests and strings are few and short beside the steps; sending all of them again while a view is
-            # behind keeps a packet complete in itself.
-            behind = whole or self._confirmed < self._sent
+            first = 0 if whole else self._sent if self._mounted else max(0, self._sent - REPEAT_STEPS)
+            # Requests and strings are few and short beside the steps; sending all of them again until a view is
+            # there keeps a packet complete in itself.
+            behind = whole or not self._mounted
             packet = encode_packet(
                 columns,
                 first,
@@ -86,9 +86,9 @@ class Feed:
             self._known_strings, self._known_kernels = len(columns.strings), len(columns.kernels)
             return packet
 
-    def confirm(self, num_steps: int) -> None:
-        """The view has taken in this many steps."""
-        self._confirmed = min(max(self._confirmed, int(num_steps)), self._sent)
+    def confirm(self) -> None:
+        """The view is there and has taken in a packet: from now on none is lost, and each step is sent once."""
+        self._mounted = True
 
     def other_packet(self) -> bytes | None:
         """The trace to compare with, whole, when it is another than the one sent last; None when it is not."""
@@ -165,7 +165,6 @@ class Feed:
 
     def _do_resend(self) -> None:
         self._resend = True
-        self._confirmed = 0
         self._other_sent = None
 
     def _do_start(self) -> None:

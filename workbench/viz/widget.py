@@ -42,7 +42,7 @@ class TraceView(anywidget.AnyWidget):
         other: The columns of a trace to compare with.
         status: State of the engine and messages for the person.
         command: What the person asked for last.
-        have: Steps the browser has taken in.
+        mounted: The browser shows the view and has taken in a packet.
         options: How the view is laid out: "theme" and "panels".
     """
 
@@ -51,14 +51,14 @@ class TraceView(anywidget.AnyWidget):
     other = traitlets.Bytes(b"").tag(sync=True)
     status = traitlets.Dict().tag(sync=True)
     command = traitlets.Dict().tag(sync=True)
-    have = traitlets.Int(0).tag(sync=True)
+    mounted = traitlets.Bool(False).tag(sync=True)
     options = traitlets.Dict().tag(sync=True)
 
     def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
         self._feed = feed
         super().__init__(_esm=bundle(), packet=feed.next_packet() or b"", status=feed.status(), options=options)
         self.observe(lambda change: feed.handle(change.new), "command")
-        self.observe(lambda change: feed.confirm(change.new), "have")
+        self.observe(lambda change: feed.confirm(), "mounted")
 
     @property
     def breakpoints(self) -> Breakpoints:

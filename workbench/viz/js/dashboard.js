@@ -69,8 +69,11 @@ class View {
     const before = this.store.numSteps;
     if (!this.store.append(packet)) return this.send("resend");
     if (this.store.requests.length) this.theme.focusFirst(this.store.requests);
-    this.model.set("have", this.store.numSteps);
-    this.model.save_changes();
+    if (!this.mounted) {
+      this.mounted = true;
+      this.model.set("mounted", true);
+      this.model.save_changes();
+    }
     if (before === 0 && this.store.numSteps && !this.live) this.openRecording();
     if (this.store.numSteps !== before) this.cursor.grown();
     else this.changed("data");
