@@ -1,0 +1,80 @@
+"""A cost model fitted to SmolLM2 on this machine: its error on steps it has not seen, and on another run as a whole.
+
+One run is recorded and fitted; a second run with other prompts is then simulated from its arrivals alone, and the
+simulated duration is compared with the measured one. On a busy machine the errors hold the business as well.
+
+    python benchmarks/bench_cost_model.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _common import save
+
+from workbench import Engine, EngineConfig, SamplingParams, Trace
+from workbench.engine.cost_model import CostModel
+from workbench.engine.simulate import simulate_requests
+from workbench.engine.workload import Arrival
+
+CONFIG = EngineConfig(max_num_batched_tokens=128, max_num_seqs=12, num_blocks=512, enable_prefix_caching=False)
+NUM_REQUESTS = 20
+
+
+def record(seed: int) -> Trace:
+    """Requests of 8 to 400 prompt tokens and 10 to 40 output tokens, one every third step."""
+    rng = random.Random(seed)
+    engine = Engine("smollm2", CONFIG)
+    todo = [
+        ([rng.randrange(100, 40_000) for _ in range(rng.choice([8, 40, 120, 400]))], rng.randint(10, 40))
+        for _ in range(NUM_REQUESTS)
+    ]
+    while True:
+        if todo and len(engine.trace) % 3 == 0:
+            prompt, max_tokens = todo.pop()
+            engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        if engine.step() is None:
+            break
+    engine.close()
+    return engine.trace
+
+
+def simulated_seconds(trace: Trace, model: CostModel) -> float:
+    """Duration of the same arrivals in a simulation under the model."""
+    arrivals = [
+        Arrival(
+            info.request_id,
+            info.prompt_token_ids,
+            SamplingParams(max_tokens=info.max_tokens, ignore_eos=True),
+            arrival_step=info.arrival_step,
+        )
+        for info in trace.requests.values()
+    ]
+    return simulate_requests(CONFIG, arrivals, lambda request: 0, cost_model=model).metrics().summary.duration
+
+
+def main() -> None:
+    fitted, other = record(0), record(1)
+    model, report = CostModel.fit(fitted)
+    measured = sum(sum(step.timings.values()) for step in other)
+    simulated = simulated_seconds(other, model)
+    print(model)
+    print(report)
+    print(f"another run: measured {measured:.2f} s, simulated {simulated:.2f} s, ratio {simulated / measured:.3f}")
+    save(
+        "cost_model",
+        {
+            "config": CONFIG.to_dict(),
+            "cost_model": model.to_dict(),
+            "held_out": dataclasses.asdict(report),
+            "another_run": {"measured_s": measured, "simulated_s": simulated, "ratio": simulated / measured},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
