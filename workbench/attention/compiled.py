@@ -32,15 +32,20 @@ def entry_point(function: Callable[..., Any]) -> Callable[..., Any]:
         numba.config.CACHE_DIR = before
 
 
-@cache
 def _code_folder() -> Path:
-    """Where this version's code is kept; says so when there is none yet, because the first use takes a while."""
     folder = cache_folder() / "numba" / _source_digest()
     if not folder.exists():
-        print("compiling the CPU attention kernels: about 10 seconds, once per version", file=sys.stderr, flush=True)
+        _announce(folder)
     return folder
 
 
+@cache
+def _announce(folder: Path) -> None:
+    """Say once that there is no code yet, because the first use takes a while."""
+    print(f"compiling the CPU attention kernels into {folder}: about 10 seconds, once", file=sys.stderr, flush=True)
+
+
+@cache
 def _source_digest() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parent
