@@ -30,6 +30,8 @@ configs = st.builds(
     long_prefill_token_threshold=st.sampled_from([0, 0, 0, 3, 8]),
     long_prefill_token_threshold_adaptive=st.booleans(),
     max_model_len=st.sampled_from([None, LONGEST]),
+    max_num_partial_prefills=st.sampled_from([None, None, None, 1, 2, 4]),
+    max_long_partial_prefills=st.sampled_from([None, None, 1]),
 )
 
 
