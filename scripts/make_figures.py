@@ -25,11 +25,11 @@ def figures() -> Iterator[tuple[str, str]]:
             "requests": [
                 {"id": "short", "prompt": {"len": 5}, "max_tokens": 12},
                 {"id": "long", "prompt": {"len": 180}, "max_tokens": 6},
-                {"id": "late", "prompt": {"len": 9}, "max_tokens": 6, "arrival_step": 3},
+                {"id": "late", "prompt": {"len": 4}, "max_tokens": 6, "arrival_step": 2},
             ],
         }
     )
-    step = mixed[3]
+    step = mixed[2]
     focus = reprs.focus_of(mixed.requests)
     yield "packed-batch", svg.packed_batch(step, focus)
     yield "block-tables", svg.block_tables(step, focus)
