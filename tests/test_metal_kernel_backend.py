@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Case, assert_close, build
+from msl_runs import skip_without_compiler
 from test_engine_exactness import compare_every_step
 from tiny_models import tiny_model
 
@@ -21,6 +22,8 @@ from workbench.attention.selection import select_backend
 from workbench.engine import model_runner
 from workbench.kernel_check import is_wrong, print_check, probes, try_backend
 from workbench.models.preflight import preflight
+
+skip_without_compiler()
 
 LLAMA = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "dtype": "float16"}
 

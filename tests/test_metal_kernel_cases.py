@@ -4,9 +4,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from kernel_cases import Batch, Case, as_float64, assert_close, build
+from msl_runs import skip_without_compiler
 
 from workbench import msl
 from workbench.attention.metal.launch import PagedVarlenKernels
+
+skip_without_compiler()
 
 KERNELS = [PagedVarlenKernels(msl.metal_kernel, order=order) for order in (0, 1)]
 

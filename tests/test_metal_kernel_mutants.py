@@ -2,6 +2,9 @@
 
 import pytest
 from kernel_mutants import MUTANTS, why_caught
+from msl_runs import skip_without_compiler
+
+skip_without_compiler()
 
 
 def test_the_kernels_as_they_are_pass():

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 from kernel_cases import Batch, Case, build
+from msl_runs import skip_without_compiler
 
 from workbench import msl
 from workbench.attention.metal.launch import PagedVarlenKernels
 from workbench.attention.metal.plan import LaunchPlan
 from workbench.attention.metal.tile_shape import THREADGROUP_MEMORY, TileShape
+
+skip_without_compiler()
 
 KERNELS = PagedVarlenKernels(msl.metal_kernel, statistics=True)
 

@@ -11,9 +11,12 @@ from kernel_cases import (
     published_edge_3,
     random_case,
 )
+from msl_runs import skip_without_compiler
 
 from workbench import msl
 from workbench.attention.metal.launch import PagedVarlenKernels
+
+skip_without_compiler()
 
 KERNELS = [PagedVarlenKernels(msl.metal_kernel, order=order) for order in (0, 1)]
 """One set per order in which msl runs the threads of a threadgroup: a missing barrier shows in at least one."""
