@@ -16,7 +16,7 @@ import vllm_double
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_traces import assert_pool_fits, assert_same, tokens_of
-from vllm_double import RequestDouble, VllmSchedulerDouble
+from vllm_double import AsyncVllmSchedulerDouble, RequestDouble, VllmSchedulerDouble, vllm_config
 
 from workbench.engine.simulate import simulate
 from workbench.engine.workload import read_workload
@@ -31,7 +31,11 @@ DATA = Path(__file__).parent / "data"
 WORKLOADS = sorted((DATA / "vllm" / "workloads").glob("*.json"))
 LONG = DATA / "vllm" / "workloads" / "d_preempt.json"
 
-RecordingDouble = integration.recording_class("RecordingDouble", VllmSchedulerDouble)
+RecordingClass, AsyncRecordingClass = integration.recording_classes(VllmSchedulerDouble, AsyncVllmSchedulerDouble)
+
+
+def RecordingDouble(config) -> VllmSchedulerDouble:
+    return RecordingClass(vllm_config(config))
 
 
 @pytest.fixture
@@ -273,7 +277,7 @@ def test_a_full_disk_stops_the_recording_and_says_so_once(traces, monkeypatch, c
             output = scheduler.schedule()
             scheduler.update_from_output(output, vllm_double.run_model(scheduler, output))
     assert not scheduler.requests  # all of them were served
-    assert not scheduler.recorder.is_recording
+    assert scheduler.recorder.writer is None
     scheduler.shutdown()
     (warning,) = warnings_of(caplog)
     assert "File too large" in warning and "without a recording" in warning
@@ -305,7 +309,7 @@ def test_a_writer_that_does_not_keep_up_never_blocks(traces, monkeypatch, caplog
     try:
         for _ in range(4):  # 4 KB of messages each time
             assert vllm_double.drive(scheduler, arrivals, max_steps=34) == 34
-        assert not scheduler.recorder.is_recording
+        assert scheduler.recorder.writer is None
     finally:
         process.kill()
         process.wait(30)
@@ -352,7 +356,7 @@ def test_a_wrong_setting_is_named_and_there_is_no_recording(name, value, traces,
         RecordingSettings.from_environment()
     config, arrivals = read_workload(LONG)
     scheduler = RecordingDouble(config)
-    assert not scheduler.recorder.is_recording
+    assert scheduler.recorder.writer is None
     assert vllm_double.drive(scheduler, arrivals) == len(simulate(LONG))
     scheduler.shutdown()
     (warning,) = warnings_of(caplog)
@@ -362,7 +366,7 @@ def test_a_wrong_setting_is_named_and_there_is_no_recording(name, value, traces,
 
 def test_another_vllm_is_not_recorded(traces, monkeypatch, caplog):
     monkeypatch.setattr(integration, "_HOOKS", ("_of_another_version",))
-    assert not RecordingDouble(read_workload(LONG)[0]).recorder.is_recording
+    assert RecordingDouble(read_workload(LONG)[0]).recorder.writer is None
     (warning,) = warnings_of(caplog)
     assert "_of_another_version" in warning and "vLLM 0.33" in warning
 
@@ -512,22 +516,31 @@ def test_messages_arrive_as_they_were_sent_however_the_pipe_cuts_them(sent, cuts
 
 def test_the_classes_are_made_from_vllms_own_when_they_are_asked_for(monkeypatch):
     sync, asynchronous = ModuleType("vllm.v1.core.sched.scheduler"), ModuleType("vllm.v1.core.sched.async_scheduler")
-    sync.Scheduler = VllmSchedulerDouble
-    asynchronous.AsyncScheduler = type("AsyncScheduler", (VllmSchedulerDouble,), {})
+    sync.Scheduler, asynchronous.AsyncScheduler = VllmSchedulerDouble, AsyncVllmSchedulerDouble
     for name in ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, sync.__name__, sync)
     monkeypatch.setitem(sys.modules, asynchronous.__name__, asynchronous)
     try:
         assert issubclass(integration.RecordingScheduler, VllmSchedulerDouble)
-        assert issubclass(integration.AsyncRecordingScheduler, asynchronous.AsyncScheduler)
+        assert issubclass(integration.AsyncRecordingScheduler, AsyncVllmSchedulerDouble)
         assert integration.RecordingScheduler is integration.RecordingScheduler
         assert integration.RecordingScheduler.__qualname__ == "RecordingScheduler"
     finally:
-        for name in integration._SCHEDULERS:
+        for name in integration._NAMES:
             vars(integration).pop(name, None)
     with pytest.raises(AttributeError, match="NoScheduler"):
         _ = integration.NoScheduler
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_scheduler_is_the_one_that_vllm_is_set_for(async_scheduling, in_process):
+    config = vllm_config(read_workload(LONG)[0], async_scheduling=async_scheduling)
+    for scheduler in (RecordingClass(config), RecordingClass(vllm_config=config)):
+        assert type(scheduler) is (AsyncRecordingClass if async_scheduling else RecordingClass)
+        assert isinstance(scheduler, AsyncVllmSchedulerDouble) is async_scheduling
+        assert scheduler.recorder.writer is not None
+    assert type(AsyncRecordingClass(config)) is AsyncRecordingClass
 
 
 def run_python(code: str) -> str:

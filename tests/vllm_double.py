@@ -85,23 +85,24 @@ class _Inner(Scheduler):
 
 
 class VllmSchedulerDouble:
-    """vLLM's Scheduler. ``recording_class`` takes it for a base."""
+    """vLLM's Scheduler, made from the part of a VllmConfig that ``vllm_config`` gives."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, vllm_config: SimpleNamespace) -> None:
+        config = vllm_config.engine_config
         self.inner = _Inner(config, self)
         self.requests: dict[str, RequestDouble] = {}
         self.kv_cache_manager = SimpleNamespace(
             block_pool=SimpleNamespace(get_num_free_blocks=lambda: self.inner.num_free_blocks),
             get_block_ids=lambda request_id: (list(self.inner.requests[request_id].block_table),),
         )
-        self.scheduler_config = SimpleNamespace(**config.to_dict(), async_scheduling=False)
+        self.vllm_config = vllm_config
+        self.scheduler_config = vllm_config.scheduler_config
         self.cache_config = SimpleNamespace(
             num_gpu_blocks=config.num_blocks, enable_prefix_caching=config.enable_prefix_caching
         )
         self.parallel_config = SimpleNamespace(data_parallel_index=0)
         spec = type("FullAttentionSpec", (), {"block_size": config.block_size})()
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(model="double", dtype="torch.bfloat16"))
         self.max_model_len = config.max_model_len or 131072
         self.was_shut_down = False
 
@@ -154,6 +155,19 @@ class VllmSchedulerDouble:
 
     def shutdown(self) -> None:
         self.was_shut_down = True
+
+
+class AsyncVllmSchedulerDouble(VllmSchedulerDouble):
+    """Only another class: nothing of asynchronous scheduling."""
+
+
+def vllm_config(config: EngineConfig, *, async_scheduling: bool = False) -> SimpleNamespace:
+    """What the double takes for a VllmConfig."""
+    return SimpleNamespace(
+        engine_config=config,
+        scheduler_config=SimpleNamespace(**config.to_dict(), async_scheduling=async_scheduling),
+        model_config=SimpleNamespace(model="double", dtype="torch.bfloat16"),
+    )
 
 
 def run_model(scheduler: VllmSchedulerDouble, output: SchedulerOutput) -> ModelRunnerOutput:

@@ -111,7 +111,9 @@ def total_seconds(
             worker.send(num_seqs // 4)  # the batch fills up
             worker.recv()
         for first in range(0, options.steps, BLOCK_STEPS):
-            for times, worker in zip(best, workers, strict=True):
+            order = list(zip(best, workers, strict=True))
+            turn = first // BLOCK_STEPS % len(order)
+            for times, worker in (*order[turn:], *order[:turn]):
                 worker.send(BLOCK_STEPS)
                 for step, spent in enumerate(worker.recv(), start=first):
                     times[step] = min(times[step], spent)

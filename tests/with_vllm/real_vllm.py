@@ -40,9 +40,17 @@ MODEL = {
 STUCK_AFTER = 3
 
 
-def make_scheduler(scheduler_class: type, config: EngineConfig, folder: Path, *, log_stats: bool = False) -> Any:
-    """A scheduler of vLLM's with the limits of ``config``."""
-    asynchronous = "Async" in scheduler_class.__name__
+def make_scheduler(
+    scheduler_class: type,
+    config: EngineConfig,
+    folder: Path,
+    *,
+    asynchronous: bool | None = None,
+    log_stats: bool = False,
+) -> Any:
+    """A scheduler of vLLM's with the limits of ``config``; by default asynchronous if the class is."""
+    if asynchronous is None:
+        asynchronous = "Async" in scheduler_class.__name__
     (folder / "config.json").write_text(json.dumps(MODEL))
     max_model_len = config.max_model_len or 1_000_000
     model = ModelConfig(

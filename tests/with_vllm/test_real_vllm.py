@@ -12,6 +12,7 @@ from pathlib import Path
 
 from real_vllm import drive, make_scheduler
 from recorded_traces import assert_pool_fits, assert_same, tokens_of
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from workbench.engine.simulate import simulate
 from workbench.engine.workload import read_workload
@@ -29,8 +30,8 @@ def settings(monkeypatch, tmp_path):
 
 def record(workload: Path, name: str, tmp_path: Path, depth: int) -> Trace:
     config, arrivals = read_workload(workload)
-    scheduler = make_scheduler(getattr(integration, name), config, tmp_path)
-    assert scheduler.recorder.is_recording
+    scheduler = make_scheduler(getattr(integration, name), config, tmp_path, asynchronous=depth == 2)
+    assert scheduler.recorder.writer is not None
     drive(scheduler, config, arrivals, depth=depth)
     scheduler.shutdown()
     (path,) = (tmp_path / "traces").iterdir()
@@ -47,8 +48,10 @@ def test_a_recording_equals_the_simulation_in_every_field(workload, tmp_path):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
-def test_an_asynchronous_recording_fits_together(workload, tmp_path):
-    trace = record(workload, "AsyncRecordingScheduler", tmp_path, depth=2)
+@pytest.mark.parametrize("name", ["RecordingScheduler", "AsyncRecordingScheduler"])
+def test_an_asynchronous_recording_fits_together(name, workload, tmp_path):
+    trace = record(workload, name, tmp_path, depth=2)
+    assert trace.config["async_scheduling"]
     assert_pool_fits(trace)
     if "abort" not in workload.stem:  # an abort finds another number of tokens in flight
         assert tokens_of(trace) == tokens_of(simulate(workload))
@@ -61,7 +64,15 @@ def test_a_wrong_setting_stops_the_recording_and_not_vllm(value, tmp_path, monke
     # vLLM's logger does not propagate.
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     scheduler = make_scheduler(integration.RecordingScheduler, config, tmp_path)
-    assert not scheduler.recorder.is_recording
+    assert scheduler.recorder.writer is None
     assert drive(scheduler, config, arrivals) == len(simulate(WORKLOADS[0]))
     scheduler.shutdown()
     assert sum("WORKBENCH_TRACE_MAX_MB" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_scheduler_is_the_one_that_vllm_is_set_for(asynchronous, tmp_path):
+    config, _ = read_workload(WORKLOADS[0])
+    scheduler = make_scheduler(integration.RecordingScheduler, config, tmp_path, asynchronous=asynchronous)
+    assert isinstance(scheduler, AsyncScheduler) is asynchronous
+    scheduler.shutdown()

@@ -1,13 +1,13 @@
-"""Record a running vLLM: give ``vllm serve`` one of these as its ``--scheduler-cls``.
+"""Record a running vLLM.
 
-    vllm serve MODEL --scheduler-cls workbench.integrations.vllm.AsyncRecordingScheduler
-    vllm serve MODEL --no-async-scheduling --scheduler-cls workbench.integrations.vllm.RecordingScheduler
+    vllm serve MODEL --scheduler-cls workbench.integrations.vllm.RecordingScheduler
 
-They are vLLM's own schedulers and decide what those decide; beside that every step is written to a trace file
-(`workbench.integrations.recorder`). Nothing that goes wrong with the recording reaches the server. Environment
-variables say what is recorded and where: see `RecordingSettings`.
+It is vLLM's own scheduler and decides what that decides, synchronously or asynchronously as the server is set; beside
+that every step is written to a trace file (`workbench.integrations.recorder`). Nothing that goes wrong with the
+recording reaches the server. Environment variables say what is recorded and where: see `RecordingSettings`.
 
-vLLM is imported when one of the classes is first asked for. Made for and tested with vLLM 0.33.
+vLLM is imported when RecordingScheduler or AsyncRecordingScheduler is first asked for. Made for and tested with
+vLLM 0.33.
 """
 
 from __future__ import annotations
@@ -31,14 +31,11 @@ _HOOKS = ("_preempt_request", "_free_request", "update_from_output", "schedule",
 
 _serial = itertools.count()  # tells recordings of one process apart
 
-_SCHEDULERS = {
-    "RecordingScheduler": ("vllm.v1.core.sched.scheduler", "Scheduler"),
-    "AsyncRecordingScheduler": ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
-}
+_NAMES = ("RecordingScheduler", "AsyncRecordingScheduler")
 
 
 class RecordsSteps:
-    """Put before a V1 scheduler class, records what it does. ``recording_class`` puts it there.
+    """Put before a V1 scheduler class among the bases of another, records what it does.
 
     Attributes:
         recorder: The recording.
@@ -50,11 +47,29 @@ class RecordsSteps:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """``schedule`` of vLLM, recorded."""
-        return self.recorder.schedule(super().schedule, args, kwargs)
+        recorder = self.recorder
+        if recorder.writer is None:
+            return super().schedule(*args, **kwargs)
+        recorder.in_schedule = True
+        started = time.perf_counter()
+        output = super().schedule(*args, **kwargs)
+        ended = time.perf_counter()
+        recorder.in_schedule = False
+        recorder.scheduled(output, started, ended)
+        return output
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """``update_from_output`` of vLLM, recorded."""
-        return self.recorder.update(super().update_from_output, args, kwargs)
+        recorder = self.recorder
+        if recorder.writer is None:
+            return super().update_from_output(scheduler_output, model_runner_output)
+        recorder.in_update = True
+        started = time.perf_counter()
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        ended = time.perf_counter()
+        recorder.in_update = False
+        recorder.updated(scheduler_output, model_runner_output, started, ended)
+        return outputs
 
     def add_request(self, request: Any) -> None:
         """``add_request`` of vLLM, recorded."""
@@ -77,32 +92,42 @@ class RecordsSteps:
         self.recorder.close()
 
 
-def recording_class(name: str, base: type) -> type:
-    """A scheduler class that records.
+def recording_classes(scheduler: type, async_scheduler: type) -> tuple[type, type]:
+    """RecordingScheduler and AsyncRecordingScheduler over vLLM's two schedulers, or classes with their interface."""
 
-    Args:
-        name: Name of the new class.
-        base: vLLM's scheduler, or a class with its interface.
-    """
-    members = {"__module__": __name__, "__doc__": f"vLLM's {base.__name__} with a recording of every step."}
-    return type(name, (RecordsSteps, base), members)
+    class RecordingScheduler(RecordsSteps, scheduler):
+        """vLLM's scheduler with a recording of every step; the asynchronous one where vLLM schedules so.
+
+        vLLM takes a custom class as it is, and a synchronous scheduler under asynchronous scheduling is slow.
+        """
+
+        def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+            if vllm_config.scheduler_config.async_scheduling and not issubclass(cls, async_scheduler):
+                cls = AsyncRecordingScheduler
+            return super().__new__(cls)
+
+    class AsyncRecordingScheduler(RecordingScheduler, async_scheduler):
+        """vLLM's asynchronous scheduler with a recording of every step."""
+
+    for made in (RecordingScheduler, AsyncRecordingScheduler):
+        made.__module__, made.__qualname__ = __name__, made.__name__
+    return RecordingScheduler, AsyncRecordingScheduler
 
 
 def __getattr__(name: str) -> Any:
-    """Make RecordingScheduler or AsyncRecordingScheduler when it is first asked for."""
-    if name not in _SCHEDULERS:
+    """Make RecordingScheduler and AsyncRecordingScheduler when one of them is first asked for."""
+    if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-    module, base = _SCHEDULERS[name]
-    made = recording_class(name, getattr(importlib.import_module(module), base))
-    globals()[name] = made
-    return made
+    globals().update(zip(_NAMES, recording_classes(Scheduler, AsyncScheduler), strict=True))
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
     """Public names, for tab completion."""
-    return sorted([*_SCHEDULERS, "RecordsSteps", "recording_class", "describe_vllm"])
+    return sorted([*_NAMES, "RecordsSteps", "recording_classes", "describe_vllm"])
 
 
 # -- the first line of the trace -----------------------------------------------------------------------------

@@ -22,21 +22,8 @@ from workbench.integrations.recorder.messages import (
 from workbench.integrations.recorder.writer_process import WriterProcess
 
 QUEUE_STEPS = 128
-"""Steps after which the engine's own queues are sent, should they not be what the messages made of them."""
-
-
-def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Whatever goes wrong ends the recording; the engine does not notice."""
-
-    @functools.wraps(method)
-    def guarded(self: SchedulerRecorder, *args: Any, **kwargs: Any) -> None:
-        if self._writer is not None:
-            try:
-                method(self, *args, **kwargs)
-            except Exception as problem:
-                self._stop(problem)
-
-    return guarded
+"""Steps after which the engine's own queues are sent: an engine may know ways between them that have no message,
+such as a request's wait for KV from another machine."""
 
 
 SEND_SECONDS = 0.05
@@ -46,6 +33,20 @@ SEND_BYTES = 2**18
 """Collected messages of this size are sent at once."""
 
 
+def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
+    """Whatever goes wrong ends the recording; the engine does not notice."""
+
+    @functools.wraps(method)
+    def guarded(self: SchedulerRecorder, *args: Any, **kwargs: Any) -> None:
+        if self.writer is not None:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as problem:
+                self._stop(problem)
+
+    return guarded
+
+
 class SchedulerRecorder:
     """Records the steps of a scheduler that has the interface of vLLM's V1 scheduler.
 
@@ -53,6 +54,11 @@ class SchedulerRecorder:
         scheduler: The scheduler; its queues, requests and KV cache manager are read, never changed.
         make_setup: Makes the first message. May raise: there is no recording then.
         log: Told once that the recording runs, and once why it does not any more.
+
+    Attributes:
+        writer: The writer's process; None when nothing is recorded, or not any more.
+        in_schedule: The scheduler is in its ``schedule``; the caller says so.
+        in_update: The scheduler is in its ``update_from_output``; the caller says so.
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
@@ -65,33 +71,19 @@ class SchedulerRecorder:
         """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
         self._wall_start, self._start = time.time(), time.perf_counter()
         self._has_news = False
-        self._in_update = False
-        self._in_schedule = False
-        self._writer: WriterProcess | None = None
+        self.in_schedule = self.in_update = False
+        self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
             self._token_ids = setup.settings.token_ids
-            self._max_waiting = setup.settings.max_waiting
             self._block_pool = scheduler.kv_cache_manager.block_pool
             self._group = setup.kv_cache_group
             self._several_tokens = bool(getattr(scheduler, "num_spec_tokens", 0))
-            # A connector moves requests between queues on its own account.
-            self._sends_queues = getattr(scheduler, "connector", None) is not None
             pack(setup, self._buffer)
-            self._writer = WriterProcess()
+            self.writer = WriterProcess()
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
             self._stop(problem)
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether steps are being recorded."""
-        return self._writer is not None
-
-    @property
-    def writer(self) -> WriterProcess | None:
-        """The writer's process, None when nothing is recorded."""
-        return self._writer
 
     # -- what happens to requests ----------------------------------------------------------------------------
 
@@ -114,15 +106,15 @@ class SchedulerRecorder:
     def request_ended(self, request: Any) -> None:
         """A request has its final status and is about to give its blocks back."""
         had_news = self._has_news
-        self._note(End(request.request_id, str(request.get_finished_reason()), self._in_update))
-        if self._in_update:  # told by the record of a step that was scheduled already
+        self._note(End(request.request_id, str(request.get_finished_reason()), self.in_update))
+        if self.in_update:  # told by the record of a step that was scheduled already
             self._has_news = had_news
 
     @_never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[self._group]
-        reason = "the KV blocks ran out" if self._in_schedule else "the prefix cache was reset"
+        reason = "the KV blocks ran out" if self.in_schedule else "the prefix cache was reset"
         self._note(Preemption(request.request_id, blocks, reason))
 
     def _note(self, message: Message) -> None:
@@ -131,18 +123,20 @@ class SchedulerRecorder:
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def schedule(self, schedule: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """Call the engine's ``schedule`` and record what it decided."""
-        started = time.perf_counter()
-        self._in_schedule = True
-        try:
-            output = schedule(*args, **kwargs)
-        finally:
-            self._in_schedule = False
-        self._scheduled(output, started, time.perf_counter())
-        return output
+    def scheduled(self, output: Any, started: float, ended: float) -> None:
+        """A step was scheduled.
 
-    @_never_raises
+        Args:
+            output: The SchedulerOutput.
+            started: When ``schedule`` was called, by ``time.perf_counter``.
+            ended: When it returned.
+        """
+        try:
+            if self.writer is not None:  # it may have stopped during the step
+                self._scheduled(output, started, ended)
+        except Exception as problem:
+            self._stop(problem)
+
     def _scheduled(self, output: Any, started: float, ended: float) -> None:
         num_scheduled_tokens = output.num_scheduled_tokens
         if not num_scheduled_tokens and not self._has_news:
@@ -175,7 +169,7 @@ class SchedulerRecorder:
             new_block_ids,
             self._block_pool.get_num_free_blocks(),
         )
-        if self._sends_queues or step % QUEUE_STEPS == QUEUE_STEPS - 1:
+        if step % QUEUE_STEPS == QUEUE_STEPS - 1:
             message.running, message.waiting = self._queues()
         pack(message, self._buffer)
         self._in_flight[id(output)] = step
@@ -186,19 +180,22 @@ class SchedulerRecorder:
         waiting = [*getattr(scheduler, "kv_holding_waiting", ()), *scheduler.waiting]
         return [request.request_id for request in scheduler.running], [request.request_id for request in waiting]
 
-    def update(self, update: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """Call the engine's ``update_from_output`` and record what became of the step."""
-        started = time.perf_counter()
-        self._in_update = True
-        try:
-            outputs = update(*args, **kwargs)
-        finally:
-            self._in_update = False
-        self._updated(started, time.perf_counter(), *args, **kwargs)
-        return outputs
+    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
+        """The output of a step was processed.
 
-    @_never_raises
-    def _updated(self, started: float, ended: float, scheduler_output: Any, model_runner_output: Any) -> None:
+        Args:
+            scheduler_output: What ``scheduled`` was given for the step.
+            model_runner_output: The ModelRunnerOutput.
+            started: When ``update_from_output`` was called, by ``time.perf_counter``.
+            ended: When it returned.
+        """
+        try:
+            if self.writer is not None:
+                self._updated(scheduler_output, model_runner_output, started, ended)
+        except Exception as problem:
+            self._stop(problem)
+
+    def _updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
         step = self._in_flight.pop(id(scheduler_output), None)
         if step is None:
             return
@@ -215,7 +212,7 @@ class SchedulerRecorder:
             self._send()
 
     def _send(self) -> None:
-        self._writer.send(self._buffer)
+        self.writer.send(self._buffer)
         self._buffer.clear()
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -224,7 +221,7 @@ class SchedulerRecorder:
     def close(self) -> None:
         """End the recording: everything is in the files when this returns."""
         self._send()
-        writer, self._writer = self._writer, None
+        writer, self.writer = self.writer, None
         try:
             writer.close()
             self._log.info("recorded %d steps", self._num_steps)
@@ -233,7 +230,7 @@ class SchedulerRecorder:
 
     def _stop(self, problem: Exception) -> None:
         """Give up, and say so once."""
-        writer, self._writer = self._writer, None
+        writer, self.writer = self.writer, None
         self._buffer = bytearray()
         reason = str(problem) or type(problem).__name__
         self._log.warning("nothing is recorded any more: %s. The server goes on without a recording.", reason)
