@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "attention": {"trace", "msl"},
     "models": {"attention"},
     "engine": {"trace", "attention", "models"},
+    "course": {"trace", "engine", "viz"},
 }
 TOP_FLOOR = {"blas", "cache_folder"}
 # The way down to a picture: an object that shows itself asks for its renderer when it is shown.
