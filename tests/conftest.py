@@ -35,6 +35,11 @@ class WordTokenizer:
 
 @pytest.fixture(scope="session")
 def tiny_llama():
+    """`make_tiny_llama`, made once."""
+    return make_tiny_llama()
+
+
+def make_tiny_llama():
     """A random llama of a few thousand parameters whose tokens are words."""
     import mlx.core as mx
     from mlx.utils import tree_map

@@ -13,6 +13,7 @@ def build_parser() -> argparse.ArgumentParser:
     from workbench.bench import add_bench_parser
     from workbench.engine.simulate_cli import add_simulate_parser
     from workbench.kernel_check import add_kernel_parser
+    from workbench.serve.cli import add_serve_parser
     from workbench.trace.cli import add_trace_parser
 
     parser = argparse.ArgumentParser(prog="workbench", description="An LLM inference engine that can be opened.")
@@ -26,6 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     add_simulate_parser(commands)
+    add_serve_parser(commands)
     add_trace_parser(commands)
     add_bench_parser(commands)
     add_kernel_parser(commands)

@@ -75,6 +75,7 @@ class Engine:
         self.breakpoints = Breakpoints()
         self._pause = threading.Event()
         self._running = False
+        self._handover = threading.Lock()  # between a loop that finds nothing to do and a start() that brings work
         self._phases: Phases | None = None
         self._thread.call(lambda: self._load(model, config or EngineConfig(), policy))
 
@@ -163,6 +164,14 @@ class Engine:
     def _abort(self, request_id: str) -> None:
         if self.scheduler.abort_request(request_id):
             self._book[request_id].finish_reason = "abort"
+
+    def forget(self, request_id: str) -> None:
+        """Drop the output of a request that has ended, for an engine that runs for long; its trace stays.
+
+        Raises:
+            ValueError: There is no such request, or it has not ended.
+        """
+        self._book.forget(request_id)
 
     def output(self, request_id: str) -> RequestOutput:
         """What a request has produced so far.
@@ -300,7 +309,13 @@ class Engine:
         self._running = True
         self.breakpoints.stopped_by = None
         try:
-            while not self._pause.is_set() and (record := self._step()) is not None:
+            while not self._pause.is_set():
+                if (record := self._step()) is None:
+                    with self._handover:
+                        if not self._inbox:
+                            self._running = False
+                            return
+                    continue
                 after_step(record)
                 if self.breakpoints.check(record):
                     return
@@ -310,7 +325,9 @@ class Engine:
     def start(self) -> None:
         """Run in the background until there is nothing to do, or until pause(); returns at once."""
         self._pause.clear()
-        if not self._running:
+        with self._handover:
+            if self._running:
+                return
             self._running = True
             self._thread.submit(self._loop)
 

@@ -83,6 +83,17 @@ class RequestBook:
             known = ", ".join(itertools.islice(self.entries, 20)) or "none yet"
             raise ValueError(f"request_id {request_id!r} is unknown; known are {known}") from None
 
+    def forget(self, request_id: str) -> None:
+        """Drop the entry of a request that has ended.
+
+        Raises:
+            ValueError: There is no such request, or it has not ended.
+        """
+        if self[request_id].finish_reason is None:
+            raise ValueError(f"request_id {request_id!r} has not ended: abort it first")
+        with self._lock:
+            del self.entries[request_id]
+
     def num_tokens_left(self) -> int:
         """Tokens the open requests still need at most, prompt and output; the last one is never computed."""
         left = 0

@@ -1,0 +1,223 @@
+"""The server against OpenAI's own client: a real process on 127.0.0.1 over a tiny random model."""
+
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+openai = pytest.importorskip("openai", reason="the openai client is not installed (extra: test)")
+
+PROMPT = [5, 9, 17, 33, 8]
+ENGINE = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "block_size": 4, "num_blocks": 128, "max_model_len": 256}
+
+
+class ServerProcess:
+    """A server process, and raw requests to it."""
+
+    def __init__(self, **options):
+        command = [sys.executable, str(Path(__file__).with_name("serve_process.py")), json.dumps(options)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        self.port = int(re.search(r":(\d+) ", line)[1])
+
+    def client(self, **options):
+        options = {"api_key": "none", "max_retries": 0, "timeout": 60} | options
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
+
+    def ask(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = json.dumps(body) if isinstance(body, dict) else body
+        connection.request(method, path, data, headers or {})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read().decode()
+
+    def metric(self, name):
+        text = self.ask("GET", "/metrics")[2]
+        return float(re.search(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)", text, re.M)[1])
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=60)
+        return out
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = ServerProcess(engine=ENGINE, serve={"max_queue": 8, "max_body_bytes": 65536})
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def offline(tiny_llama):
+    """Greedy tokens of a prompt from an engine without a server."""
+    from workbench import Engine, EngineConfig, SamplingParams
+
+    engine = Engine(tiny_llama, EngineConfig(**ENGINE))
+
+    def tokens(prompt, max_tokens):
+        rid = engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        engine.run(progress=False)
+        return list(engine.output(rid).token_ids)
+
+    yield tokens
+    engine.close()
+
+
+def words(ids):
+    return "".join(f" w{i}" for i in ids)
+
+
+def test_answers_equal_the_offline_answers(server, offline):
+    def ask(i):
+        prompt = [*PROMPT, 10 + i]
+        answer = server.client().completions.create(
+            model="tiny-llama", prompt=prompt, max_tokens=6 + i % 5, temperature=0, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage.prompt_tokens == len(prompt) and answer.usage.completion_tokens == 6 + i % 5
+        return answer.choices[0].text
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(ask, range(24)))
+    assert texts == [words(offline([*PROMPT, 10 + i], 6 + i % 5)) for i in range(24)]
+
+
+def test_a_stream_is_the_answer_in_parts(server, offline):
+    events = list(
+        server.client().completions.create(
+            model="tiny-llama", prompt=PROMPT, max_tokens=12, temperature=0, stream=True,
+            stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
+    assert "".join(e.choices[0].text for e in events[:-1]) == words(offline(PROMPT, 12))
+    assert [e.choices[0].finish_reason for e in events[:-1]][-1] == "length"
+    assert events[-1].usage.completion_tokens == 12 and len(events) > 6
+
+
+def test_a_stop_string_is_never_sent(server, offline):
+    expected = words(offline(PROMPT, 12))
+    stop = expected[7:14]
+    events = list(
+        server.client().completions.create(
+            model="tiny-llama", prompt=PROMPT, max_tokens=12, temperature=0, stop=stop, stream=True,
+            extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
+    assert "".join(e.choices[0].text for e in events) == expected[: expected.index(stop)]
+    assert events[-1].choices[0].finish_reason == "stop"
+
+
+def test_choices_logprobs_and_seed(server):
+    def ask():
+        return server.client().completions.create(
+            model="tiny-llama", prompt=PROMPT, max_tokens=4, n=3, seed=7, logprobs=2, temperature=1
+        )
+
+    first, second = ask(), ask()
+    assert [c.text for c in first.choices] == [c.text for c in second.choices]
+    assert len({c.text for c in first.choices}) > 1
+    assert len(first.choices[0].logprobs.token_logprobs) == len(first.choices[0].logprobs.tokens)
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"prompt": [3], "max_tokens": 0}, "max_tokens"),
+        ({"prompt": [3], "temperature": -1}, "temperature"),
+        ({"prompt": [3], "tools": []}, "tools"),
+        ({"max_tokens": 3}, "prompt"),
+    ],
+)
+def test_refusals_name_the_field(server, body, param):
+    status, _, text = server.ask("POST", "/v1/completions", body)
+    assert status == 400 and json.loads(text)["error"]["param"] == param
+
+
+def test_refusals_of_the_client(server):
+    client = server.client()
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="another", prompt=PROMPT)
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="tiny-llama", prompt=[119] * 300)
+    with pytest.raises(openai.BadRequestError, match="not served"):
+        client.embeddings.create(model="tiny-llama", input="w3")
+    assert client.models.list().data[0].id == "tiny-llama"
+    assert server.ask("POST", "/v1/completions", "{" * 100_000)[0] == 400
+    assert server.ask("GET", "/nowhere")[0] == 404
+
+
+def test_tokenize_and_dashboard(server):
+    assert json.loads(server.ask("POST", "/tokenize", {"prompt": "w3 w4"})[2])["tokens"] == [3, 4]
+    status, _, page = server.ask("GET", "/dashboard")
+    assert status == 200 and "Workbench" in page
+
+
+def test_a_client_that_goes_away_is_aborted(server):
+    free_before = server.metric("vllm:kv_cache_usage_perc")
+    aborted = re.compile(r'finished_reason="abort"} (\d+)')
+    before = int(aborted.search(server.ask("GET", "/metrics")[2])[1])
+    for _ in range(4):
+        stream = server.client().completions.create(
+            model="tiny-llama", prompt=PROMPT, max_tokens=240, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and server.metric("vllm:num_requests_running"):
+        time.sleep(0.02)
+    server.client().completions.create(model="tiny-llama", prompt=[3], max_tokens=1)
+    assert int(aborted.search(server.ask("GET", "/metrics")[2])[1]) == before + 4
+    assert server.metric("vllm:kv_cache_usage_perc") == free_before
+
+
+def test_a_full_queue_is_429_with_retry_after(server):
+    status, headers, text = server.ask("POST", "/v1/completions", {"prompt": [[3]] * 17, "max_tokens": 1})
+    assert status == 429 and headers["Retry-After"] and json.loads(text)["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_pages_of_other_sites_are_refused(server):
+    assert server.ask("GET", "/v1/models", headers={"Host": "evil.example"})[0] == 403
+    for path in ("/v1/models", "/trace/stream", "/dashboard", "/dashboard/ws"):
+        assert server.ask("GET", path, headers={"Origin": "http://evil.example"})[0] == 403
+
+
+def test_an_api_key_guards_everything_and_sigterm_drains():
+    server = ServerProcess(engine=ENGINE, serve={"api_key": "secret-key-1"})
+    try:
+        for path in ("/v1/models", "/dashboard", "/dashboard/ws", "/trace/stream", "/metrics"):
+            assert server.ask("GET", path)[0] == 401
+        assert server.ask("GET", "/health")[0] == 200
+        with pytest.raises(openai.AuthenticationError):
+            server.client(api_key="wrong").models.list()
+        client = server.client(api_key="secret-key-1")
+        status, headers, _ = server.ask("GET", "/dashboard?api_key=secret-key-1")
+        assert status == 302 and "HttpOnly" in headers["Set-Cookie"] and "secret" not in headers["Set-Cookie"]
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        assert server.ask("GET", "/dashboard", headers={"Cookie": cookie})[0] == 200
+        stream = client.completions.create(
+            model="tiny-llama", prompt=PROMPT, max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+        )
+        parts = iter(stream)
+        next(parts)
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert [part.choices[0].finish_reason for part in parts][-1] == "length"
+    finally:
+        out = server.end()
+    assert "free blocks 127" in out and server.process.returncode == 0
+
+
+def test_an_open_address_needs_a_key_or_a_word():
+    from workbench.serve.settings import ServeSettings
+
+    with pytest.raises(ValueError, match="--api-key"):
+        ServeSettings(host="0.0.0.0")
+    assert ServeSettings(host="0.0.0.0", insecure=True).host == "0.0.0.0"

@@ -1,0 +1,306 @@
+"""Between the server's event loop and the engine's thread.
+
+The engine calls back on its own thread after every step; one message per step crosses to the event loop, however many
+requests it is about. Requests go the other way through ``Engine.add_request`` and ``Engine.abort``, which may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from workbench.engine.config import SamplingParams
+from workbench.serve.errors import ApiError, too_many_requests, unavailable
+from workbench.serve.prometheus import ServerMetrics
+from workbench.serve.settings import ServeSettings
+from workbench.trace import StepRecord
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+    from workbench.engine.outputs import RequestOutput
+
+log = logging.getLogger("workbench")
+
+T = TypeVar("T")
+
+WATCH_SECONDS = 1.0
+"""Time between two looks at whether the engine still runs while requests are open."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to a request.
+
+    Attributes:
+        token_ids: Sampled tokens.
+        text: Their text, without what might be the beginning of a stop string.
+        logprobs: One {token_id: log-probability} per token, when asked for.
+        finish_reason: Set in the last one: "length", "stop", "error" or "abort".
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[dict[int, float], ...] = ()
+    finish_reason: str | None = None
+
+
+class Stream:
+    """One request as the server sees it. ``async for delta in stream`` ends with the request.
+
+    Args:
+        request_id: The engine's request id.
+        sampling: How it is sampled.
+    """
+
+    def __init__(self, request_id: str, sampling: SamplingParams) -> None:
+        self.request_id = request_id
+        self.sampling = sampling
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self.ended = False
+        # Only the engine's thread uses what follows.
+        self._held_back = max((len(stop) for stop in sampling.stop), default=1) - 1
+        self._text = ""
+        self._sent = 0
+        self._num_logprobs = 0
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self.ended:
+            raise StopAsyncIteration
+        delta = await self.deltas.get()
+        self.ended = delta.finish_reason is not None
+        return delta
+
+    def advance(
+        self, token_id: int | None, text: str, output: Callable[[], RequestOutput], reason: str | None
+    ) -> Delta:
+        """What a step added; called on the engine's thread.
+
+        Args:
+            token_id: The token it sampled, if any.
+            text: The text that the token added.
+            output: Gives the request's output so far; not free of cost.
+            reason: Why the request ended with this step, None while it goes on.
+        """
+        self._text += text
+        logprobs: tuple[dict[int, float], ...] = ()
+        current = output() if reason is not None or self.sampling.logprobs is not None else None
+        if current is not None and current.logprobs is not None:
+            logprobs = current.logprobs[self._num_logprobs :]
+            self._num_logprobs = len(current.logprobs)
+        if reason is not None and current is not None:
+            # The end of the text is the engine's: without a stop string, with what an incomplete character left.
+            self._text = current.text
+        upto = len(self._text) - (0 if reason is not None else self._held_back)
+        upto = max(self._sent, upto)
+        new, self._sent = self._text[self._sent : upto], upto
+        return Delta(() if token_id is None else (token_id,), new, logprobs, reason)
+
+
+class EngineBridge:
+    """Starts, follows and ends requests of an engine for the event loop it is made on.
+
+    Args:
+        engine: The engine; the bridge keeps it running while requests are open.
+        settings: Limits.
+        loop: The server's event loop.
+    """
+
+    def __init__(self, engine: Engine, settings: ServeSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = ServerMetrics(engine)
+        self.draining = False
+        self.step_listeners: list[Callable[[StepRecord], None]] = []
+        self._loop = loop
+        self._streams: dict[str, Stream] = {}
+        self._preparing = 0
+        # One thread: tokenizers and templates are not all safe to use from several at once.
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare")
+        self._last_step = -1
+        self._remove_listener = engine.on_step(self._after_step)
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be open at once."""
+        return self.engine.config.max_num_seqs + self.settings.max_queue
+
+    @property
+    def num_open(self) -> int:
+        """Requests that run, wait or are being prepared."""
+        return len(self._streams) + self._preparing
+
+    async def submit(self, requests: list[tuple[str, Any, SamplingParams, int]]) -> list[Stream]:
+        """Queue requests, all of them or none.
+
+        Args:
+            requests: For each its id, prompt (text, token ids or messages), sampling and priority.
+
+        Raises:
+            ApiError: The queue is full, the server is ending, or a request is refused.
+        """
+        if self.draining:
+            raise unavailable("the server is shutting down and takes no more requests")
+        if self.num_open + len(requests) > self.limit:
+            raise too_many_requests(self.limit)
+        self._preparing += len(requests)
+        streams: list[Stream] = []
+        try:
+            for request_id, prompt, sampling, priority in requests:
+                stream = Stream(request_id, sampling)
+                await self.prepare(lambda p=prompt, s=stream, n=priority: self._add(p, s, n))
+                streams.append(stream)
+        except BaseException:
+            for stream in streams:
+                self.abort(stream)
+            raise
+        finally:
+            self._preparing -= len(requests)
+        self.engine.start()
+        return streams
+
+    def _add(self, prompt: Any, stream: Stream, priority: int) -> None:
+        """Hand a request to the engine; on the preparing thread. The stream is known before its first step."""
+        self._streams[stream.request_id] = stream
+        try:
+            self.engine.add_request(prompt, stream.sampling, request_id=stream.request_id, priority=priority)
+        except BaseException:
+            self._streams.pop(stream.request_id, None)
+            raise
+        stream.num_prompt_tokens = len(self.engine.output(stream.request_id).prompt_token_ids)
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """Run a template or the tokenizer beside the event loop, within a time limit.
+
+        Raises:
+            ApiError: It took too long, or refused what it was given.
+        """
+        thread: list[int] = []
+        done = threading.Event()
+
+        def run() -> T:
+            thread.append(threading.get_ident())
+            try:
+                return work()
+            finally:
+                done.set()
+
+        future = self._loop.run_in_executor(self._preparer, run)
+        try:
+            while not thread and not future.done():  # the limit is on the work, not on the wait for its turn
+                await asyncio.wait([future], timeout=0.05)
+            return await asyncio.wait_for(asyncio.shield(future), self.settings.prepare_seconds)
+        except TimeoutError:
+            if thread and not done.is_set():
+                _raise_in(thread[0], _TookTooLong)
+            await asyncio.wait([future], timeout=1.0)
+            raise ApiError(
+                400, f"the prompt took more than {self.settings.prepare_seconds:g} s to render and tokenize"
+            ) from None
+        except _TookTooLong:
+            raise ApiError(400, "the prompt took too long to render and tokenize") from None
+        except ValueError as problem:
+            raise ApiError(400, str(problem)) from None
+
+    def abort(self, stream: Stream) -> None:
+        """End a request whose client is gone, before the next step. A request that ended stays as it is."""
+        if stream.request_id not in self._streams:
+            return
+        try:
+            self.engine.abort(stream.request_id)
+        except ValueError:  # it was never entered
+            self._streams.pop(stream.request_id, None)
+            return
+        self.engine.start()
+
+    # -- the engine's thread -----------------------------------------------------------------------------------
+
+    def _after_step(self, record: StepRecord) -> None:
+        try:
+            messages = self._messages(record)
+        except Exception:
+            log.exception("step %d could not be delivered", record.step)
+            messages = []
+        for request_id in {*record.finished, *record.aborted}:
+            self.engine.forget(request_id)
+        self._loop.call_soon_threadsafe(self._deliver, record, messages)
+
+    def _messages(self, record: StepRecord) -> list[tuple[Stream, Delta]]:
+        ended = dict.fromkeys(record.aborted, "abort") | dict(record.finish_reasons)
+        messages = []
+        for chunk in record.chunks:
+            stream = self._streams.get(chunk.request_id)
+            if stream is None or chunk.request_id in record.aborted:
+                continue
+            stream.num_cached_tokens = max(stream.num_cached_tokens, chunk.num_cached_tokens)
+            reason = ended.pop(chunk.request_id, None)
+            if chunk.sampled is not None or reason is not None:
+                output = self._output_of(chunk.request_id)
+                messages.append((stream, stream.advance(chunk.sampled, chunk.text, output, reason)))
+        for request_id, reason in ended.items():
+            if (stream := self._streams.get(request_id)) is not None:
+                messages.append((stream, stream.advance(None, "", self._output_of(request_id), reason)))
+        return messages
+
+    def _output_of(self, request_id: str) -> Callable[[], RequestOutput]:
+        return lambda: self.engine.output(request_id)
+
+    # -- the event loop ----------------------------------------------------------------------------------------
+
+    def _deliver(self, record: StepRecord, messages: list[tuple[Stream, Delta]]) -> None:
+        self.metrics.add_step(record)
+        for stream, delta in messages:
+            if delta.finish_reason is not None:
+                self._streams.pop(stream.request_id, None)
+            stream.deltas.put_nowait(delta)
+        for listener in list(self.step_listeners):
+            listener(record)
+
+    async def watch(self) -> None:
+        """End every open request with an error when the engine stands still and cannot be started again."""
+        stuck = 0
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            step = self.engine.scheduler.step
+            alive = not self._streams or step != self._last_step or self.engine.state == "running"
+            stuck, self._last_step = (0 if alive else stuck + 1), step
+            if stuck:
+                self.engine.start()
+            if stuck > 5:
+                log.error("the engine stands still at step %d; open requests end with an error", step)
+                for stream in list(self._streams.values()):
+                    self.abort(stream)
+                    stream.deltas.put_nowait(Delta(finish_reason="error"))
+                self._streams.clear()
+
+    async def drain(self) -> None:
+        """Take no more requests, let the open ones end within the time-out, and abort the rest."""
+        self.draining = True
+        deadline = self._loop.time() + self.settings.drain_seconds
+        while self.num_open and self._loop.time() < deadline:
+            await asyncio.sleep(0.05)
+        for stream in list(self._streams.values()):
+            self.abort(stream)
+            stream.deltas.put_nowait(Delta(finish_reason="abort"))
+        self._remove_listener()
+        self._preparer.shutdown(wait=False, cancel_futures=True)
+
+
+class _TookTooLong(BaseException):
+    """Raised inside a template that does not end; not an Exception, which a template's runner may catch."""
+
+
+def _raise_in(thread: int, problem: type[BaseException]) -> None:
+    """Raise an exception in another thread when it next runs Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(problem))

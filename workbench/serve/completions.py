@@ -1,0 +1,133 @@
+"""/v1/completions and /v1/chat/completions, streamed and not."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import msgspec
+
+from workbench.engine.config import SamplingParams
+from workbench.serve.bridge import Delta, Stream
+from workbench.serve.errors import ApiError, internal_error
+from workbench.serve.handlers import ApiHandler
+from workbench.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
+from workbench.serve.responses import Answer, joined
+
+
+class CompletionsHandler(ApiHandler):
+    """What both kinds of completion share."""
+
+    chat = False
+
+    def read(self) -> tuple[SamplingFields, list[Any], list[SamplingParams]]:
+        """The body, its prompts, and the sampling of each choice of a prompt."""
+        body = decode_body(self.request.body, CompletionRequest)
+        return body, list(body.prompts()), body.sampling()
+
+    async def post(self) -> None:
+        """Answer; a client that goes away ends its requests."""
+        try:
+            body, prompts, sampling = self.read()
+        except ValueError as problem:
+            kind = ChatRequest if self.chat else CompletionRequest
+            raise ApiError(400, str(problem), param=field_of(str(problem), kind)) from None
+        self.check_model(body.model)
+        name = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex[:24]}"
+        choices = [(prompt, params) for prompt in prompts for params in sampling]
+        streams = await self.bridge.submit(
+            [(f"{name}-{i}", prompt, params, body.priority or 0) for i, (prompt, params) in enumerate(choices)]
+        )
+        engine = self.bridge.engine
+        answer = Answer(name, engine.name, self.chat, engine.model.tokenizer, streams, bool(body.return_token_ids))
+        work = asyncio.ensure_future(
+            self._stream(answer, body, len(prompts)) if body.stream else self._whole(answer, len(prompts))
+        )
+        gone = asyncio.ensure_future(self.gone.wait())
+        try:
+            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            for stream in streams:
+                self.bridge.abort(stream)
+
+    async def _whole(self, answer: Answer, num_prompts: int) -> None:
+        async def collect(stream: Stream) -> Delta:
+            return joined([delta async for delta in stream])
+
+        results = await asyncio.gather(*(collect(stream) for stream in answer.streams))
+        for result in results:
+            _check_end(result)
+        count = sum(len(result.token_ids) for result in results)
+        choices = [answer.choice(i, result, chunk=False) for i, result in enumerate(results)]
+        self.answer({**answer.head(chunk=False), "choices": choices, "usage": answer.usage(count, num_prompts)})
+
+    async def _stream(self, answer: Answer, body: SamplingFields, num_prompts: int) -> None:
+        options = body.stream_options
+        merged: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+
+        async def forward(index: int, stream: Stream) -> None:
+            async for delta in stream:
+                merged.put_nowait((index, delta))
+
+        readers = [asyncio.ensure_future(forward(i, stream)) for i, stream in enumerate(answer.streams)]
+        self.start_events()
+        head, left, count = answer.head(chunk=True), len(answer.streams), 0
+        offsets = [0] * left
+        try:
+            if self.chat:
+                for i in range(left):
+                    first = {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                    await self._send({**head, "choices": [first]})
+            while left:
+                index, delta = await merged.get()
+                left -= delta.finish_reason is not None
+                count += len(delta.token_ids)
+                try:
+                    _check_end(delta)
+                except ApiError as problem:  # the status is sent already: the error is an event
+                    await self._send(problem.body())
+                    break
+                event = {**head, "choices": [answer.choice(index, delta, chunk=True, offset=offsets[index])]}
+                offsets[index] += len(delta.text)
+                if options is not None and options.continuous_usage_stats:
+                    event["usage"] = answer.usage(count, num_prompts)
+                await self._send(event)
+            if options is not None and options.include_usage:
+                await self._send({**head, "choices": [], "usage": answer.usage(count, num_prompts)})
+            await self.send_event(b"[DONE]")
+            await self.finish()
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        await self.send_event(msgspec.json.encode(event))
+
+
+class ChatCompletionsHandler(CompletionsHandler):
+    """/v1/chat/completions."""
+
+    chat = True
+
+    def read(self) -> tuple[SamplingFields, list[Any], list[SamplingParams]]:
+        """The body, its one prompt, and the sampling of each choice; an answer may fill half of the context."""
+        body = decode_body(self.request.body, ChatRequest)
+        default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
+        return body, [body.prompt()], body.sampling(default)
+
+
+def _check_end(delta: Delta) -> None:
+    """Refuse to pass off a failure as an answer.
+
+    Raises:
+        ApiError: The request failed, or the server ended it.
+    """
+    if delta.finish_reason == "error":
+        raise internal_error()
+    if delta.finish_reason == "abort":
+        raise ApiError(503, "the request was ended by the server", kind="server_error", code="aborted")

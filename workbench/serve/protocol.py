@@ -1,0 +1,214 @@
+"""What may be asked: OpenAI's request bodies, checked field by field, and what they mean to the engine.
+
+Fields that only label a request are accepted and have no effect. Fields that would change the answer and are not
+served (tools, a response format, ...) are unknown here, and an unknown field is refused by name: an answer that
+silently ignores what was asked is worse than none. Fields marked as vLLM's are its additions to OpenAI's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from workbench.engine.config import SamplingParams
+from workbench.serve.errors import ApiError
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+MAX_STOPS = 16
+MAX_LOGPROBS = 20
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
+Stop = str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOPS)] | None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: Stop = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    # vLLM's.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    return_token_ids: bool | None = None
+    # Labels without effect.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+    def common_sampling(self, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
+        """Sampling of each of the n choices; given a seed, choice i uses seed + i.
+
+        Raises:
+            ValueError: A value is outside its range.
+        """
+        fields: dict[str, Any] = {
+            name: value
+            for name in (
+                "top_p", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty",
+                "ignore_eos", "stop_token_ids",
+            )
+            if (value := getattr(self, name)) is not None
+        }  # fmt: skip
+        # OpenAI's default, not the engine's.
+        fields["temperature"] = 1.0 if self.temperature is None else self.temperature
+        if self.logit_bias is not None:
+            fields["logit_bias"] = {_token_id(name): bias for name, bias in self.logit_bias.items()}
+        base = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **fields)
+        if self.seed is None:
+            return [base] * (self.n or 1)
+        return [base.replace(seed=(self.seed + i) % 2**64) for i in range(self.n or 1)]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[
+            list[int | str | TokenIds],
+            msgspec.Meta(min_length=1, description="Token ids, or a list of prompts."),
+        ]
+    )
+    max_tokens: Count | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Choices | None = None
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one.
+
+        Raises:
+            ApiError: The list mixes kinds, or is too long.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(item) for item in self.prompt}
+        if len(kinds) > 1:
+            raise ApiError(
+                400, "prompt must be a list of token ids, of texts, or of lists of token ids", param="prompt"
+            )
+        if kinds == {int}:
+            return [self.prompt]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise ApiError(
+                400,
+                f"prompt holds {len(self.prompt)} prompts, allowed are {MAX_PROMPTS}",
+                param="prompt",
+            )
+        return list(self.prompt)
+
+    def sampling(self) -> list[SamplingParams]:
+        """Sampling of each choice. 16 tokens unless said otherwise, as OpenAI has it."""
+        if self.best_of not in (None, self.n or 1):
+            raise ApiError(400, f"best_of={self.best_of} must equal n: all choices are returned", param="best_of")
+        return self.common_sampling(self.max_tokens or 16, self.logprobs)
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message's content; text is the only kind served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def as_dict(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    def prompt(self) -> list[dict[str, str]]:
+        """The messages for the chat template."""
+        return [message.as_dict() for message in self.messages]
+
+    def sampling(self, default_max_tokens: int) -> list[SamplingParams]:
+        """Sampling of each choice."""
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        max_tokens = self.max_completion_tokens or self.max_tokens or default_max_tokens
+        return self.common_sampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of /tokenize (vLLM's): a prompt, or messages for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)] | None = None
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def decode_body(raw: bytes, kind: type[Body]) -> Body:
+    """A request's body, checked.
+
+    Raises:
+        ApiError: Status 400; the message names the field.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise ApiError(400, f"the body is refused: {problem}", param=_field_in(str(problem))) from None
+
+
+def field_of(message: str, kind: type[msgspec.Struct]) -> str | None:
+    """The field that a message of the engine begins with, when it is one of the body's."""
+    match = re.match(r"\w+", message)
+    return match[0] if match and match[0] in kind.__struct_fields__ else None
+
+
+def _field_in(message: str) -> str | None:
+    match = re.search(r"\$\.([\w.\[\]]+)|unknown field `(\w+)`|missing required field `(\w+)`", message)
+    return next((group for group in match.groups() if group), None) if match else None
+
+
+def _token_id(name: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", name):
+        raise ValueError(f"logit_bias must have token ids as its keys, got {name[:40]!r}")
+    return int(name)

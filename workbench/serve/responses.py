@@ -1,0 +1,109 @@
+"""The shape of an answer: OpenAI's objects, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.models.tokenizer import Tokenizer
+from workbench.serve.bridge import Delta, Stream
+
+FINISH_REASONS = {"stop": "stop", "length": "length"}
+"""OpenAI's word for each of the engine's reasons that a client may see as an answer."""
+
+
+@dataclass
+class Answer:
+    """What all parts of one answer say about it.
+
+    Attributes:
+        id: Id of the answer.
+        model: Name of the model.
+        chat: Whether it answers /v1/chat/completions.
+        tokenizer: Gives tokens their text; None where the model has none.
+        streams: The choices, in order.
+        token_ids: Whether token ids are sent too (vLLM's ``return_token_ids``).
+        created: When the answer began, in seconds since 1970.
+    """
+
+    id: str
+    model: str
+    chat: bool
+    tokenizer: Tokenizer | None
+    streams: list[Stream]
+    token_ids: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, *, chunk: bool) -> dict[str, Any]:
+        """The fields before the choices."""
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def usage(self, num_completion_tokens: int, num_prompts: int) -> dict[str, Any]:
+        """Tokens read and written; a prompt is counted once, however many choices it has."""
+        per_prompt = self.streams[:: max(1, len(self.streams) // num_prompts)]
+        prompt_tokens = sum(stream.num_prompt_tokens for stream in per_prompt)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": num_completion_tokens,
+            "total_tokens": prompt_tokens + num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(stream.num_cached_tokens for stream in per_prompt)},
+        }
+
+    def choice(self, index: int, delta: Delta, *, chunk: bool, offset: int = 0) -> dict[str, Any]:
+        """One choice: the whole of it, or what a delta adds.
+
+        Args:
+            index: Which choice.
+            delta: Text, tokens and the reason.
+            chunk: Whether it is part of a stream.
+            offset: Characters of the choice that came before.
+        """
+        choice: dict[str, Any] = {"index": index}
+        if not self.chat:
+            choice["text"] = delta.text
+        elif chunk:
+            choice["delta"] = {"content": delta.text}
+        else:
+            choice["message"] = {"role": "assistant", "content": delta.text}
+        choice["logprobs"] = self._logprobs(delta, offset) if delta.logprobs else None
+        choice["finish_reason"] = FINISH_REASONS.get(delta.finish_reason or "")
+        if self.token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        return choice
+
+    def _logprobs(self, delta: Delta, offset: int) -> dict[str, Any]:
+        if self.chat:
+            return {
+                "content": [self._chat_logprob(token, near) for token, near in zip(delta.token_ids, delta.logprobs)]
+            }
+        tokens = [self._text(token) for token in delta.token_ids]
+        offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [near.get(token) for token, near in zip(delta.token_ids, delta.logprobs)],
+            "top_logprobs": [{self._text(t): p for t, p in near.items()} for near in delta.logprobs],
+            "text_offset": offsets,
+        }
+
+    def _chat_logprob(self, token: int, near: dict[int, float]) -> dict[str, Any]:
+        return {**self._token(token, near.get(token)), "top_logprobs": [self._token(t, p) for t, p in near.items()]}
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+    def _text(self, token: int) -> str:
+        return self.tokenizer.decode([token]) if self.tokenizer else f"token_id:{token}"
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Several deltas of a request as one."""
+    return Delta(
+        tuple(token for delta in deltas for token in delta.token_ids),
+        "".join(delta.text for delta in deltas),
+        tuple(near for delta in deltas for near in delta.logprobs),
+        deltas[-1].finish_reason if deltas else None,
+    )

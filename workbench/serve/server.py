@@ -1,0 +1,128 @@
+"""The server as a whole: sockets, the API, the dashboard, and how it ends.
+
+It is a Tornado server, because the dashboard is one: Bokeh's pages and their websocket are Tornado handlers and
+cannot be mounted in an ASGI application. One event loop and one port serve both, with nothing installed besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, Any
+
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from panel.io.application import build_applications
+from panel.io.server import get_server  # noqa: F401  (importing it puts Panel's handlers in place of Bokeh's)
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+from tornado.netutil import bind_sockets
+from tornado.web import Application
+
+from workbench.serve import handlers
+from workbench.serve.bridge import EngineBridge
+from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
+from workbench.serve.guard import COOKIE, DASHBOARD, Guard
+from workbench.serve.settings import ServeSettings
+from workbench.viz.app import make_app
+
+if TYPE_CHECKING:
+    from workbench.engine.engine import Engine
+
+log = logging.getLogger("workbench")
+
+
+class Server:
+    """An engine behind HTTP. Make it on a running event loop; ``await run()`` serves until a signal or ``stop()``.
+
+    Args:
+        engine: The engine; it stays open when the server ends.
+        settings: Address, access and limits.
+
+    Attributes:
+        port: The port it listens on.
+
+    Raises:
+        OSError: The port is in use.
+    """
+
+    def __init__(self, engine: Engine, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.bridge = EngineBridge(engine, settings, self._loop)
+        sockets = bind_sockets(settings.port, settings.host)
+        self.port: int = sockets[0].getsockname()[1]
+        dashboard = BokehTornado(
+            # The trace and not the engine: who watches a server cannot pause it or end the requests of others.
+            build_applications({DASHBOARD: make_app(engine.trace)}, title="Workbench"),
+            use_index=False,
+            redirect_root=False,
+            # The guard has compared Origin with Host before Bokeh sees a websocket.
+            extra_websocket_origins=["*"],
+            # What a session's token may carry ends up in the page.
+            exclude_headers=["Authorization", "Cookie"],
+            exclude_cookies=[COOKIE],
+        )
+        guard = Guard(settings, make_api(self.bridge), dashboard)
+        self._http = HTTPServer(
+            guard, max_buffer_size=settings.max_body_bytes + 65536, max_body_size=settings.max_body_bytes,
+            max_header_size=32768, idle_connection_timeout=300, body_timeout=60,
+        )  # fmt: skip
+        self._http.add_sockets(sockets)
+        self._bokeh = BaseServer(IOLoop.current(), dashboard, self._http)
+        self._bokeh.start()
+
+    def stop(self) -> None:
+        """End the server, after the open requests have ended or their time is up."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until SIGINT, SIGTERM or ``stop()``, then drain."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self.stop)
+        watching = asyncio.ensure_future(self.bridge.watch())
+        try:
+            await self._stop.wait()
+            await self.bridge.drain()
+            await asyncio.sleep(0.1)  # the last events are on their way to the clients
+        finally:
+            watching.cancel()
+            self._http.stop()
+            self._bokeh.stop()
+
+
+def make_api(bridge: EngineBridge) -> Application:
+    """Every endpoint but the dashboard."""
+    routes: list[tuple[str, Any]] = [
+        ("/", handlers.Root),
+        ("/v1/models", handlers.Models),
+        ("/v1/models/(.+)", handlers.Models),
+        ("/v1/completions", CompletionsHandler),
+        ("/v1/chat/completions", ChatCompletionsHandler),
+        ("/v1/embeddings", handlers.Embeddings),
+        ("/tokenize", handlers.Tokenize),
+        ("/health", handlers.Health),
+        ("/metrics", handlers.Metrics),
+        ("/trace/stream", handlers.TraceStream),
+    ]
+    shared = {"bridge": bridge}
+    return Application(
+        [(path, handler, shared) for path, handler in routes],
+        default_handler_class=handlers.NotFound,
+        default_handler_args=shared,
+        log_function=lambda handler: None,
+        compress_response=False,
+    )
+
+
+def serve(engine: Engine, settings: ServeSettings) -> None:
+    """Serve an engine until SIGINT or SIGTERM."""
+
+    async def main() -> None:
+        server = Server(engine, settings)
+        print(f"serving {engine.name} on http://{settings.host}:{server.port} (dashboard: {DASHBOARD})", flush=True)
+        await server.run()
+
+    asyncio.run(main())
