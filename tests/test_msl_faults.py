@@ -112,6 +112,10 @@ FAULTS = {
         "threadgroup race", "b",
         STORE_IN_B + BARRIER + "@const float other = b[63 - i];\n@b[i] = other;\ny[i] = other;",
         STORE_IN_B + BARRIER + "const float other = b[63 - i];\n" + BARRIER + "b[i] = other;\ny[i] = other;", {}),
+    "threadgroup memory read in one simdgroup and overwritten in the other": (
+        "threadgroup race", "b",
+        STORE_IN_B + BARRIER + "@y[i] = i == 63 ? b[31] : 1.0f;\n@if (i == 31) b[31] = 2.0f;",
+        STORE_IN_B + BARRIER + "y[i] = i == 63 ? b[31] : 1.0f;\n" + BARRIER + "if (i == 31) b[31] = 2.0f;", {}),
     "barrier that orders no memory": (
         "threadgroup race", "b",
         STORE_IN_B + "threadgroup_barrier(mem_flags::mem_none);\n@y[i] = b[63 - i];",
