@@ -23,6 +23,9 @@ READ_BYTES = 2**20
 FLUSH_SECONDS = 0.5
 """Longest time a record stays out of the file while messages keep coming; the last one is written at once."""
 
+NICENESS = 10
+"""How far the writer stands back where processors are short."""
+
 
 class Recording:
     """The files of one recording and what makes their lines."""
@@ -86,6 +89,7 @@ def main() -> int:
     # The engine's end of the pipe says when it is over; a signal to the whole group must not cut the file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)
     recording = None
     try:
         for message, more_to_come in read_messages(sys.stdin.fileno()):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 MAX_BACKLOG_BYTES = 64 * 2**20
@@ -46,7 +47,8 @@ class WriterProcess:
         self._pipe = self._process.stdin.fileno()
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._backlog = bytearray()
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
         if sys.platform.startswith("linux"):
             import fcntl
 
@@ -65,21 +67,32 @@ class WriterProcess:
             WriterStoppedError: The writer has ended, or is too far behind.
         """
         if self._backlog:
-            self._backlog += data
+            self._keep(bytes(data))
             self._send_backlog()
             return
         num_sent = self._write(data)
         if num_sent < len(data):
-            self._backlog += data[num_sent:]
+            self._keep(bytes(data[num_sent:]))
 
-    def _send_backlog(self) -> None:
-        del self._backlog[: self._write(self._backlog)]
-        if len(self._backlog) > MAX_BACKLOG_BYTES:
+    def _keep(self, data: bytes) -> None:
+        self._backlog.append(data)
+        self._backlog_bytes += len(data)
+        if self._backlog_bytes > MAX_BACKLOG_BYTES:
             raise WriterStoppedError(
-                f"the writer is {len(self._backlog) >> 20} MiB behind: the disk or the processor does not keep up"
+                f"the writer is {self._backlog_bytes >> 10} KiB behind: the disk or the processor does not keep up"
             )
 
-    def _write(self, data: bytearray) -> int:
+    def _send_backlog(self) -> None:
+        """Send the oldest messages while the pipe takes them whole."""
+        while self._backlog:
+            data = self._backlog.popleft()
+            num_sent = self._write(data)
+            self._backlog_bytes -= num_sent
+            if num_sent < len(data):
+                self._backlog.appendleft(data[num_sent:])
+                return
+
+    def _write(self, data: bytes | bytearray) -> int:
         try:
             return os.write(self._pipe, data)
         except BlockingIOError:
