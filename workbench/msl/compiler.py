@@ -63,6 +63,8 @@ _CHECK_FLAGS = (
     "-fsanitize=integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
     "-fsanitize=local-bounds", "-fsanitize-trap=local-bounds",
     "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
+    # Equal statements of two branches stay two: each has a line of its own.
+    "-mllvm", "-sink-common-insts=false", "-mllvm", "-hoist-common-insts=false",
 )  # fmt: skip
 _RUNTIME_FLAGS = (
     "-x", "c++", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",

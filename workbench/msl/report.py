@@ -124,8 +124,7 @@ def _line_of(code_address: int, finished: Finished, library: Path) -> SourceLine
     """The line of the call that returns to ``code_address``."""
     if not code_address:
         return None
-    place = line_table(library).find(code_address - finished.library_address - 1)
-    return place if place and place.line else None
+    return line_table(library).find(code_address - finished.library_address - 1)
 
 
 def _index(fault: FaultStruct, binding: Binding | None) -> int | None:

@@ -20,6 +20,9 @@ THREADGROUP_DECLARATION = re.compile(
 )
 _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<extents>(?:\[[^\[\]]*\]\s*)*)")
 
+# In Metal a floating-point literal without a suffix is a float.
+_UNSUFFIXED_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
+
 _VECTOR = r"(?:char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat)[234]"
 _VECTOR_TEMPLATE_CALL = re.compile(r"(?<![\w:])(?:metal::)?vec<([^<>;]+),\s*([^<>;]+)>\s*\((?!&)")
 _VECTOR_DECLARATION = re.compile(rf"(?m)^(\s*(?:const\s+)?)({_VECTOR})\s+(\w+)\(([^;{{}}]*)\);")
@@ -34,6 +37,7 @@ def rewrite(text: str, first_variable: int = 0) -> str:
     """
     text = _METAL_INCLUDE.sub("", text)
     text = _place_threadgroup_variables(text, first_variable)
+    text = _UNSUFFIXED_LITERAL.sub(r"\1f", text)
     text = _VECTOR_TEMPLATE_CALL.sub(r"metal::make_vector<metal::vec<\1, \2>>(", text)
     return _VECTOR_DECLARATION.sub(r"\1\2 \3 = \2(\4);", text)
 

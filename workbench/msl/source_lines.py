@@ -41,9 +41,16 @@ class LineTable:
         self._places = [place for _, place in rows]
 
     def find(self, offset: int) -> SourceLine | None:
-        """The place that the instruction at ``offset`` from the library's start came from, or None."""
+        """The place that the instruction at ``offset`` from the library's start came from, or None.
+
+        Where the compiler has made one instruction of several lines it gives none: then it is the last line before.
+        """
         at = bisect.bisect_right(self.addresses, offset) - 1
-        return self._places[at] if at >= 0 else None
+        while at >= 0 and (place := self._places[at]):
+            if place.line:
+                return place
+            at -= 1
+        return None
 
 
 @functools.lru_cache(maxsize=64)
