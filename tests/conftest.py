@@ -1,8 +1,17 @@
 """Fixtures shared by the tests: the bundled model, and a tiny random one."""
 
+import signal
+
 import pytest
 
 import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS in place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works():
+    """A shell that runs the tests in the background makes them ignore Ctrl-C, and with them every process they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
