@@ -9,7 +9,7 @@ import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS i
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_works():
-    """A shell that runs the tests in the background makes them ignore Ctrl-C, and with them every process they start."""
+    """A shell that runs tests in the background makes them, and every process they start, ignore Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
