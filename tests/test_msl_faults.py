@@ -195,6 +195,11 @@ FAULTS = {
         "local memory out of bounds", "",
         "float q[4] = {x[0], x[1], x[2], x[3]};\nthread float* p = q;\n@y[i] = p[i % 5];",
         "float q[4] = {x[0], x[1], x[2], x[3]};\nthread float* p = q;\ny[i] = p[i % 4];", {}),
+    "more private memory than there is": (
+        "private memory", "",
+        "float q[40000];\nfor (int j = 0; j < 40000; j++) q[j] = x[(j * 7 + int(i)) % 64];\ny[i] = q[int(x[i]) * 600];",
+        "float q[20000];\nfor (int j = 0; j < 20000; j++) q[j] = x[(j * 7 + int(i)) % 64];\ny[i] = q[int(x[i]) * 300];",
+        {"threads": 32, "threadgroup": 32}),
     "vector read from an odd element": (
         "misaligned", "",
         "@y[i] = (*(const device float4*)(x + i / 2)).x;",

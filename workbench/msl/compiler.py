@@ -43,7 +43,7 @@ _CODE_FLAGS = (
     # half and bfloat are rounded after every operation.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     # What goes wrong must reach the checks, and from the line it stands on.
-    "-fno-delete-null-pointer-checks", "-fno-optimize-sibling-calls",
+    "-fno-delete-null-pointer-checks", "-fno-optimize-sibling-calls", "-fstack-clash-protection",
 )  # fmt: skip
 # "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times longer.
 _UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")

@@ -15,6 +15,7 @@ import numpy as np
 
 MAX_THREADS = 1024
 STACK_BYTES = 128 << 10
+STACK_GUARD_BYTES = 4096
 THREADGROUP_ARENA_BYTES = 1 << 16
 
 # A slot of the address range is large enough that no 32-bit index of an 8-byte element leaves it, and there is one for
@@ -167,6 +168,8 @@ class _Arena:
         self.address = base
         self._stacks = mmap.mmap(-1, MAX_THREADS * STACK_BYTES)
         self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
+        for thread in range(MAX_THREADS):
+            self._libc.mprotect(self.stacks + thread * STACK_BYTES, STACK_GUARD_BYTES, 0)
 
     def _reserve(self, size: int, address: int | None = None) -> int | None:
         """Addresses without memory; at an address in use, what was there is given back."""

@@ -24,6 +24,7 @@ DESCRIPTIONS = {
     "wild access": "{access} of {bytes} bytes through a pointer that points to no buffer (address {address:#x})",
     "array out of bounds": "index {offset} is outside an array of type {detail}",
     "local memory out of bounds": "a pointer into a local array or variable leaves it",
+    "private memory": "the thread has no private memory left: 128 KiB are there",
     "no memory": "access to an address without memory, or to a misaligned vector",
     "misaligned": "{access} of {bytes} bytes at an address that is {offset} bytes past a multiple of {bytes}",
     "arithmetic": "{detail}",

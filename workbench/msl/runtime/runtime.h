@@ -27,6 +27,7 @@ constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxSimdgroups = kMaxThreads / kSimdWidth;
 constexpr uint64_t kStackBytes = 128 << 10;
+constexpr uint64_t kStackGuardBytes = 4096;  // at the low end of each stack, with no access: launch.py
 constexpr uint32_t kThreadgroupMemoryLimit = 32768;  // of every Apple GPU family
 constexpr uint32_t kThreadgroupArenaBytes = 1 << 16;
 constexpr uint32_t kRedZoneBytes = 64;  // between threadgroup variables

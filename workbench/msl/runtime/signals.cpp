@@ -1,5 +1,5 @@
-// What the processor itself stops: traps that clang puts where a pointer leaves a local array, and addresses without
-// memory in kernels that run without checks.
+// What the processor itself stops: traps that clang puts where a pointer leaves a local array, threads that use up their
+// stack, and addresses without memory in kernels that run without checks.
 #include <pthread.h>
 #include <signal.h>
 #include <ucontext.h>
@@ -13,6 +13,8 @@ namespace {
 constexpr int kSignals[] = {SIGILL, SIGTRAP, SIGSEGV, SIGBUS, SIGFPE};
 constexpr int kNumSignals = sizeof kSignals / sizeof *kSignals;
 struct sigaction previous[kNumSignals];
+stack_t previous_stack;
+alignas(16) char handler_stack[64 << 10];  // a thread that is out of stack has none for the handler
 pthread_t launching_thread;
 
 const void* stopped_at(const void* context) {
@@ -24,23 +26,24 @@ const void* stopped_at(const void* context) {
 #endif
 }
 
-const char* kind_of(int signal) {
-  switch (signal) {
+const char* kind_of(const siginfo_t& info) {
+  const uint64_t address = (uint64_t)info.si_addr;
+  switch (info.si_signo) {
     case SIGILL:
     case SIGTRAP: return "local memory out of bounds";
     case SIGFPE: return "arithmetic stopped";
-    default: return "no memory";
+    default: return address - current->stack < kStackGuardBytes ? "private memory" : "no memory";
   }
 }
 
 // Leaves the thread for good, like any fault: the handler never returns. SA_NODEFER leaves the signal usable.
-void handle(int signal, siginfo_t*, void* context) {
+void handle(int signal, siginfo_t* info, void* context) {
   if (!current || !pthread_equal(pthread_self(), launching_thread)) {  // not the kernel's doing
     for (int i = 0; i < kNumSignals; i++)
       if (kSignals[i] == signal) sigaction(signal, &previous[i], nullptr);
     return;
   }
-  raise_fault({.kind = kind_of(signal), .code_address = (uint64_t)stopped_at(context) + 1});
+  raise_fault({.kind = kind_of(*info), .code_address = (uint64_t)stopped_at(context) + 1});
 }
 
 }  // namespace
@@ -49,12 +52,15 @@ void catch_signals() {
   launching_thread = pthread_self();
   struct sigaction action = {};
   action.sa_sigaction = handle;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  const stack_t stack = {handler_stack, 0, sizeof handler_stack};
+  sigaltstack(&stack, &previous_stack);
   for (int i = 0; i < kNumSignals; i++) sigaction(kSignals[i], &action, &previous[i]);
 }
 
 void release_signals() {
   for (int i = 0; i < kNumSignals; i++) sigaction(kSignals[i], &previous[i], nullptr);
+  sigaltstack(&previous_stack, nullptr);
 }
 
 }  // namespace msl
