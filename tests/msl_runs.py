@@ -54,6 +54,16 @@ def run(
     return np.array(y.astype(mx.float32) if dtype == mx.bfloat16 else y)
 
 
+def everywhere(source, **options):
+    """The result, the same in both orders, with checks and without."""
+    results = [
+        run(source, order=order, checks=checks, **options) for order, checks in ((0, True), (1, True), (0, False))
+    ]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+    return results[0]
+
+
 def fault_of(source, **options) -> msl.MslError:
     """The error of a source that must not run."""
     with pytest.raises(msl.MslError) as raised:

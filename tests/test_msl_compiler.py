@@ -18,6 +18,7 @@ from workbench.msl.source_lines import LineTable
 
 skip_without_compiler()
 
+RUNTIME_FILES = len(list(compiler.RUNTIME_FOLDER.glob("*.cpp")))
 DOUBLE = "from msl_runs import run\nprint(run('y[i] = 2.0f * x[i];')[41])"
 
 
@@ -126,7 +127,7 @@ def test_a_kernel_is_compiled_once(empty_cache, monkeypatch):
     run("y[i] = 2.0f * x[i];", checks=False)
     run("y[i] = 2.0f * x[i];", inputs=[ramp(6)], threads=6)  # fewer than 8 elements: another address space
     assert len(commands) == 9
-    assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * 6 + [".so"] * 4
+    assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * RUNTIME_FILES + [".so"] * 4
 
 
 def test_a_kernel_that_does_not_compile_leaves_nothing_behind(empty_cache):
@@ -142,7 +143,7 @@ def test_two_processes_may_compile_at_once(empty_cache):
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["84.0", "84.0"]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * 6 + [".so"]
+    assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * RUNTIME_FILES + [".so"]
 
 
 def test_threads_may_launch_at_once():

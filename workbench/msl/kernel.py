@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,13 +9,14 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.msl import report
+from workbench.msl.arrays import bits_of, filled, memory_of, to_array, view_of
 from workbench.msl.compiler import INCLUDE_FOLDER, MATH_MODES, CompilerFailed, compile_kernel
 from workbench.msl.diagnostics import Finding, compile_error, findings_of
-from workbench.msl.launch import MAX_THREADS, Binding, Finished, run_library
+from workbench.msl.launch import MAX_THREADS, Binding, run_library
 from workbench.msl.lint import lint_text, lint_tree
 from workbench.msl.rewrite import translation_unit
 from workbench.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
-from workbench.msl.statistics import BufferTraffic, LaunchStatistics
+from workbench.msl.statistics import LaunchStatistics, statistics_of
 
 TIME_LIMIT_SECONDS = 600.0
 
@@ -169,7 +169,7 @@ class MetalKernel:
                 f"most {MAX_BUFFERS}"
             )
         if 0 in grid:
-            return [_filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+            return [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
 
         texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
         library = self._compile(text, texts, checks)
@@ -186,9 +186,9 @@ class MetalKernel:
         )
         report.raise_fault(finished, bindings, library, self.name, texts)
         if statistics:
-            self.last_statistics = _statistics(finished, bindings, grid, threadgroup)
+            self.last_statistics = statistics_of(finished, bindings)
         outputs = [binding for binding in bindings if binding.is_output]
-        return [_to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
+        return [to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
 
     def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
         def reject(findings: list[Finding]) -> None:
@@ -247,14 +247,14 @@ class MetalKernel:
         init_value: float | None,
         trace_buffers: Mapping[str, int],
     ) -> list[Binding]:
-        views = [_view(x, self.ensure_row_contiguous) for x in inputs]
+        views = [view_of(x, self.ensure_row_contiguous) for x in inputs]
         bindings = []
         for parameter in text.parameters:
             i = parameter.array
             traced = trace_buffers.get(parameter.name, 0)
             if parameter.role == "output":
-                start = _filled(output_shapes[i], output_dtypes[i], init_value)
-                data = np.array(_bits(start)).reshape(-1).view(np.uint8)
+                start = filled(output_shapes[i], output_dtypes[i], init_value)
+                data = np.array(bits_of(start)).reshape(-1).view(np.uint8)
                 bindings.append(
                     Binding(
                         parameter.name,
@@ -266,7 +266,7 @@ class MetalKernel:
                     )
                 )
             elif parameter.role == "input":
-                data, offset = _memory(views[i])
+                data, offset = memory_of(views[i])
                 size = inputs[i].dtype.size
                 bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
             else:
@@ -277,66 +277,3 @@ class MetalKernel:
                 }[parameter.role]
                 bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
         return bindings
-
-
-def _bits(array: mx.array) -> np.ndarray:
-    """A NumPy array on the memory of ``array``; bfloat16, which NumPy lacks, as uint16."""
-    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
-
-
-def _view(array: mx.array, row_contiguous: bool) -> np.ndarray:
-    view = _bits(array)
-    return np.ascontiguousarray(view).reshape(view.shape) if row_contiguous else view
-
-
-def _memory(view: np.ndarray) -> tuple[np.ndarray, int]:
-    """The bytes that a strided view spans, and the offset of its first element in them."""
-    if view.flags.c_contiguous:
-        return view.reshape(-1).view(np.uint8), 0
-    low, high = np.lib.array_utils.byte_bounds(view)
-    spanned = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
-    return spanned.copy(), view.__array_interface__["data"][0] - low
-
-
-def _filled(shape: Sequence[int], dtype: mx.Dtype, value: float | None) -> mx.array:
-    return mx.full(tuple(shape), mx.array(0.0 if value is None else value).astype(dtype))
-
-
-def _to_array(data: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    if dtype == mx.bfloat16:
-        return mx.array(data.view(np.uint16).reshape(shape)).view(mx.bfloat16)
-    return mx.array(data.view(np.dtype(str(dtype).removeprefix("mlx.core.").rstrip("_"))).reshape(shape))
-
-
-def _statistics(
-    finished: Finished, bindings: Sequence[Binding], grid: tuple[int, int, int], threadgroup: tuple[int, int, int]
-) -> LaunchStatistics:
-    launch = finished.launch
-    across, down = (-(-g // min(t, g)) for g, t in zip(grid[:2], threadgroup[:2]))
-    rows: dict[str, dict[tuple[int, int, int], list[int]]] = {b.name: {} for b in bindings if b.traced_row_bytes}
-    for number, buffer, row in finished.rows_read:
-        position = (number % across, number // across % down, number // across // down)
-        rows[bindings[buffer].name].setdefault(position, []).append(row)
-    return LaunchStatistics(
-        seconds=finished.seconds,
-        threadgroups=launch.num_threadgroups,
-        threadgroup_barriers=launch.threadgroup_barriers,
-        simdgroup_barriers=launch.simdgroup_barriers,
-        simd_operations=launch.simd_operations,
-        matrix_multiplications=launch.matrix_multiplications,
-        threadgroup_memory=launch.threadgroup_memory_bytes,
-        threadgroup_bytes_read=launch.threadgroup_bytes_read,
-        threadgroup_bytes_written=launch.threadgroup_bytes_written,
-        buffers={
-            binding.name: BufferTraffic(
-                struct.bytes_read, struct.bytes_written, struct.distinct_bytes_read, binding.data.nbytes
-            )
-            for binding, struct in zip(bindings, finished.buffers)
-        },
-        rows_read={
-            name: {position: tuple(sorted(found)) for position, found in sorted(by_group.items())}
-            for name, by_group in rows.items()
-        },
-        accesses=launch.accesses,
-        fiber_switches=launch.fiber_switches,
-    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from workbench.msl.launch import Binding, Finished
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,36 @@ class LaunchStatistics:
     rows_read: dict[str, dict[tuple[int, int, int], tuple[int, ...]]] = field(default_factory=dict)
     accesses: int = 0
     fiber_switches: int = 0
+
+
+def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStatistics:
+    """The counts of a launch that has ended."""
+    launch = finished.launch
+    across, down = (-(-launch.grid[axis] // launch.threadgroup[axis]) for axis in (0, 1))
+    rows: dict[str, dict[tuple[int, int, int], list[int]]] = {b.name: {} for b in bindings if b.traced_row_bytes}
+    for number, buffer, row in finished.rows_read:
+        position = (number % across, number // across % down, number // across // down)
+        rows[bindings[buffer].name].setdefault(position, []).append(row)
+    return LaunchStatistics(
+        seconds=finished.seconds,
+        threadgroups=launch.num_threadgroups,
+        threadgroup_barriers=launch.threadgroup_barriers,
+        simdgroup_barriers=launch.simdgroup_barriers,
+        simd_operations=launch.simd_operations,
+        matrix_multiplications=launch.matrix_multiplications,
+        threadgroup_memory=launch.threadgroup_memory_bytes,
+        threadgroup_bytes_read=launch.threadgroup_bytes_read,
+        threadgroup_bytes_written=launch.threadgroup_bytes_written,
+        buffers={
+            binding.name: BufferTraffic(
+                struct.bytes_read, struct.bytes_written, struct.distinct_bytes_read, binding.data.nbytes
+            )
+            for binding, struct in zip(bindings, finished.buffers)
+        },
+        rows_read={
+            name: {position: tuple(sorted(found)) for position, found in sorted(by_group.items())}
+            for name, by_group in rows.items()
+        },
+        accesses=launch.accesses,
+        fiber_switches=launch.fiber_switches,
+    )

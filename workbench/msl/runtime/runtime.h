@@ -2,6 +2,7 @@
 // the threadgroup that is running, and what the files offer one another.
 //
 //   fibers.cpp   threads as fibers, threadgroup_barrier, the loop over threadgroups
+//   switch.cpp   from one thread to another
 //   simd.cpp     the meeting of a simdgroup's lanes, reductions, shuffles, 8x8 matrices
 //   checks.cpp   every load and store: bounds, initialisation, counts; threadgroup variables
 //   races.cpp    which accesses of different threads are not ordered by a barrier
@@ -153,6 +154,11 @@ extern Fiber* current;  // null outside of threads
 extern uint32_t num_threads, num_simdgroups, num_returned;
 extern uint32_t epoch[kNumSpaces];  // ended by threadgroup_barrier; never repeats within a launch
 extern uint32_t threadgroup_index;  // linear, in the grid
+
+// ---- switch.cpp ----
+
+// Stores the stack pointer of the running thread and goes on where the other one was left.
+extern "C" void msl_switch_fiber(void** save_stack_pointer, void* to_stack_pointer) __asm__("msl_switch_fiber");
 
 // ---- fibers.cpp ----
 
