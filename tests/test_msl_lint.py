@@ -91,11 +91,11 @@ REJECTED = {
         ("threadgroup float b[64];\ny[i] = share(b, x[i], i);",
          "float share(threadgroup float* b, float v, uint i) {\n  b[i] = v;\n  return b[i];\n}")),
     "float narrowed to half": (
-        "'const device float' to 'thread half'", "source", 2,
+        "loses floating-point precision", "source", 2,
         ("half h = x[i];\ny[i] = float(h);", ""),
         ("half h = half(x[i]);\ny[i] = float(h);", "")),
     "float narrowed to bfloat": (
-        "'float' to 'bfloat'", "source", 3,
+        "loses floating-point precision", "source", 3,
         ("bfloat b = bfloat(x[i]);\nb = 2.0f * b;\ny[i] = float(b);", ""),
         ("bfloat b = bfloat(x[i]);\nb = bfloat(2.0f * b);\ny[i] = float(b);", "")),
     "double": (
