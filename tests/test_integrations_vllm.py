@@ -23,7 +23,7 @@ from workbench.engine.workload import read_workload
 from workbench.integrations import vllm as integration
 from workbench.integrations.recorder import messages, recorder, writer_process
 from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.messages import Admission, Arrival, End, Schedule, Update, pack, unpack
+from workbench.integrations.recorder.messages import Admission, Arrival, End, Schedule, Update, encode, pack, unpack
 from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.trace import StepRecord, Trace, TraceMeta
 
@@ -54,7 +54,7 @@ class InProcessWriter:
     def __init__(self) -> None:
         self.received = bytearray()
 
-    def send(self, data: bytearray) -> None:
+    def send(self, data: bytes) -> None:
         self.received += data
 
     def close(self, *, wait: bool = True) -> None:
@@ -318,12 +318,12 @@ def test_a_writer_that_does_not_keep_up_never_blocks(traces, monkeypatch, caplog
 
 
 def test_a_failure_of_the_recorder_itself_is_not_the_servers(traces, monkeypatch, caplog, in_process):
-    def broken(message, buffer):
-        if isinstance(message, Schedule) and message.step == 3:
+    def broken(message):
+        if message.step == 3:
             raise RuntimeError("a fault in the recorder")
-        pack(message, buffer)
+        return encode(message)
 
-    monkeypatch.setattr(recorder, "pack", broken)
+    monkeypatch.setattr(recorder, "encode", broken)
     config, arrivals = read_workload(LONG)
     scheduler = RecordingDouble(config)
     assert vllm_double.drive(scheduler, arrivals) == len(simulate(LONG))
@@ -497,17 +497,17 @@ any_message = st.one_of(
 )
 
 
-@given(st.lists(any_message, max_size=8), st.lists(st.integers(1, 40), max_size=30))
-def test_messages_arrive_as_they_were_sent_however_the_pipe_cuts_them(sent, cuts):
+@given(st.lists(st.lists(any_message, max_size=4), max_size=4), st.lists(st.integers(1, 40), max_size=30))
+def test_messages_arrive_as_they_were_sent_however_the_pipe_cuts_them(packets, cuts):
     stream = bytearray()
-    for message in sent:
-        pack(message, stream)
+    for packet in packets:
+        stream += pack([encode(message) if index % 2 else message for index, message in enumerate(packet)])
     buffer, received = bytearray(), []
     for length in [*cuts, len(stream)]:
         buffer += stream[:length]
         del stream[:length]
         received += unpack(buffer)
-    assert received == sent
+    assert received == [message for packet in packets for message in packet]
     assert not buffer
 
 

@@ -81,6 +81,7 @@ class TraceWriter:
     Args:
         path: A .jsonl or .jsonl.gz file; replaced if it exists.
         meta: The first line.
+        compresslevel: Of a .jsonl.gz file, from 1 (fastest) to 9.
 
     Raises:
         TraceError: The file's name has another ending.
@@ -91,14 +92,16 @@ class TraceWriter:
         ...     writer.write(record)
     """
 
-    def __init__(self, path: str | os.PathLike[str], meta: TraceMeta) -> None:
+    def __init__(self, path: str | os.PathLike[str], meta: TraceMeta, *, compresslevel: int = 6) -> None:
         gzipped = is_gzip_path(path)
         self.path = Path(path)
         self.num_steps = 0
         self._raw = open(self.path, "wb")  # noqa: SIM115 - closed by close()
-        # Level 6 with no file name and no time: the same trace gives the same bytes.
+        # With no file name and no time: the same trace gives the same bytes.
         self._file: BinaryIO = (
-            gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0) if gzipped else self._raw
+            gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=compresslevel, mtime=0)
+            if gzipped
+            else self._raw
         )
         self.write(meta)
 

@@ -23,13 +23,16 @@ from workbench.trace.records import Arm, Chunk, LimitedBy, RequestInfo, StepReco
 
 _UNLIMITED = 2**62
 
+_Fields = tuple[object, ...]
+
 
 class _OpenStep:
     """A step that was scheduled and whose output is still to come."""
 
     def __init__(self, message: Schedule) -> None:
         self.message = message
-        self.chunks: list[tuple[LiveRequest, Chunk]] = []
+        self.chunks: list[tuple[LiveRequest, _Fields, _Fields]] = []
+        """Of each chunk the request, and the fields before and after the sampled token."""
         self.fields: dict[str, object] = {}
         self.finish_reasons: dict[str, str] = {}
         self.free_blocks_end = message.free_blocks
@@ -145,7 +148,13 @@ class Assembler:
                 start, groups = next(others)
                 new_block_ids = groups[self._group] if groups else ()
                 request.block_table.extend(new_block_ids)
-            step.chunks.append((request, self._chunk(request, start, num_tokens, new_block_ids, admission, cap)))
+            if start >= request.prefill_end:
+                request.num_kv_computed = start + num_tokens
+                before = (request_id, start, num_tokens, False, "decode")
+                after = ("complete", tuple(new_block_ids), 0, 0)
+            else:
+                before, after = self._prefill_chunk(request, start, num_tokens, new_block_ids, admission, cap)
+            step.chunks.append((request, before, after))
             if self._caches_prefixes:
                 first, last = start // self._block_size, (start + num_tokens) // self._block_size
                 published.extend(request.block_table[first:last])
@@ -179,7 +188,7 @@ class Assembler:
             return 0
         return max(self._threshold, self._max_batched // num_requests) if self._adaptive else self._threshold
 
-    def _chunk(
+    def _prefill_chunk(
         self,
         request: LiveRequest,
         start: int,
@@ -187,36 +196,21 @@ class Assembler:
         new_block_ids: Sequence[int],
         admission: Admission | None,
         cap: int,
-    ) -> Chunk:
-        """The chunk without its sampled token, and the request moved on."""
+    ) -> tuple[_Fields, _Fields]:
+        """The fields of a chunk before and after its sampled token, and the request moved on."""
         end = start + num_tokens
         is_partial = end < request.prefill_end
-        arm: Arm
-        if is_partial:
-            arm = "intermediate"
-        elif start >= request.prefill_end:
-            arm = "decode"
-        else:
-            arm = "new_final" if admission is not None and not request.was_preempted else "cached_final"
+        arm: Arm = "new_final" if admission is not None and not request.was_preempted else "cached_final"
         limited_by: LimitedBy = "complete"
         if is_partial:
+            arm = "intermediate"
             limited_by = "long_prefill_token_threshold" if num_tokens == cap else "token_budget"
             if end >= self._max_model_len - 1:
                 limited_by = "max_model_len"
         num_recomputed = max(0, min(end, request.num_kv_lost) - start)
         request.num_kv_computed = end
-        return Chunk(
-            request.request_id,
-            start,
-            num_tokens,
-            is_partial,
-            arm,
-            None,
-            limited_by,
-            tuple(new_block_ids),
-            start if admission is not None else 0,
-            num_recomputed,
-        )
+        before = (request.request_id, start, num_tokens, is_partial, arm)
+        return before, (limited_by, tuple(new_block_ids), start if admission is not None else 0, num_recomputed)
 
     def _explain_waiting(self, message: Schedule) -> dict[str, object]:
         """Why requests wait, as far as it can be known from outside the engine."""
@@ -244,7 +238,9 @@ class Assembler:
         if step.message.step != message.step:
             raise ValueError(f"the output of step {message.step} came, expected was step {step.message.step}'s")
         tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
-        chunks = tuple([self._with_token(request, chunk, tokens) for request, chunk in step.chunks])
+        chunks = tuple(
+            [Chunk(*before, self._token(request, before[3], tokens), *after) for request, before, after in step.chunks]
+        )
         finished = step.finish_reasons
         self._ended_in_update = {}
         scheduled = step.message
@@ -258,28 +254,15 @@ class Assembler:
             **step.fields,
         )
 
-    def _with_token(self, request: LiveRequest, chunk: Chunk, tokens: dict[str, list[int]] | None) -> Chunk:
-        if chunk.is_partial_prefill or not self._samples:
-            return chunk
-        request_id = chunk.request_id
+    def _token(self, request: LiveRequest, is_partial: bool, tokens: dict[str, list[int]] | None) -> int | None:
+        """The token that a chunk sampled; 0 where token ids are not recorded."""
+        if is_partial or not self._samples:
+            return None
+        request_id = request.request_id
         has_ended = self._queues.live.get(request_id) is not request
         if has_ended and self._ended_in_update.get(request_id, "abort") in ("abort", "error"):
-            return chunk  # not with this very output, but before it was there: nobody wanted it any more
-        token = 0
-        if tokens is not None:
-            given = tokens.get(request_id)
-            if not given:
-                return chunk
-            token = given[-1]
-        return Chunk(
-            request_id,
-            chunk.start,
-            chunk.num_tokens,
-            False,
-            chunk.arm,
-            token,
-            chunk.limited_by,
-            chunk.new_block_ids,
-            chunk.num_cached_tokens,
-            chunk.num_recomputed_tokens,
-        )
+            return None  # not with this very output, but before it was there: nobody wanted it any more
+        if tokens is None:
+            return 0
+        given = tokens.get(request_id)
+        return given[-1] if given else None

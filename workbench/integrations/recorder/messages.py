@@ -1,12 +1,12 @@
-"""What the engine's process tells the writer's: plain facts, packed by msgspec in C, one message after another.
+"""What the engine's process tells the writer's: plain facts, packed by msgspec in C, many messages at a time.
 
-A message is four bytes of length (little endian) and MessagePack. Times are seconds of the engine's own clock since
-the recording began. Nothing here is a file format: both ends are of the same version.
+A packet is four bytes of length (little endian) and a MessagePack list of messages. Times are seconds of the engine's
+own clock since the recording began. Nothing here is a file format: both ends are of the same version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
     samples: bool = True
 
 
-class Arrival(msgspec.Struct, array_like=True, tag="arrival"):
+class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     """A request was added. ``queue_time`` decides between equal priorities; it may be of another clock."""
 
     request_id: str
@@ -62,7 +62,7 @@ class Preemption(msgspec.Struct, array_like=True, tag="preemption"):
     reason: str
 
 
-class End(msgspec.Struct, array_like=True, tag="end"):
+class End(msgspec.Struct, array_like=True, gc=False, tag="end"):
     """A request has ended.
 
     Attributes:
@@ -120,7 +120,7 @@ class Schedule(msgspec.Struct, array_like=True, tag="schedule"):
     waiting: list[str] | None = None
 
 
-class Update(msgspec.Struct, array_like=True, tag="update"):
+class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     """The output of a step was processed.
 
     Attributes:
@@ -142,7 +142,7 @@ class Update(msgspec.Struct, array_like=True, tag="update"):
 
 Message = Setup | Arrival | Preemption | End | Schedule | Update
 
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder = msgspec.msgpack.Decoder(list[Message])
 
 
 def _plain(value: Any) -> Any:
@@ -154,15 +154,19 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-def pack(message: Message, buffer: bytearray) -> None:
-    """Append a message to a buffer."""
-    data = _encoder.encode(message)
-    buffer += len(data).to_bytes(LENGTH_BYTES, "little")
-    buffer += data
+def encode(message: Message) -> msgspec.Raw:
+    """A message as it is now, for a packet later: what it refers to may change after this."""
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def pack(messages: Sequence[Message | msgspec.Raw]) -> bytes:
+    """A packet of messages, in order; some of them may be encoded already."""
+    body = _encoder.encode(messages)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
 
 def unpack(buffer: bytearray) -> Iterator[Message]:
-    """Take all complete messages from the front of a buffer."""
+    """Take the messages of all complete packets from the front of a buffer."""
     begin = 0
     try:
         while len(buffer) - begin >= LENGTH_BYTES:
@@ -170,8 +174,8 @@ def unpack(buffer: bytearray) -> Iterator[Message]:
             end = body + int.from_bytes(buffer[begin:body], "little")
             if end > len(buffer):
                 break
-            message = _decoder.decode(memoryview(buffer)[body:end].tobytes())
+            messages = _decoder.decode(bytes(buffer[body:end]))
             begin = end
-            yield message
+            yield from messages
     finally:
         del buffer[:begin]

