@@ -23,6 +23,12 @@ TOLERANCE = 2e-4
 """Largest difference of float32 logits, relative to their spread; measured below 1e-5."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_engine_of_another_file():
+    """An engine that was dropped, not closed, holds on to the functions it swapped until it is collected."""
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def no_compilation():
     """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
@@ -291,6 +297,17 @@ def test_the_plain_model_works_while_it_is_served_and_is_restored_afterwards():
     runner.close()
     assert llama.scaled_dot_product_attention is attention and type(model.model.norm) is norm
     assert np.array_equal(plain_logits(model, tokens), before)
+
+
+def test_a_runner_that_is_dropped_leaves_the_model_as_it_was():
+    model = tiny_model("llama")
+    attention, norm = llama.scaled_dot_product_attention, type(model.model.norm)
+    runner_for(model)
+    gc.collect()
+    assert llama.scaled_dot_product_attention is attention and type(model.model.norm) is norm
+    runner = runner_for(model)
+    assert llama.scaled_dot_product_attention is not attention  # held while it is in use
+    runner.close()
 
 
 def test_the_parameters_keep_their_names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import mlx.core as mx
@@ -54,15 +55,18 @@ class ModelRunner:
         self.backend_name = self.backend.name
         pool = (self.preflight.layers, config.num_blocks, config.block_size)
         _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
-        self._swaps: list[Swap] = []
+        changes: list[Swap | FinalNorm] = []
         if self.preflight.mode == "kernel":
             self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
-            self._swaps = swap_for(self.model, self.backend)
+            changes += swap_for(self.model, self.backend)
         else:
             self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
         self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
+        if self._final_norm is not None:
+            changes.append(self._final_norm)
+        self._restore = weakref.finalize(self, _restore, changes)
 
     @property
     def mode(self) -> str:
@@ -70,11 +74,8 @@ class ModelRunner:
         return self.preflight.mode
 
     def close(self) -> None:
-        """Leave the model as it was before."""
-        for swap in self._swaps:
-            swap.restore()
-        if self._final_norm is not None:
-            self._final_norm.restore()
+        """Leave the model as it was before. A runner that is no longer referred to does so by itself."""
+        self._restore()
 
     @property
     def latest(self) -> PackedBatch | None:
@@ -195,6 +196,11 @@ class ModelRunner:
                 "vocab_size": self.loaded.vocab_size,
             }
         return facts
+
+
+def _restore(changes: list[Swap | FinalNorm]) -> None:
+    for change in changes:
+        change.restore()
 
 
 def _tried_backend(model: nn.Module, config: EngineConfig) -> tuple[AttentionBackend, PreflightResult, str]:
