@@ -128,7 +128,7 @@ def test_damage_ends_the_following_with_its_line(tmp_path, monkeypatch, caplog):
         ("run.jsonl", b"nonsense\n", "not a trace"),
         ("run.jsonl", b'{"kind":"meta","schema_version":99}\n', "version 99"),
         ("run.jsonl.gz", b"not gzip\n", "damaged gzip"),
-        ("run.jsonl.gz", gzip.compress(b"nonsense\n"), "not a trace"),
+        ("run.jsonl.gz", gzip.compress(b"nonsense\n", mtime=0), "not a trace"),
         ("run.txt", b"", "saved as .jsonl"),
     ],
 )
