@@ -207,13 +207,19 @@ class Engine:
             except StopIteration as stop:
                 return self._finish(stop.value)
 
-    def step_into(self) -> tuple[str, Any] | StepRecord | None:
-        """Take one phase of a step: "schedule", "prepare", "forward", "sample", then the finished record.
+    def step_into(self, *, layers: bool = True) -> tuple[str, Any] | StepRecord | None:
+        """Take one phase of a step: "schedule", "prepare", "layer 0", ..., "forward", "sample", then the record.
+
+        The forward pass stops after the attention of each layer, inside the model's own code. A model whose attention
+        does its own arithmetic (``engine.runner.mode == "gather"``) runs it in one piece.
+
+        Args:
+            layers: Stop at the next layer; False goes on to the end of the forward pass.
 
         Returns:
-            The phase's name and what it made (ScheduledBatch, PackedBatch, logits, sampled tokens), the StepRecord
-            after the last phase, or None when there is nothing to do. ``step()`` and ``run()`` finish a step that
-            was begun.
+            The phase's name and what it made (ScheduledBatch, PackedBatch, a LayerCapture for each layer, logits,
+            sampled tokens), the StepRecord after the last phase, or None when there is nothing to do. ``step()`` and
+            ``run()`` finish a step that was begun.
 
         Example:
             >>> name, batch = engine.step_into()        # doctest: +SKIP
@@ -222,17 +228,23 @@ class Engine:
         """
 
         def advance() -> tuple[str, Any] | StepRecord | None:
-            if self._phases is None:
+            begun = self._phases is not None
+            if not begun:
                 self._phases = self._begin()
                 if self._phases is None:
                     return None
             try:
-                return next(self._phases)
+                return self._phases.send(layers if begun else None)
             except StopIteration as stop:
                 self._phases = None
                 return self._finish(stop.value)
 
         return self._thread.call(advance)
+
+    def _give_up_step(self) -> None:
+        phases, self._phases = self._phases, None
+        if phases is not None:
+            phases.close()
 
     def _begin(self) -> Phases | None:
         while self._inbox:
@@ -274,7 +286,7 @@ class Engine:
 
         def keep(call: AttentionCall) -> None:
             caches[layer].taps.remove(keep)
-            capture.fill(self.scheduler.step - 1, call)
+            capture.fill(self.scheduler.step - 1, call, self.runner.latest.request_ids)
 
         caches[layer].taps.append(keep)
         return capture
@@ -430,13 +442,20 @@ class Engine:
     def close(self) -> None:
         """Stop after the step under way and end the engine's thread. The trace stays readable."""
         self._pause.set()
-        self._phases = None
+        if self._phases is not None:
+            self._thread.call(self._give_up_step)
         if self._shadow is not None:
             self._shadow.close()
         self._thread.close()
         self.runner.close()
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- how it looks -----------------------------------------------------------------------------------------
 
