@@ -2,8 +2,10 @@
 
 import csv
 import json
+import sys
 from xml.etree import ElementTree
 
+import pyarrow.parquet
 import pytest
 
 from workbench.cli import main
@@ -55,10 +57,22 @@ def test_rows_front_table_and_plot(tmp_path):
     with (tmp_path / "rows.csv").open() as file:
         read = list(csv.DictReader(file))
     assert float(read[0]["ttft_mean"]) == rows[0]["ttft_mean"] and read[1]["error"] == rows[1]["error"]
+    save_table(rows, tmp_path / "rows.parquet")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    assert pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist() == [
+        {name: row.get(name) for name in columns} for row in rows
+    ]
     with pytest.raises(ValueError, match=r"must end in \.csv or \.parquet"):
         save_table(rows, tmp_path / "rows.xlsx")
     svg = ElementTree.fromstring(pareto_svg(rows, ["max_num_batched_tokens"]))
     assert len(svg.findall(".//{*}circle")) == 2 * 3  # one per run and panel; the run that was refused has none
+
+
+def test_a_parquet_file_without_pyarrow_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"rows\.parquet: a \.parquet file needs pyarrow .* use \.csv"):
+        save_table([{"a": 1}], tmp_path / "rows.parquet")
+    assert not list(tmp_path.iterdir())
 
 
 def test_pareto_front():

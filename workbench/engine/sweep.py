@@ -136,7 +136,7 @@ def mark_pareto(rows: list[Row]) -> list[Row]:
 
 
 def save_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """Write rows as a table: .csv, or .parquet where pandas and pyarrow are installed.
+    """Write rows as a table: .csv, or .parquet where pyarrow is installed.
 
     Raises:
         ValueError: Another ending, or a .parquet file without pyarrow.
@@ -151,10 +151,10 @@ def save_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
             writer.writerows(rows)
     elif target.suffix == ".parquet":
         try:
-            import pandas as pd
-
-            pd.DataFrame(rows, columns=columns).to_parquet(target)
+            import pyarrow as pa
+            from pyarrow import parquet
         except ImportError as problem:
-            raise ValueError(f"{target}: a .parquet file needs pandas and pyarrow ({problem}): use .csv") from None
+            raise ValueError(f"{target}: a .parquet file needs pyarrow ({problem}): install it or use .csv") from None
+        parquet.write_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), target)
     else:
         raise ValueError(f"{target} must end in .csv or .parquet")
