@@ -246,9 +246,13 @@ class Engine:
         if phases is not None:
             phases.close()
 
-    def _begin(self) -> Phases | None:
+    def _empty_inbox(self) -> None:
+        """Do what was asked since the last step; never in the middle of one, whose requests must stay as they are."""
         while self._inbox:
             self._inbox.popleft()()
+
+    def _begin(self) -> Phases | None:
+        self._empty_inbox()
         return self._pipeline.step() if self.scheduler.has_unfinished_requests() else None
 
     def _finish(self, record: StepRecord) -> StepRecord:
@@ -413,8 +417,8 @@ class Engine:
         """Whether the next step holds a prefill, and how many tokens it has; nothing is changed but the queue."""
 
         def peek() -> tuple[bool, int]:
-            while self._inbox:
-                self._inbox.popleft()()
+            if self._phases is None:
+                self._empty_inbox()
             return self.scheduler.peek_next_batch()
 
         return self._thread.call(peek)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from workbench.engine.layer_by_layer import ForwardByLayer
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
 from workbench.engine.request_book import RequestBook
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("workbench")
 
 T = TypeVar("T")
-Phases = Generator[tuple[str, Any], None, StepRecord]
+Phases = Generator[tuple[str, Any], bool | None, StepRecord]
+"""The phases of a step: they yield (name, what was made), and are sent whether to stop at layers from there on."""
 
 
 class Pipeline:
@@ -44,14 +47,15 @@ class Pipeline:
 
         Yields:
             ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), ("sample", sampled tokens).
-            An exception in a phase ends the requests of the batch with reason "error", and no others.
+            When True is sent in between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before
+            "forward". An exception in a phase ends the requests of the batch with reason "error", and no others.
         """
         timings: dict[str, float] = {}
 
         def timed(phase: str, work: Callable[[], T]) -> T:
             start = time.perf_counter()
             result = work()
-            timings[phase] = time.perf_counter() - start
+            timings[phase] = timings.get(phase, 0.0) + time.perf_counter() - start
             return result
 
         batch = timed("schedule", self.scheduler.schedule)
@@ -61,8 +65,15 @@ class Pipeline:
         try:
             if batch.chunks:
                 packed: PackedBatch = timed("prepare", lambda: prepare_unified(batch, self.scheduler.config.block_size))
-                yield "prepare", packed
-                logits: mx.array = timed("forward", lambda: self.runner.forward(packed))
+                logits: mx.array
+                if (yield "prepare", packed):
+                    with closing(ForwardByLayer(self.runner, packed, batch.step)) as forward:
+                        while (layer := timed("forward", forward.advance)) is not None:
+                            if not (yield f"layer {layer.layer}", layer):
+                                forward.stop_no_more()
+                        logits = forward.logits
+                else:
+                    logits = timed("forward", lambda: self.runner.forward(packed))
                 kernel = self.runner.kernel_launch(packed)
                 yield "forward", logits
                 requests = [chunk.request for chunk in batch.chunks if chunk.samples]

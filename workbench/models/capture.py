@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ class LayerCapture:
     Attributes:
         layer: Index of the layer.
         step: The step it was kept in, -1 until then.
+        request_ids: The request of each sequence.
         q: Queries after RoPE, float32 [T, num_heads, head_dim].
         k: This step's keys after RoPE, float32 [T, num_kv_heads, head_dim].
         v: This step's values, float32 [T, num_kv_heads, head_dim].
@@ -35,6 +37,7 @@ class LayerCapture:
 
     layer: int
     step: int = -1
+    request_ids: list[str] = field(default_factory=list, repr=False)
     q: np.ndarray = field(default=None, repr=False)
     k: np.ndarray = field(default=None, repr=False)
     v: np.ndarray = field(default=None, repr=False)
@@ -47,10 +50,11 @@ class LayerCapture:
     window: int = -1
     sinks: np.ndarray | None = field(default=None, repr=False)
 
-    def fill(self, step: int, call: AttentionCall) -> None:
+    def fill(self, step: int, call: AttentionCall, request_ids: Sequence[str]) -> None:
         """Copy everything out of a call; its caches change with the next step."""
         metadata = call.metadata
         self.step = step
+        self.request_ids = list(request_ids)
         self.q, self.k, self.v, self.out = (_copy(array) for array in (call.queries, call.keys, call.values, call.out))
         self.cu_seqlens_q = metadata.cu_seqlens_q.tolist()
         self.seqused_k = metadata.seqused_k.tolist()

@@ -1,0 +1,87 @@
+"""The forward pass layer by layer: it stops inside the model after each layer's attention and goes on from there.
+
+An mlx-lm model is one function of the whole pass, and a layer's attention is the one place in it that is ours. To stop
+there, the pass runs as a greenlet: a second stack of calls on the same thread, which can be left in the middle and
+entered again. A second thread would not do, because MLX's streams belong to the thread that made them. A greenlet also
+has context variables of its own, so what the stopped pass has set (the rows its final norm passes on) is not met by
+another model that runs on the thread in the meantime.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING
+
+from greenlet import greenlet
+
+from workbench.engine.model_runner import ModelRunner
+from workbench.engine.packed_batch import PackedBatch
+from workbench.models.capture import LayerCapture
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from workbench.models.paged_cache import AttentionCall
+
+
+class ForwardByLayer:
+    """``runner.forward(packed)``, taken from one layer's attention to the next.
+
+    A model whose attention does its own arithmetic (mode "gather") has no place to stop: its pass is one piece.
+
+    Args:
+        runner: Runs the model. Nothing else may be asked of it until the pass is over.
+        packed: The batch.
+        step: Index of the step, for the captures.
+
+    Attributes:
+        logits: What ``runner.forward`` returned; None until the pass is over.
+    """
+
+    def __init__(self, runner: ModelRunner, packed: PackedBatch, step: int) -> None:
+        self.logits: mx.array | None = None
+        self._thread = threading.current_thread()
+        self._pass = greenlet(partial(runner.forward, packed))
+        self._pass.gr_context = copy_context()
+        self._taps: list[tuple[list[Callable[[AttentionCall], None]], Callable[[AttentionCall], None]]] = []
+        if runner.mode == "kernel":
+            for index, cache in enumerate(runner.kv_cache.layers):
+                capture = LayerCapture(index)
+                tap = partial(self._stop_at, capture, step, packed.request_ids)
+                cache.taps.append(tap)
+                self._taps.append((cache.taps, tap))
+
+    def advance(self) -> LayerCapture | None:
+        """Go on to the next layer's attention; None when the pass is over.
+
+        Returns:
+            What the layer was handed and gave back.
+
+        Raises:
+            Exception: Whatever the pass raised.
+        """
+        made = self._pass.switch()
+        if not self._pass.dead:
+            return made
+        self.logits = made
+        return None
+
+    def stop_no_more(self) -> None:
+        """Let the next ``advance`` go to the end of the pass."""
+        for taps, tap in self._taps:
+            taps.remove(tap)
+        self._taps.clear()
+
+    def close(self) -> None:
+        """Give up what is left of the pass, as if it had been interrupted; nothing happens when it is over."""
+        self.stop_no_more()
+        # Only its own thread can enter a greenlet. An engine that is collected elsewhere takes its pool with it.
+        if self._pass and threading.current_thread() is self._thread:
+            self._pass.throw()
+
+    def _stop_at(self, capture: LayerCapture, step: int, request_ids: list[str], call: AttentionCall) -> None:
+        capture.fill(step, call, request_ids)
+        self._pass.parent.switch(capture)
