@@ -1,5 +1,7 @@
 """How a model is served is found out by running it; a model that cannot be served is refused with the reason."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -9,6 +11,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from tiny_models import NUM_LAYERS, SERVED_AS, WINDOW, tiny_model
 
 from workbench.attention.backend import get_backend
+from workbench.engine.config import EngineConfig
+from workbench.engine.model_runner import ModelRunner
 from workbench.models import preflight as preflight_module
 from workbench.models.preflight import UnsupportedModelError, preflight
 
@@ -220,3 +224,28 @@ def test_it_is_quick_on_smollm2(smollm2):
     assert result.mode == "kernel" and result.num_layers == 30 and result.num_heads == 9
     assert isinstance(smollm2.model.model.norm, nn.RMSNorm) and result.final_norm == "model.norm"
     assert result.max_error < 1e-4
+
+
+def test_the_second_engine_over_a_model_takes_the_first_ones_result(tiny_llama, monkeypatch):
+    """Until its weights are other arrays, or another backend serves it."""
+    loaded = replace(tiny_llama)
+    runs = []
+
+    def counted(model, backend):
+        runs.append(backend.name)
+        return preflight(model, backend)
+
+    def serve(backend):
+        runner = ModelRunner(loaded, EngineConfig(num_blocks=8, attention_backend=backend))
+        runner.close()
+        return runner.preflight
+
+    monkeypatch.setattr(preflight_module, "preflight", counted)
+    assert serve("gather") is serve("gather")
+    assert runs == ["gather"]
+    serve("dense")
+    serve("gather")
+    assert runs == ["gather", "dense"]
+    monkeypatch.setattr(loaded.model.model.norm, "weight", 2 * loaded.model.model.norm.weight)
+    serve("gather")
+    assert runs == ["gather", "dense", "gather"]

@@ -20,7 +20,7 @@ from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block
-from workbench.models.preflight import PreflightResult, preflight
+from workbench.models.preflight import PreflightResult, preflight, preflight_once
 from workbench.models.swap import Swap, swap_for
 from workbench.trace.records import KernelLaunch
 
@@ -51,7 +51,7 @@ class ModelRunner:
         """
         self.loaded = None if isinstance(model, nn.Module) else model
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
-        self.backend, self.preflight, self.fallback_reason = _tried_backend(self.model, config)
+        self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
         self.backend_name = self.backend.name
         pool = (self.preflight.layers, config.num_blocks, config.block_size)
         _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
@@ -203,13 +203,16 @@ def _restore(changes: list[Swap | FinalNorm]) -> None:
         change.restore()
 
 
-def _tried_backend(model: nn.Module, config: EngineConfig) -> tuple[AttentionBackend, PreflightResult, str]:
+def _tried_backend(
+    model: nn.Module | LoadedModel, config: EngineConfig
+) -> tuple[AttentionBackend, PreflightResult, str]:
     """The attention backend, how it serves the model, and why it is not the one "auto" stands for here.
 
     A kernel on a GPU has to reproduce the model, like any backend, and its own self-test on the model's shapes.
     """
+    check = preflight if isinstance(model, nn.Module) else preflight_once
     backend = get_backend(config.attention_backend)
-    result = preflight(model, backend)
+    result = check(model, backend)
     reason = result.reason if config.attention_backend == "auto" and backend.name in SELF_TESTED else ""
     if result.mode == "kernel":
         layers = {(layer.num_kv_heads, layer.k_head_dim, _name(layer.dtype)) for layer in result.layers}
@@ -226,7 +229,7 @@ def _tried_backend(model: nn.Module, config: EngineConfig) -> tuple[AttentionBac
     if not reason:
         return backend, result, ""
     fallback = get_backend(FALLBACK)
-    return fallback, preflight(model, fallback), reason
+    return fallback, check(model, fallback), reason
 
 
 def _check_pool_fits(config: EngineConfig, block_bytes: int) -> None:

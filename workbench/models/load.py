@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from mlx.utils import tree_flatten
 
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled
 from workbench.models.gguf_file import MAGIC, GGUFFile
-from workbench.models.gguf_loader import load_gguf_model
+from workbench.models.gguf_loader import gguf_config, load_gguf_model
 from workbench.models.gguf_tokenizer import GGUFTokenizer
+from workbench.models.sharding import check_heads_divide, shard
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -42,9 +44,10 @@ class LoadedModel:
         eos_token_ids: Tokens that end an output.
         vocab_size: Logits per position.
         dtype: Element type of activations and of weights that are not quantised, such as "float32".
-        num_parameters: Weights, counted before any quantisation.
+        num_parameters: Weights of the whole model, counted before any quantisation.
         source: The file, folder or repository it came from.
         quantized: Bits per weight that stayed quantised, such as "4 bits"; "" where none did.
+        preflights: What `preflight_once` found out, by attention backend and device.
     """
 
     model: nn.Module
@@ -58,6 +61,7 @@ class LoadedModel:
     num_parameters: int
     source: str
     quantized: str = ""
+    preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
@@ -70,7 +74,11 @@ class LoadedModel:
 
 
 def load_model(
-    name_or_path: str | Path, *, dtype: str | mx.Dtype | None = None, keep_quantized: bool | None = None
+    name_or_path: str | Path,
+    *,
+    dtype: str | mx.Dtype | None = None,
+    keep_quantized: bool | None = None,
+    group: mx.distributed.Group | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -80,24 +88,26 @@ def load_model(
         dtype: "float32", "float16" or "bfloat16". By default float32 on a CPU, where MLX has fast matrix products
             for nothing else; on a GPU what the file holds.
         keep_quantized: Leave quantised weights quantised where MLX can compute with them. By default on a GPU only.
+        group: Ranks that share the model, each loading it with the same arguments; this one keeps its part.
 
     Raises:
         FileNotFoundError: No such file or folder.
-        ValueError: A format, architecture, type or tokenizer that is not supported; the message names it.
+        ValueError: A format, architecture, type or tokenizer that is not supported, or a model that the ranks of
+            ``group`` cannot share, which is found before any weight is read; the message names it.
         OSError: A download failed; the message says what to do.
     """
     on_gpu = _runs_on_gpu()
     keep = on_gpu if keep_quantized is None else keep_quantized
     wanted = _check_dtype(dtype)
     if name_or_path == BUNDLED_NAME:
-        return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted, on_gpu, keep)
+        return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted, on_gpu, keep, group)
     path = Path(name_or_path).expanduser()
     if path.is_file():
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a GGUF file; give a GGUF file, a folder or a repository")
-        return _load_gguf(path.stem, path, wanted, on_gpu, keep)
-    return _load_with_mlx_lm(str(name_or_path), wanted, on_gpu, keep)
+        return _load_gguf(path.stem, path, wanted, on_gpu, keep, group)
+    return _load_with_mlx_lm(str(name_or_path), wanted, on_gpu, keep, group)
 
 
 def _runs_on_gpu() -> bool:
@@ -116,12 +126,20 @@ def _dtype_name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
-def _load_gguf(name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: bool) -> LoadedModel:
+def _load_gguf(
+    name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: bool, group: mx.distributed.Group | None
+) -> LoadedModel:
     file = GGUFFile(path)
     tokenizer = GGUFTokenizer(file.metadata)
     if dtype is None:
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
+    if group is not None:
+        check_heads_divide(name, gguf_config(file), group.size())
     model, config = load_gguf_model(file, dtype=dtype, keep_quantized=keep)
+    num_parameters = _count_parameters(model)
+    if group is not None:
+        shard(name, model, group)
+        mx.eval(model.parameters())
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -131,7 +149,7 @@ def _load_gguf(name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=config["vocab_size"],
         dtype=_dtype_name(dtype),
-        num_parameters=_count_parameters(model),
+        num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
     )
@@ -143,11 +161,15 @@ def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
     return mx.bfloat16 if "BF16" in types or file.metadata["general.architecture"] == "gemma3" else mx.float16
 
 
-def _load_with_mlx_lm(name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: bool) -> LoadedModel:
+def _load_with_mlx_lm(
+    name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: bool, group: mx.distributed.Group | None
+) -> LoadedModel:
     from mlx_lm.utils import dequantize_model
     from mlx_lm.utils import load as mlx_lm_load
 
     location = _check_location(name)
+    if group is not None:
+        check_heads_divide(name, _read_config(location), group.size())
     try:
         model, tokenizer, config = mlx_lm_load(location, lazy=True, return_config=True)
     except Exception as problem:  # mlx-lm, transformers and the hub raise whatever they meet
@@ -164,6 +186,9 @@ def _load_with_mlx_lm(name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: boo
         dtype = mx.float32
     if dtype is not None:
         model.set_dtype(dtype)
+    num_parameters = _count_parameters(model)
+    if group is not None:
+        shard(name, model, group)
     model.eval()
     mx.eval(model.parameters())
     wrapped = HuggingFaceTokenizer(tokenizer)
@@ -176,7 +201,7 @@ def _load_with_mlx_lm(name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: boo
         eos_token_ids=wrapped.eos_token_ids,
         vocab_size=_text_field(config, ("vocab_size",)) or wrapped.vocab_size,
         dtype=_dtype_name(dtype or _common_dtype(model)),
-        num_parameters=_count_parameters(model),
+        num_parameters=num_parameters,
         source=name,
         quantized=_kept_bits(model),
     )
@@ -193,6 +218,22 @@ def _check_location(name: str) -> str:
     elif name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1:
         raise FileNotFoundError(f"{path} does not exist")
     return str(path) if path.is_dir() else name
+
+
+def _read_config(location: str) -> dict[str, Any]:
+    """The config.json of a folder or a repository, without its weights."""
+    path = Path(location) / "config.json"
+    if not path.is_file():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(location, "config.json"))
+        except Exception as problem:  # the hub raises whatever it meets
+            raise OSError(f"{location!r} has no config.json to be had: {type(problem).__name__}: {problem}") from problem
+    try:
+        return json.loads(path.read_text())
+    except ValueError as problem:
+        raise ValueError(f"{path} is not JSON: {problem}") from problem
 
 
 def _text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
