@@ -22,6 +22,7 @@ from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.sampler import Sampler
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shadow import start_shadow
+from workbench.engine.trace_window import TraceWindow
 from workbench.engine.validation import resolve_config
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
@@ -40,10 +41,12 @@ class Engine:
         model: "smollm2" (bundled), a GGUF file, an MLX or Hugging Face folder, a repository name, or a LoadedModel.
         config: Limits and policies; defaults suit a notebook.
         policy: A SchedulingPolicy that decides order, chunk sizes and victims; None for vLLM's rules.
+        keep_steps: Steps that the trace keeps at most, for an engine that runs for long: when there are as many, the
+            older half is forgotten, and ``trace`` is another object from then on. None keeps every step.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
-        trace: The record of every step so far, always on.
+        trace: The record of every step so far, or of the newest ``keep_steps``; always on.
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
@@ -67,6 +70,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         policy: SchedulingPolicy | None = None,
+        keep_steps: int | None = None,
     ) -> None:
         self._thread = EngineThread("workbench-engine")
         self._started = time.perf_counter()
@@ -77,13 +81,20 @@ class Engine:
         self._running = False
         self._handover = threading.Lock()  # between a loop that finds nothing to do and a start() that brings work
         self._phases: Phases | None = None
-        self._thread.call(lambda: self._load(model, config or EngineConfig(), policy))
+        self._thread.call(lambda: self._load(model, config or EngineConfig(), policy, keep_steps))
 
-    def _load(self, model: str | Path | LoadedModel, config: EngineConfig, policy: SchedulingPolicy | None) -> None:
+    def _load(
+        self,
+        model: str | Path | LoadedModel,
+        config: EngineConfig,
+        policy: SchedulingPolicy | None,
+        keep_steps: int | None,
+    ) -> None:
         self.model = model if isinstance(model, LoadedModel) else load_model(model)
         self.config = resolve_config(config, self.model)
         self.runner = ModelRunner(self.model, self.config)
         self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
+        self._window = TraceWindow(keep_steps, self.scheduler)
         self.sampler = Sampler(self.config.seed)
         self._book = RequestBook(self.model, self.config)
         self._pipeline = Pipeline(self.scheduler, self.runner, self.sampler, self._book)
@@ -259,6 +270,7 @@ class Engine:
         if self._shadow is not None:
             self._shadow.attach(record)
         self.trace.append(record)
+        self.trace = self._window.after_step(self.trace)
         for listener in list(self._listeners):
             listener(record)
         return record

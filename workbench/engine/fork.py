@@ -30,7 +30,8 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
         The simulated trace, from step 0.
 
     Raises:
-        ValueError: at_step is outside the trace, an unknown field, or a value outside its range.
+        ValueError: at_step is outside the trace, the trace does not begin at step 0, an unknown field, or a value
+            outside its range.
 
     Example:
         >>> from workbench import simulate
@@ -40,6 +41,11 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
     """
     if not isinstance(at_step, int) or not 0 <= at_step <= len(trace):
         raise ValueError(f"at_step must be from 0 to {len(trace)}, the steps of the trace, got {at_step!r}")
+    if len(trace) and trace[0].step:
+        raise ValueError(
+            f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
+            "step (keep_steps=None), or a whole recording"
+        )
     policy = config_changes.get("policy")
     if isinstance(policy, SchedulingPolicy):
         del config_changes["policy"]

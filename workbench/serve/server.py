@@ -56,7 +56,7 @@ class Server:
         self.port: int = sockets[0].getsockname()[1]
         dashboard = BokehTornado(
             # The trace and not the engine: who watches a server cannot pause it or end the requests of others.
-            build_applications({DASHBOARD: make_app(engine.trace)}, title="Workbench"),
+            build_applications({DASHBOARD: make_app(lambda: engine.trace)}, title="Workbench"),
             use_index=False,
             redirect_root=False,
             # The guard has compared Origin with Host before Bokeh sees a websocket.

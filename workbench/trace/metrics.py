@@ -206,6 +206,7 @@ class Summary:
         queue: Queue time.
         prefill: Prefill time.
         e2e: End-to-end latency.
+        first_step: The step the trace begins with; not 0 when those before were left out or forgotten.
     """
 
     unit: str
@@ -228,6 +229,7 @@ class Summary:
     queue: Distribution
     prefill: Distribution
     e2e: Distribution
+    first_step: int = 0
 
 
 @dataclass(frozen=True, eq=False)

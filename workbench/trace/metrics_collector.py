@@ -230,6 +230,7 @@ def _summarise(requests: dict[str, RequestMetrics], steps: StepMetrics, timed: b
         queue=latencies("queue"),
         prefill=latencies("prefill"),
         e2e=latencies("e2e"),
+        first_step=int(steps.step[0]) if num_steps else 0,
     )
 
 

@@ -21,7 +21,8 @@ def metrics_table(summary: Summary) -> str:
     unit = summary.unit
     lines = [
         f"{summary.num_finished} of {summary.num_requests} requests ended in {summary.num_steps} steps"
-        + (f", {summary.duration:.3f} s" if unit == "s" else ""),
+        + (f", {summary.duration:.3f} s" if unit == "s" else "")
+        + (f" (from step {summary.first_step} on: those before are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
         f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} computed again "
         f"({summary.num_preemptions} preemptions)",

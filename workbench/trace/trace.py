@@ -174,6 +174,35 @@ class Trace:
         if self._whole is not self:
             raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")
 
+    def continued_from(self, keyframe: Keyframe) -> Trace:
+        """The run from a step on as a trace of its own, which is appended to from now on in place of this one.
+
+        So a run that goes on for long forgets its beginning: neither the steps before nor the requests that had
+        ended by then are part of the new trace. This one stays as it is; a recording goes on with the new one.
+
+        Args:
+            keyframe: The scheduler's memory before one of the steps.
+
+        Raises:
+            TraceError: The trace is a slice or does not hold the keyframe's step.
+        """
+        self._check_writable()
+        start = keyframe.step - self[0].step if len(self) else 0
+        if not 0 <= start < len(self):
+            raise TraceError(f"a trace cannot go on from step {keyframe.step}: it has {self.steps_in_words}")
+        first = self[start]
+        unfinished = {*first.running, *first.waiting, *first.aborted}
+        trace = Trace(self.meta)
+        for before, info in self.arrivals():
+            if before > start or info.request_id in unfinished:
+                trace.add_request(info)
+                trace._requests_before[-1] = max(0, before - start)
+        trace.start_from(keyframe)
+        trace._steps = self._steps[start:]
+        trace.problems = list(self.problems)
+        self._writer, trace._writer = None, self._writer
+        return trace
+
     # -- files --------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, progress: bool = False) -> None:
@@ -266,6 +295,13 @@ class Trace:
             part.end = self.end
         return part
 
+    @property
+    def steps_in_words(self) -> str:
+        """Which steps of the run are here."""
+        if not len(self) or self[0].step == 0:
+            return f"{len(self)} steps"
+        return f"steps {self[0].step} to {self[-1].step}"
+
     def metrics(self) -> TraceMetrics:
         """Latencies per request, use per step and a summary; see workbench.trace.metrics for every definition.
 
@@ -343,7 +379,7 @@ class Trace:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"Trace({self.meta.source}: {len(self)} steps, {len(self.requests)} requests, "
+            f"Trace({self.meta.source}: {self.steps_in_words}, {len(self.requests)} requests, "
             f"{tokens} tokens scheduled{ended})"
         )
 

@@ -49,7 +49,7 @@ def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") ->
     """A function that builds the page for one browser session.
 
     Args:
-        source: A controller (an Engine) or a Trace.
+        source: A controller (an Engine), a Trace, or a function that returns the trace to show.
         other: A second trace of the same workload, to compare with.
         theme: "auto", "light" or "dark".
     """

@@ -7,6 +7,7 @@ polls travels in one packet.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -33,34 +34,44 @@ class Feed:
     """What one view is sent.
 
     Args:
-        source: A Trace, or a controller: an object with ``trace``, ``state``, ``start()``, ``pause()``, ``step()``,
-            ``add_request(prompt, **params)`` and ``abort(request_id)``, such as an Engine. With ``breakpoints`` it has
-            breakpoints, with ``step_into`` a step can be taken phase by phase, with ``fork`` it can be asked what
-            would have been, with ``capture`` the weights of a layer can be seen.
+        source: A Trace, a function that returns one, or a controller: an object with ``trace``, ``state``,
+            ``start()``, ``pause()``, ``step()``, ``add_request(prompt, **params)`` and ``abort(request_id)``, such as
+            an Engine. With ``breakpoints`` it has breakpoints, with ``step_into`` a step can be taken phase by phase,
+            with ``fork`` it can be asked what would have been, with ``capture`` the weights of a layer can be seen.
+            A run that forgets its oldest steps goes on in another Trace; the view then begins anew with that.
         other: A second trace to compare with.
     """
 
     def __init__(self, source: Any, other: Trace | None = None) -> None:
-        self.trace: Trace = source if isinstance(source, Trace) else source.trace
-        self.controller: Any = None if isinstance(source, Trace) else source
+        self._watching = inspect.isfunction(source)
+        self.controller: Any = None if self._watching or isinstance(source, Trace) else source
+        self._newest_trace: Callable[[], Trace] = source if self._watching else lambda: getattr(source, "trace", source)
+        self.trace = self._newest_trace()
         self._other = other
         self._other_sent: Trace | None = None
         self._phase: dict[str, Any] | None = None
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
-        self._sent = 0
         self._mounted = False
-        self._sent_requests = -1
-        self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
+        self._begin()
         self._message = ""
         self._resend = False
         self._lock = threading.Lock()
+
+    def _begin(self) -> None:
+        """Nothing of the trace has been sent yet."""
+        self._sent = 0
+        self._sent_requests = -1
+        self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
 
     # -- to the view -----------------------------------------------------------------------------------------
 
     def next_packet(self) -> bytes | None:
         """The steps the view has not seen, or None when there is nothing new."""
         with self._lock:
+            if (newest := self._newest_trace()) is not self.trace:
+                self.trace = newest
+                self._begin()
             columns = columns_of(self.trace)
             num_steps, num_requests, num_shadows = columns.num_steps, len(columns.requests), len(columns.shadows)
             seen = self._sent, self._sent_requests, self._known_shadows
@@ -101,7 +112,7 @@ class Feed:
     def status(self) -> dict[str, Any]:
         """What the view says about the engine, and what it can ask of it."""
         if self.controller is None:
-            return {"live": False, "message": self._message}
+            return {"live": False, "watching": self._watching, "message": self._message}
         status = {
             "live": True,
             "state": self.controller.state,
@@ -111,7 +122,11 @@ class Feed:
             "phase": self._phase,
         }
         if self._capture is not None:
-            status["capture"] = {"layer": self._capture.layer, "step": self._capture.step}
+            status["capture"] = {
+                "layer": self._capture.layer,
+                "step": self._capture.step,
+                "sequences": list(zip(self._capture.request_ids, self._capture.cu_seqlens_q[1:])),
+            }
             status["weights"] = self._weights
         if hasattr(self.controller, "breakpoints"):
             breakpoints = self.controller.breakpoints
@@ -178,12 +193,18 @@ class Feed:
         self._phase = None
         self._in_background(self._engine().step)
 
-    def _do_step_into(self) -> None:
+    def _do_step_into(self, layers: bool = True) -> None:
         engine = self._engine("step_into")
 
         def advance() -> None:
-            made = engine.step_into()
-            self._phase = describe_phase(*made) if isinstance(made, tuple) else None
+            made = engine.step_into(layers=layers)
+            phase = describe_phase(*made) if isinstance(made, tuple) else None
+            if phase is not None and "layer" in phase:
+                self._capture = made[1]
+                # The row a person has chosen stays from layer to layer; at first the last one of the first sequence.
+                chosen = self._weights is not None and self._weights["step"] == made[1].step
+                self._do_show_weights(self._weights["row"] if chosen else made[1].cu_seqlens_q[1] - 1)
+            self._phase = phase
 
         self._in_background(advance)
 

@@ -32,6 +32,16 @@ export class Cursor {
     this.onChange("data");
   }
 
+  /** The first steps are gone: the same step has a smaller number now. */
+  forget(count) {
+    const width = this.range[1] - this.range[0];
+    const from = Math.max(0, this.range[0] - count);
+    this.range = [from, from + width];
+    this.step = Math.max(0, this.step - count);
+    this.hover = {};
+    this.selected = null;
+  }
+
   seek(step, { keepFollow = false } = {}) {
     const target = Math.max(0, Math.min(this.last, Math.round(step)));
     if (!keepFollow) this.follow = target === this.last && !this.playing;

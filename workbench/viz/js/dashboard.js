@@ -13,7 +13,8 @@ import { KernelPanel } from "./kernel.js";
 import { MetricsPanel } from "./metrics.js";
 import { PackedPanel } from "./packed.js";
 import { PoolPanel } from "./pool.js";
-import { BreakpointsForm, ForkForm, PhaseBox } from "./popovers.js";
+import { PhaseBox } from "./phase_box.js";
+import { BreakpointsForm, ForkForm } from "./popovers.js";
 import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
@@ -66,16 +67,21 @@ class View {
 
   receive(packet) {
     if (!packet || !packet.byteLength) return;
-    const before = this.store.numSteps;
+    const before = this.store.numSteps, first = this.store.label(0);
     if (!this.store.append(packet)) return this.send("resend");
+    const forgotten = before ? this.store.label(0) - first : 0;
+    if (forgotten) {
+      this.cursor.forget(forgotten);
+      this.theme.forget();
+    }
     if (this.store.requests.length) this.theme.focusFirst(this.store.requests);
     if (!this.mounted) {
       this.mounted = true;
       this.model.set("mounted", true);
       this.model.save_changes();
     }
-    if (before === 0 && this.store.numSteps && !this.live) this.openRecording();
-    if (this.store.numSteps !== before) this.cursor.grown();
+    if (before === 0 && this.store.numSteps && !this.live && !this.status.watching) this.openRecording();
+    if (this.store.numSteps !== before || forgotten) this.cursor.grown();
     else this.changed("data");
   }
 

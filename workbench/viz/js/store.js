@@ -69,6 +69,8 @@ export class Store {
   append(packet) {
     const { header, arrays } = decodePacket(packet);
     if (header.facts) {
+      // A run that forgets its oldest steps goes on in another trace, which begins later.
+      if (this.numSteps && header.facts.first_step !== this.facts.first_step) this.reset();
       this.facts = header.facts;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }

@@ -50,6 +50,12 @@ export class Theme {
     for (const request of requests.slice(0, PALETTE.focus.length)) this.focus.set(request.index, request.index);
   }
 
+  /** The requests are others now. */
+  forget() {
+    this.automatic = true;
+    this.focus.clear();
+  }
+
   focusOnly(requests) {
     this.automatic = false;
     this.focus.clear();
