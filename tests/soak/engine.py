@@ -109,8 +109,9 @@ class Soak:
     def _plant_faults(self) -> None:
         """Let one in a thousand forward passes and samplers raise."""
         for owner, name in ((self.engine.runner, "forward"), (self.engine.sampler, "sample")):
+            work = getattr(owner, name)
 
-            def faulty(*arguments: Any, work: Any = getattr(owner, name), name: str = name) -> Any:
+            def faulty(*arguments: Any, work: Any = work, name: str = name) -> Any:
                 if self.rng.random() < 0.001:
                     self.counts[f"planted_{name}_faults"] += 1
                     raise PlantedFault(name)
@@ -124,7 +125,10 @@ class Soak:
         self.counts["preemptions"] += len(record.preempted)
         self.counts["cached_tokens"] += sum(chunk.num_cached_tokens for chunk in record.chunks)
         for request_id in (*record.finished, *record.aborted):
-            self.ended[request_id] += 1
+            if request_id in self.ended:
+                self.ended[request_id] += 1
+            else:
+                self.problem(f"{request_id} ended in step {record.step}, after it was gone")
 
     def problem(self, text: str) -> None:
         """Note what went wrong; the first hundred are kept."""
@@ -178,8 +182,7 @@ class Soak:
                 continue
             self.engine.forget(request_id)
             self.counts[f"ended_{output.finish_reason}"] += 1
-            # An abort that empties the engine is in the record of the next step; the output says it already.
-            if (times := self.ended.pop(request_id)) != 1 and (times, output.finish_reason) != (0, "abort"):
+            if (times := self.ended.pop(request_id)) != 1:
                 self.problem(f"{request_id} ended {times} times ({output.finish_reason})")
             answer = self.expected.pop(request_id, None)
             if answer is not None and output.finish_reason not in ("abort", "error"):

@@ -92,7 +92,7 @@ class Engine:
     ) -> None:
         self.model = model if isinstance(model, LoadedModel) else load_model(model)
         self.config = resolve_config(config, self.model)
-        self.runner = ModelRunner(self.model, self.config)
+        self.runner = self._make_runner()
         self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
         self._window = TraceWindow(keep_steps, self.scheduler)
         self.sampler = Sampler(self.config.seed)
@@ -108,6 +108,10 @@ class Engine:
                 created=time.time(),
             )
         )
+
+    def _make_runner(self) -> ModelRunner:
+        """What runs the model; an engine over several ranks has another."""
+        return ModelRunner(self.model, self.config)
 
     def _clock(self) -> float:
         """Seconds since the engine was made; monotonic, so a change of the wall clock does not show."""
@@ -264,7 +268,8 @@ class Engine:
 
     def _begin(self) -> Phases | None:
         self._empty_inbox()
-        return self._pipeline.step() if self.scheduler.has_unfinished_requests() else None
+        # An abort that leaves nothing to do is in a record too, one without chunks, or nobody would learn of it.
+        return self._pipeline.step() if self.scheduler.has_unfinished_requests() or self.scheduler.aborted else None
 
     def _finish(self, record: StepRecord) -> StepRecord:
         if self._shadow is not None:
@@ -375,6 +380,14 @@ class Engine:
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def before_step(self, work: Callable[[], None]) -> None:
+        """Call a function once on the engine's thread, between two steps; an idle engine does so when it is started.
+
+        Args:
+            work: Must be quick and must not raise: the engine waits for it.
+        """
+        self._inbox.append(work)
 
     def break_when(self, condition: str | Condition, label: str = "") -> Breakpoint:
         """Stop run() and start() after a step for which a condition holds; they go on from there when called again.
