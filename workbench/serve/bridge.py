@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.engine.config import SamplingParams
+from workbench.engine.trace_window import keyframe_of
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
 from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
-from workbench.trace import StepRecord
+from workbench.trace import Keyframe, RequestInfo, StepRecord
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -49,6 +50,10 @@ class Delta:
     text: str = ""
     logprobs: tuple[dict[int, float], ...] = ()
     finish_reason: str | None = None
+
+
+StepListener = Callable[[StepRecord, list[RequestInfo]], None]
+"""Called on the event loop with each step and the requests that arrived before it."""
 
 
 class Stream:
@@ -122,7 +127,7 @@ class EngineBridge:
         self.settings = settings
         self.metrics = ServerMetrics(engine)
         self.draining = False
-        self.step_listeners: list[Callable[[StepRecord], None]] = []
+        self.step_listeners: list[StepListener] = []
         self._loop = loop
         self._streams: dict[str, Stream] = {}
         self._preparing = 0
@@ -213,6 +218,28 @@ class EngineBridge:
         except ValueError as problem:
             raise ApiError(400, str(problem)) from None
 
+    async def follow_steps(self, listener: StepListener) -> tuple[list[RequestInfo], Keyframe]:
+        """Call a function with every step from now on, until it is taken from ``step_listeners``.
+
+        Returns:
+            What has to be known before the first of these steps: the requests that are open, and the KV blocks.
+        """
+        opening: asyncio.Future[tuple[list[RequestInfo], Keyframe]] = self._loop.create_future()
+
+        def look() -> None:
+            scheduler, requests = self.engine.scheduler, self.engine.trace.requests
+            open_requests = [requests[name] for name in (*scheduler.running_ids(), *scheduler.waiting_ids())]
+            self._loop.call_soon_threadsafe(begin, open_requests, keyframe_of(scheduler))
+
+        def begin(open_requests: list[RequestInfo], keyframe: Keyframe) -> None:
+            self.step_listeners.append(listener)
+            if not opening.cancelled():
+                opening.set_result((open_requests, keyframe))
+
+        self.engine.before_step(look)
+        self.engine.start()
+        return await opening
+
     def abort(self, stream: Stream) -> None:
         """End a request whose client is gone, before the next step. A request that ended stays as it is."""
         if stream.request_id not in self._streams:
@@ -232,9 +259,11 @@ class EngineBridge:
         except Exception:
             log.exception("step %d could not be delivered", record.step)
             messages = []
+        requests = self.engine.trace.requests
+        arrivals = [requests[request_id] for request_id in record.arrived]
         for request_id in {*record.finished, *record.aborted}:
             self.engine.forget(request_id)
-        self._loop.call_soon_threadsafe(self._deliver, record, messages)
+        self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
 
     def _messages(self, record: StepRecord) -> list[tuple[Stream, Delta]]:
         ended = dict.fromkeys(record.aborted, "abort") | dict(record.finish_reasons)
@@ -258,14 +287,14 @@ class EngineBridge:
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
-    def _deliver(self, record: StepRecord, messages: list[tuple[Stream, Delta]]) -> None:
-        self.metrics.add_step(record)
+    def _deliver(self, record: StepRecord, arrivals: list[RequestInfo], messages: list[tuple[Stream, Delta]]) -> None:
+        self.metrics.add_step(record, arrivals)
         for stream, delta in messages:
             if delta.finish_reason is not None:
                 self._streams.pop(stream.request_id, None)
             stream.deltas.put_nowait(delta)
         for listener in list(self.step_listeners):
-            listener(record)
+            listener(record, arrivals)
 
     async def watch(self) -> None:
         """End every open request with an error when the engine stands still and cannot be started again."""

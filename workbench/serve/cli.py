@@ -10,6 +10,9 @@ from workbench.serve.settings import ServeSettings
 
 API_KEY_VARIABLE = "WORKBENCH_API_KEY"
 
+KEEP_STEPS = 10_000
+"""Steps the trace of a server keeps: some 12 kB each with 16 sequences, and minutes of traffic to look back at."""
+
 
 def add_serve_parser(subparsers: Any) -> None:
     """Add ``serve`` to the commands."""
@@ -27,6 +30,7 @@ def add_serve_parser(subparsers: Any) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16, help="requests that run at once")
     parser.add_argument("--num-blocks", type=int, default=512, help="KV blocks of the pool")
     parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
+    parser.add_argument("--keep-steps", type=int, default=KEEP_STEPS, help="newest steps that the trace keeps at most")
     parser.set_defaults(run=_serve)
 
 
@@ -50,7 +54,7 @@ def _serve(options: argparse.Namespace) -> int:
         num_blocks=options.num_blocks,
         max_model_len=options.max_model_len,
     )
-    engine = Engine(options.model, config)
+    engine = Engine(options.model, config, keep_steps=options.keep_steps)
     try:
         serve(engine, settings)
     finally:

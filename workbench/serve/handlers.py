@@ -15,14 +15,17 @@ from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import DASHBOARD
 from workbench.serve.prometheus import CONTENT_TYPE
 from workbench.serve.protocol import TokenizeRequest, decode_body
-from workbench.trace import StepRecord
+from workbench.trace import RequestInfo, StepRecord
 from workbench.trace.file import encode_line
-from workbench.trace.storage import lines_of
+from workbench.trace.records import TraceLine
 
 log = logging.getLogger("workbench")
 
 MAX_RECORDS_BEHIND = 1000
 """Records a reader of /trace/stream may lag behind before it is cut off."""
+
+POLL_SECONDS = 0.5
+"""Time between two looks at whether a reader of /trace/stream is still there while no step is taken."""
 
 
 class ApiHandler(RequestHandler):
@@ -172,39 +175,35 @@ class Metrics(ApiHandler):
 
 
 class TraceStream(ApiHandler):
-    """/trace/stream: the lines of a trace file as server-sent events, from the newest step on."""
+    """/trace/stream: the lines of a trace file as server-sent events, from the next step on."""
 
     async def get(self) -> None:
-        """The last step with what it needs to be understood, then every step as it is taken."""
-        records: asyncio.Queue[StepRecord] = asyncio.Queue()
-        self.bridge.step_listeners.append(records.put_nowait)
+        """What has to be known before the next step, then every step as it is taken."""
+        steps: asyncio.Queue[tuple[StepRecord, list[RequestInfo]]] = asyncio.Queue()
+
+        def take(record: StepRecord, arrivals: list[RequestInfo]) -> None:
+            steps.put_nowait((record, arrivals))
+
+        self.start_events()
+        await self._send(self.bridge.engine.trace.meta)
+        open_requests, keyframe = await self.bridge.follow_steps(take)
         try:
-            trace = self.bridge.engine.trace
-            tail = trace[max(0, len(trace) - 1) :]
-            self.start_events()
-            known: set[str] = set()
-            await self._send(tail.meta)
-            for line in lines_of(tail):
-                known.add(getattr(line, "request_id", ""))
-                await self._send(line)
-            last = tail[-1].step if len(tail) else -1
-            while not self.gone.is_set() and records.qsize() <= MAX_RECORDS_BEHIND:
-                record = await self._next(records)
-                if record is None or record.step <= last:
+            for info in open_requests:
+                await self._send(info)
+            await self._send(keyframe)
+            sent = {info.request_id for info in open_requests}
+            while not self.gone.is_set() and steps.qsize() <= MAX_RECORDS_BEHIND:
+                try:
+                    record, arrivals = await asyncio.wait_for(steps.get(), POLL_SECONDS)
+                except TimeoutError:
                     continue
-                for request_id in record.arrived:
-                    if request_id not in known:
-                        await self._send(trace.requests[request_id])
+                for info in arrivals:
+                    if info.request_id not in sent:
+                        await self._send(info)
+                sent.difference_update(record.arrived)
                 await self._send(record)
         finally:
-            self.bridge.step_listeners.remove(records.put_nowait)
+            self.bridge.step_listeners.remove(take)
 
-    async def _next(self, records: asyncio.Queue[StepRecord]) -> StepRecord | None:
-        """The next record, or None after a while without one, so that a lost client is noticed."""
-        try:
-            return await asyncio.wait_for(records.get(), 0.5)
-        except TimeoutError:
-            return None
-
-    async def _send(self, line: Any) -> None:
+    async def _send(self, line: TraceLine) -> None:
         await self.send_event(encode_line(line).rstrip(b"\n"))

@@ -6,9 +6,10 @@ Names and meanings: vLLM's metrics documentation (``vllm:`` prefix, ``model_name
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workbench.trace import StepRecord
+from workbench.trace import RequestInfo, StepRecord
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -41,11 +42,12 @@ class Histogram:
         return [*lines, f"{name}_sum{{{label}}} {self.total}", f"{name}_count{{{label}}} {cumulative}"]
 
 
-class _Times:
-    """When a request arrived, and when its last token came."""
+class _Progress:
+    """When an open request arrived, how long its prompt is, and when its last token came."""
 
-    def __init__(self, arrived: float) -> None:
-        self.arrived = arrived
+    def __init__(self, info: RequestInfo) -> None:
+        self.arrived = info.arrival_time
+        self.num_prompt_tokens = info.num_prompt_tokens
         self.last_token: float | None = None
 
 
@@ -59,7 +61,7 @@ class ServerMetrics:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._label = 'model_name="' + engine.name.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        self._times: dict[str, _Times] = {}
+        self._open: dict[str, _Progress] = {}
         self.prompt_tokens = self.generation_tokens = self.preemptions = 0
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
@@ -68,35 +70,35 @@ class ServerMetrics:
         self.e2e_latency = Histogram(SECONDS)
         self.iteration_tokens = Histogram(TOKENS)
 
-    def add_step(self, record: StepRecord) -> None:
-        """Count a step."""
-        requests = self._engine.trace.requests
+    def add_step(self, record: StepRecord, arrivals: Sequence[RequestInfo]) -> None:
+        """Count a step, and the requests that arrived before it."""
         now = record.time + sum(record.timings.values())
-        for request_id in record.arrived:
-            self._times[request_id] = _Times(requests[request_id].arrival_time)
+        for info in arrivals:
+            self._open[info.request_id] = _Progress(info)
         self.preemptions += len(record.preempted)
         self.iteration_tokens.add(record.num_tokens)
         for chunk in record.chunks:
-            if chunk.start == chunk.num_cached_tokens and chunk.request_id in record.admitted:
-                self.prefix_cache_queries += requests[chunk.request_id].num_prompt_tokens
+            progress = self._open.get(chunk.request_id)
+            if progress is None:  # open before the server began
+                continue
+            if chunk.request_id in record.admitted:
+                self.prefix_cache_queries += progress.num_prompt_tokens
                 self.prefix_cache_hits += chunk.num_cached_tokens
             if chunk.sampled is not None:
-                self._add_token(chunk.request_id, now)
+                self._add_token(progress, now)
         for request_id, reason in (dict.fromkeys(record.aborted, "abort") | dict(record.finish_reasons)).items():
             self.finished[reason] += 1
-            if (times := self._times.pop(request_id, None)) is not None:
-                self.e2e_latency.add(now - times.arrived)
+            if (progress := self._open.pop(request_id, None)) is not None:
+                self.e2e_latency.add(now - progress.arrived)
 
-    def _add_token(self, request_id: str, now: float) -> None:
+    def _add_token(self, progress: _Progress, now: float) -> None:
         self.generation_tokens += 1
-        if (times := self._times.get(request_id)) is None:
-            return
-        if times.last_token is None:
-            self.prompt_tokens += self._engine.trace.requests[request_id].num_prompt_tokens
-            self.time_to_first_token.add(now - times.arrived)
+        if progress.last_token is None:
+            self.prompt_tokens += progress.num_prompt_tokens
+            self.time_to_first_token.add(now - progress.arrived)
         else:
-            self.inter_token_latency.add(now - times.last_token)
-        times.last_token = now
+            self.inter_token_latency.add(now - progress.last_token)
+        progress.last_token = now
 
     def render(self) -> str:
         """All metrics as text."""
