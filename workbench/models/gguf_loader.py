@@ -48,6 +48,19 @@ def rotate_half_row_order(num_heads: int, head_dim: int) -> np.ndarray:
     return rows.swapaxes(1, 2).reshape(-1)
 
 
+def gguf_config(file: GGUFFile) -> dict[str, Any]:
+    """The mlx-lm configuration that a file's metadata describes, its architecture as ``model_type``.
+
+    Raises:
+        GGUFError: An architecture or a metadata key that is not known.
+    """
+    architecture = find_architecture(file)
+    hyperparameters = Hyperparameters(file)
+    config = {"model_type": architecture.model_type, **architecture.config(hyperparameters)}
+    hyperparameters.refuse_unread()
+    return config
+
+
 def load_gguf_model(file: GGUFFile, *, dtype: mx.Dtype, keep_quantized: bool) -> tuple[nn.Module, dict[str, Any]]:
     """Build the mlx-lm model of a GGUF file and load every tensor into it.
 
@@ -63,10 +76,7 @@ def load_gguf_model(file: GGUFFile, *, dtype: mx.Dtype, keep_quantized: bool) ->
         GGUFError: An architecture, metadata key, tensor name or tensor type that is not known, or tensors that are
             missing or have another shape than the metadata says.
     """
-    architecture = find_architecture(file)
-    hyperparameters = Hyperparameters(file)
-    config = {"model_type": architecture.model_type, **architecture.config(hyperparameters)}
-    hyperparameters.refuse_unread()
+    architecture, config = find_architecture(file), gguf_config(file)
     module = importlib.import_module(f"mlx_lm.models.{architecture.model_type}")
     model = module.Model(module.ModelArgs.from_dict(config))
     names = _parameter_names(file, architecture)

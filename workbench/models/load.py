@@ -229,7 +229,9 @@ def _read_config(location: str) -> dict[str, Any]:
         try:
             path = Path(hf_hub_download(location, "config.json"))
         except Exception as problem:  # the hub raises whatever it meets
-            raise OSError(f"{location!r} has no config.json to be had: {type(problem).__name__}: {problem}") from problem
+            raise OSError(
+                f"{location!r} has no config.json to be had: {type(problem).__name__}: {problem}"
+            ) from problem
     try:
         return json.loads(path.read_text())
     except ValueError as problem:

@@ -1,0 +1,121 @@
+"""One model over several ranks: rank 0's runner, and what the other ranks do meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from workbench.distributed.link import Kind, Link
+from workbench.distributed.wire import decode, encode
+from workbench.engine.config import EngineConfig
+from workbench.engine.model_runner import ModelRunner
+from workbench.engine.packed_batch import PackedBatch
+from workbench.models.load import LoadedModel
+
+
+class LeadingRunner(ModelRunner):
+    """The runner of rank 0: it tells the other ranks to do what it does.
+
+    Every rank finds out by its own preflight how its part of the model is served, at the same time as the others, for
+    a sharded model runs on all ranks or not at all.
+
+    Args:
+        model: This rank's part of the model.
+        config: Of the engine; the other ranks make their pools by it.
+        link: To the other ranks, each of which is in `follow`.
+
+    Raises:
+        ValueError: The ranks do not hold the same model, or do not serve it alike.
+    """
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link) -> None:
+        self._link = link
+        self._num_steps = 0
+        link.doing = "making the runners"
+        link.broadcast(Kind.OPEN, json.dumps(config.to_dict()).encode())
+        try:
+            super().__init__(model, config)
+            self._check_that_ranks_agree()
+        except Exception:
+            link.broadcast(Kind.CLOSE)
+            raise
+        link.doing = "before its first step"
+
+    def _check_that_ranks_agree(self) -> None:
+        own = _facts(self)
+        for _ in range(self._link.size - 1):
+            message = self._link.receive()
+            theirs = json.loads(message.payload)
+            for name, value in own.items():
+                if theirs.get(name) != value:
+                    raise ValueError(
+                        f"ranks disagree on {name}: {value!r} on rank 0, {theirs.get(name)!r} on rank {message.rank}; "
+                        "start every rank with the same model, packages and options"
+                    )
+
+    def forward(self, packed: PackedBatch) -> mx.array:
+        """Run the model once on every rank, see `ModelRunner.forward`; does not return when a rank is lost."""
+        self._check(packed)
+        self._link.doing = f"in forward pass {self._num_steps}"
+        self._num_steps += 1
+        self._link.broadcast(Kind.STEP, encode(packed))
+        try:
+            logits = super().forward(packed)
+        except BaseException as problem:  # the others are in the middle of the same pass, and cannot be called back
+            self._link.fail(f"{type(problem).__name__}: {problem}")
+        self._link.doing = f"after forward pass {self._num_steps - 1}"
+        return logits
+
+    def close(self) -> None:
+        """Leave the model as it was before, on every rank."""
+        super().close()
+        self._link.broadcast(Kind.CLOSE)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the model on this rank, and the number of ranks."""
+        return {**super().describe(), "tensor_parallel_size": self._link.size}
+
+
+def follow(link: Link, model: LoadedModel) -> None:
+    """Do what rank 0 says until the job is done.
+
+    Args:
+        link: To rank 0.
+        model: This rank's part of the model.
+    """
+    runner: ModelRunner | None = None
+    while (message := link.receive()).kind is not Kind.STOP:
+        if message.kind is Kind.OPEN:
+            runner = ModelRunner(model, EngineConfig.from_dict(json.loads(message.payload)))
+            link.send(0, Kind.READY, json.dumps(_facts(runner)).encode())
+        elif message.kind is Kind.STEP:
+            runner.forward(decode(message.payload, runner.kv_cache.num_blocks))
+        elif message.kind is Kind.CLOSE:
+            runner.close()
+
+
+def _facts(runner: ModelRunner) -> dict[str, Any]:
+    """What has to be the same on every rank for their forward passes to be parts of one."""
+    model, layers = runner.loaded, runner.preflight.layers
+    return {
+        "model": [model.name, model.architecture, model.num_parameters, model.dtype, model.quantized],
+        "weights that every rank holds": _fingerprint(model),
+        "attention": [runner.mode, runner.preflight.num_heads, runner.preflight.final_norm],
+        "KV heads": [layer.num_kv_heads for layer in layers],
+        "versions": {package: version(package) for package in ("inference-workbench", "mlx", "mlx-lm")},
+    }
+
+
+def _fingerprint(model: LoadedModel) -> str:
+    """A digest of the small weights that are not split: norms, above all."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, weight in sorted(tree_flatten(model.model.parameters())):
+        if weight.ndim == 1 and "norm" in name:
+            digest.update(name.encode() + np.array(weight.astype(mx.float32)).tobytes())
+    return digest.hexdigest()
