@@ -1,0 +1,195 @@
+"""Serving with arrivals: Workbench against a phase-separated engine, mlx-lm, mlx-lm's server and llama.cpp.
+
+Same weights, same BLAS, same requests, greedy, fixed output lengths. Every arm is a process of its own, arms take
+turns, and after every repeat the medians so far are saved to benchmarks/results/serving_WORKLOAD[_small].json.
+
+    python benchmarks/bench_serving.py --small                         # the serving table in ten minutes on two cores
+    python benchmarks/bench_serving.py                                 # 100 requests of 1,024 in, 128 out
+    python benchmarks/bench_serving.py --small --workload all          # all five workloads
+    python benchmarks/bench_serving.py --small --llama PYTHON          # with a Python that has llama-cpp-python
+
+Arms: workbench (the engine), workbench_http (its server), phase_separated (benchmarks/baselines), mlx_lm (its
+BatchGenerator), mlx_lm_http (mlx_lm.server), llama_cpp. The two servers are measured from a client's side: queue is
+then the time in the client, before the request is sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from _common import machine, save, summarise
+from serving.arm import SERVERS
+from serving.http_client import replay_over_http, stream_completion, token_prompt
+from serving.metrics import compare_outputs, serving_metrics
+from serving.replay import Timeline
+from serving.workloads import FULL, Workload, make_workload
+
+ARM_SCRIPT = Path(__file__).parent / "serving" / "arm.py"
+ARMS = ("workbench", "phase_separated", "mlx_lm", "workbench_http", "mlx_lm_http", "llama_cpp")
+RATIOS = ("duration_s", "cpu_s", "mean_ttft_s", "mean_tpot_s", "p99_itl_s")
+
+
+def bundled_tokenizer() -> tuple[Any, list[int], Path]:
+    """The model's tokenizer, the tokens that prompts are made of, and the model's file.
+
+    They are words with a space before them: a row of such tokens is cut the same way again when it is sent as text,
+    which mlx-lm's server wants.
+    """
+    from workbench.models.bundled import fetch_bundled
+    from workbench.models.gguf_file import GGUFFile
+    from workbench.models.gguf_tokenizer import GGUFTokenizer
+
+    path = fetch_bundled()
+    tokenizer = GGUFTokenizer(GGUFFile(path).metadata)
+    texts = {token: tokenizer.decode([token]) for token in range(tokenizer.vocab_size)}
+    words = [token for token, text in texts.items() if re.fullmatch(r" [a-z]{2,}", text)]
+    return tokenizer, [token for token in words if tokenizer.encode(texts[token]) == [token]], path
+
+
+def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[float, list[Timeline]]:
+    """CPU seconds and timelines of an arm that replays the workload itself."""
+    command = [python, str(ARM_SCRIPT), arm, workload_file, str(model)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result = json.loads(printed.splitlines()[-1])
+    return result["cpu_s"], [Timeline(**timeline) for timeline in result["timelines"]]
+
+
+def run_server(arm: str, workload: Workload, workload_file: str, tokenizer: Any) -> tuple[float, list[Timeline]]:
+    """CPU seconds of the server and timelines as a client sees them."""
+    command = [sys.executable, str(ARM_SCRIPT), arm, workload_file]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as server:
+        try:
+            line = server.stdout.readline()
+            port = int(re.search(r"http://127\.0\.0\.1:(\d+)", line)[1])
+            ours = arm == "workbench_http"
+            body: dict[str, Any] = {"temperature": 0.0, "stream": True}
+            body |= {"ignore_eos": True, "return_token_ids": True} if ours else {"model": "default_model"}
+            prompt_of = token_prompt if ours else lambda request: tokenizer.decode(request.prompt)
+            wait_until_ready(port, body)
+            before = cpu_time(server)
+            timelines = replay_over_http(workload, port, body, prompt_of)
+            return cpu_time(server) - before, timelines
+        finally:
+            server.terminate()
+
+
+def wait_until_ready(port: int, body: dict[str, Any], seconds: float = 120.0) -> None:
+    """Serve one short request, as soon as the server takes connections.
+
+    Raises:
+        ConnectionError: It did not within ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            stream_completion(port, {**body, "prompt": " the end of the story is near", "max_tokens": 4})
+            return
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def cpu_time(server: subprocess.Popen[str]) -> float:
+    """CPU seconds the server has used."""
+    server.stdin.write("\n")
+    server.stdin.flush()
+    return float(server.stdout.readline())
+
+
+def print_table(rows: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Medians, an arm a column."""
+    arms = list(rows)
+    print(f"{'':22s}" + "".join(f"{arm:>17s}" for arm in arms))
+    for name in rows[arms[0]]:
+        print(f"{name:22s}" + "".join(f"{rows[arm][name]['median']:17.3f}" for arm in arms))
+
+
+def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: list[int], model: Path) -> None:
+    """Run one workload with all arms in turn, and save after every repeat."""
+    workload = make_workload(name, vocabulary, small=options.small, seed=options.seed)
+    texts = [tokenizer.decode(request.prompt) for request in workload.requests]
+    if any(tokenizer.encode(text) != request.prompt for text, request in zip(texts, workload.requests, strict=True)):
+        raise RuntimeError("a prompt is cut differently when it is sent as text")
+    print(f"{name}: {workload.shape}", flush=True)
+    at_start = machine()
+    runs: dict[str, list[dict[str, float]]] = {}
+    outputs: dict[str, dict[str, int | None]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "workload.json"
+        file.write_text(json.dumps(workload.to_dict()))
+        for repeat in range(options.repeats):
+            for arm in options.arms:
+                if arm in SERVERS:
+                    cpu, timelines = run_server(arm, workload, str(file), tokenizer)
+                else:
+                    python = options.llama if arm == "llama_cpp" else sys.executable
+                    cpu, timelines = run_engine(arm, str(file), python, model)
+                result = {"cpu_s": cpu, **serving_metrics(workload, timelines)}
+                runs.setdefault(arm, []).append(result)
+                if arm == "workbench":
+                    ours = timelines
+                elif repeat == 0:
+                    outputs[arm] = compare_outputs(ours, timelines, tokenizer.decode)
+                print(
+                    f"{repeat} {arm:16s} {result['duration_s']:7.2f} s  cpu {cpu:7.2f} s  "
+                    f"ttft {result['mean_ttft_s']:6.2f} s  tpot {result['mean_tpot_s']:6.3f} s",
+                    flush=True,
+                )
+            arms = {arm: {row: summarise([run[row] for run in runs[arm]]) for row in runs[arm][0]} for arm in runs}
+            ratios = {
+                f"workbench / {arm}": {
+                    row: summarise([a[row] / b[row] for a, b in zip(runs["workbench"], runs[arm], strict=True)])
+                    for row in RATIOS
+                }
+                for arm in runs
+                if arm != "workbench"
+            }
+            save(
+                f"serving_{name}{'_small' if options.small else ''}",
+                {
+                    "load_average_at_start": at_start["load_average"],
+                    "workload": asdict(workload.shape),
+                    "seed": options.seed,
+                    "arms": arms,
+                    "ratios": ratios,
+                    "outputs_compared_with_workbench": outputs,
+                },
+            )
+    print_table(arms)
+    for arm, compared in outputs.items():
+        print(f"{arm}: {compared['equal']} of {compared['requests']} outputs equal to workbench's")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", default="random", choices=[*FULL, "all"])
+    parser.add_argument("--small", action="store_true", help="the same proportions, for two cores")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas between; workbench is always there")
+    parser.add_argument("--llama", metavar="PYTHON", help="a Python that has llama-cpp-python")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chosen = set(options.arms.split(",")) if options.arms else set(ARMS)
+    if unknown := chosen - set(ARMS):
+        parser.error(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
+    if not options.llama:
+        chosen.discard("llama_cpp")
+    options.arms = [arm for arm in ARMS if arm in chosen | {"workbench"}]
+    tokenizer, vocabulary, model = bundled_tokenizer()
+    for name in FULL if options.workload == "all" else [options.workload]:
+        measure(name, options, tokenizer, vocabulary, model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The workloads of the serving benchmark: lengths, arrivals and prompts, all from a seed. Standard library only.
+
+Each exists in two sizes. The full one has the shape that serving benchmarks of GPU machines use; the small one keeps
+its proportions (input to output, requests to concurrency, chunk to prompt) and ends soon on two cores.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_MODEL_LEN = 8192
+"""Context of the bundled model: the long prompt and its output together fill it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a workload asks for, before there are prompts.
+
+    Attributes:
+        what: One line for a reader.
+        num_requests: Requests.
+        input_tokens: Prompt tokens of each; of all together when ``skewed``.
+        output_tokens: Output tokens of each; of all together when ``skewed``.
+        concurrency: Requests that a client keeps open at once.
+        rate: Arrivals per second, Poisson; 0 when all are there at the start.
+        token_budget: Tokens of a step at most, where an engine has such a limit.
+        shared_prefix: Prompt tokens that all requests begin with.
+        skewed: Lengths are log-normal instead of equal, as those of conversations are.
+    """
+
+    what: str
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    rate: float
+    token_budget: int
+    shared_prefix: int = 0
+    skewed: bool = False
+
+
+FULL = {
+    "random": Shape("100 requests of 1,024 in, 128 out", 100, 1024, 128, 32, 10.0, 512),
+    "sharegpt": Shape(
+        "100 requests, 23,260 in and 22,061 out, log-normal", 100, 23_260, 22_061, 32, 10.0, 512, skewed=True
+    ),
+    "long_prompt": Shape("1 request of 8,182 in, 10 out", 1, MAX_MODEL_LEN - 10, 10, 1, 0.0, 2048),
+    "decode_only": Shape("32 requests of 1 in, 256 out", 32, 1, 256, 32, 0.0, 512),
+    "prefix_heavy": Shape("64 requests of 1,024 + 128 in, 32 out", 64, 1152, 32, 32, 10.0, 512, shared_prefix=1024),
+}
+SMALL = {
+    "random": Shape("12 requests of 128 in, 16 out", 12, 128, 16, 4, 10.0, 64),
+    "sharegpt": Shape("12 requests, 698 in and 662 out, log-normal", 12, 698, 662, 4, 10.0, 64, skewed=True),
+    "long_prompt": Shape("1 request of 2,038 in, 10 out", 1, 2038, 10, 1, 0.0, 512),
+    "decode_only": Shape("8 requests of 1 in, 64 out", 8, 1, 64, 8, 0.0, 64),
+    "prefix_heavy": Shape("12 requests of 256 + 32 in, 8 out", 12, 288, 8, 4, 10.0, 128, shared_prefix=256),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: when it arrives (seconds), what it asks, how many tokens it wants."""
+
+    arrival: float
+    prompt: list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A shape with its requests, in order of arrival."""
+
+    name: str
+    shape: Shape
+    requests: list[Request]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, output included."""
+        return max(len(request.prompt) + request.output_tokens for request in self.requests)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The workload as JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Workload:
+        """The inverse of ``to_dict``."""
+        requests = [Request(**request) for request in data["requests"]]
+        return cls(data["name"], Shape(**data["shape"]), requests)
+
+
+def make_workload(name: str, vocabulary: Sequence[int], *, small: bool, seed: int = 0) -> Workload:
+    """The requests of a workload.
+
+    Args:
+        name: A key of FULL and SMALL.
+        vocabulary: Token ids that prompts are drawn from.
+        small: The small version.
+        seed: Seed of lengths, arrivals and prompts.
+    """
+    shape = (SMALL if small else FULL)[name]
+    generator = random.Random(f"{name} {seed}")
+
+    def tokens(count: int) -> list[int]:
+        return [generator.choice(vocabulary) for _ in range(count)]
+
+    prefix, arrival, requests = tokens(shape.shared_prefix), 0.0, []
+    inputs, outputs = (
+        _lengths(total, shape, generator) for total in (shape.input_tokens - shape.shared_prefix, shape.output_tokens)
+    )
+    for num_input, num_output in zip(inputs, outputs, strict=True):
+        requests.append(Request(arrival, prefix + tokens(num_input), num_output))
+        arrival += generator.expovariate(shape.rate) if shape.rate else 0.0
+    return Workload(name, shape, requests)
+
+
+def _lengths(tokens: int, shape: Shape, generator: random.Random) -> list[int]:
+    """One length per request: all ``tokens``, or log-normal ones (sigma 1) that add up to ``tokens``."""
+    if not shape.skewed:
+        return [tokens] * shape.num_requests
+    weights = [generator.lognormvariate(0.0, 1.0) for _ in range(shape.num_requests)]
+    spare = tokens - 4 * shape.num_requests  # nobody gets fewer than 4
+    lengths = [4 + int(spare * weight / sum(weights)) for weight in weights]
+    for index in range(tokens - sum(lengths)):
+        lengths[index % len(lengths)] += 1
+    return lengths
