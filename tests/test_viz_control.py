@@ -1,14 +1,18 @@
 """Control of an engine from a view: breakpoints, steps taken phase by phase, forks and comparisons."""
 
+import base64
 import gc
+import json
 import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Engine, EngineConfig, simulate
+from workbench.models.capture import LayerCapture
 from workbench.trace.compare import compare
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts, encode_other
@@ -131,8 +135,71 @@ def test_a_step_is_taken_phase_by_phase(engine):
         assert phase["facts"] and all(isinstance(text, str) for pair in phase["facts"] for text in pair)
         if phase["name"] == "prepare":
             assert dict(phase["facts"])["cu_seqlens_q"].endswith(": 0 16")
-    assert names == ["schedule", "prepare", "forward", "sample"] and len(engine.trace) == 1
+    assert names == ["schedule", "prepare", "layer 0", "layer 1", "forward", "sample"] and len(engine.trace) == 1
     assert feed.status()["message"] == ""
+
+
+def step_into(feed, **args):
+    """One phase, as a view asks for it; returns what it is told."""
+    before = feed.status()["phase"]
+    feed.handle({"name": "step_into", "args": args})
+    wait_for(lambda: feed.status()["phase"] is not before)
+    assert feed.status()["message"] == ""
+    return feed.status()["phase"]
+
+
+def test_a_layer_is_shown_with_its_norms_and_its_weights(engine):
+    feed = Feed(engine)
+    engine.add_request(list(range(5, 30)), request_id="long", max_tokens=4)
+    engine.add_request([40, 41, 42], request_id="short", max_tokens=4)
+    engine.step()
+    while (phase := step_into(feed))["name"] != "layer 1":
+        pass
+    layer = feed._capture
+    assert phase["layer"] == layer.layer == 1 and layer.step == 1 == len(engine.trace)
+    for name, heads in {"q": 4, "k": 2, "v": 2, "out": 4}.items():
+        norms, shown = np.linalg.norm(getattr(layer, name), axis=-1), phase["norms"][name]
+        assert (shown["num_rows"], shown["heads"], shown["columns"]) == (12, heads, 12)
+        picture = np.frombuffer(base64.b64decode(shown["picture"]), np.uint8).reshape(heads, 12)
+        expected = norms.min() + picture.T / 255 * (norms.max() - norms.min())
+        np.testing.assert_allclose(expected, norms, atol=(norms.max() - norms.min()) / 255)
+    facts = dict(phase["facts"])
+    assert facts["q"].startswith("float32 [12, 4, 16]: norm") and facts["out"].endswith("every number is finite")
+    status = feed.status()
+    assert status["capture"]["sequences"] == [("long", 9), ("short", 12)]
+    # The weights of the last row of the first sequence, before the step is in the trace.
+    assert (status["weights"]["row"], status["weights"]["request"], status["weights"]["position"]) == (8, "long", 24)
+    feed.handle({"name": "show_weights", "args": {"row": 11}})
+    assert feed.status()["weights"]["tokens"] == [engine.tokenizer.decode([token]) for token in (40, 41, 42)]
+    assert step_into(feed)["name"] == "forward"
+    assert "layer" not in step_into(feed)
+
+
+def test_the_forward_pass_is_finished_in_one_go_and_a_chosen_row_stays(engine):
+    feed = Feed(engine)
+    engine.add_request(list(range(5, 30)), max_tokens=4)
+    while step_into(feed)["name"] != "layer 0":
+        pass
+    assert feed.status()["weights"]["row"] == 15
+    feed.handle({"name": "show_weights", "args": {"row": 3}})
+    assert step_into(feed)["name"] == "layer 1"
+    assert (feed.status()["weights"]["layer"], feed.status()["weights"]["row"]) == (1, 3)
+    engine.step()
+    while step_into(feed)["name"] != "layer 0":
+        pass
+    assert feed.status()["weights"]["row"] == 8  # another step, other rows
+    assert step_into(feed, layers=False)["name"] == "forward"
+
+
+def test_a_layer_that_has_lost_its_numbers_says_so():
+    array = np.ones((600, 2, 4), np.float32)
+    array[7, 1, 2] = np.nan
+    layer = LayerCapture(3, 0, ["r0"], array, array, array, array, [0, 600], [600])
+    phase = describe_phase("layer 3", layer)
+    assert "1 of 4800 numbers are NaN or infinite" in dict(phase["facts"])["out"]
+    shown = phase["norms"]["k"]
+    assert (shown["num_rows"], shown["columns"], shown["least"], shown["most"]) == (600, 256, 0.0, 2.0)
+    json.dumps(phase, allow_nan=False)
 
 
 def test_a_breakpoint_pauses_a_real_run(engine):
@@ -200,10 +267,6 @@ def test_commands_do_not_wait_for_the_engine(recorded):
 
 
 def test_captured_weights_are_shown_over_their_tokens(engine):
-    import base64
-
-    import numpy as np
-
     feed = Feed(engine)
     feed.handle({"name": "show_weights", "args": {"row": 0}})
     assert "nothing has been captured" in feed.status()["message"]
@@ -212,7 +275,7 @@ def test_captured_weights_are_shown_over_their_tokens(engine):
     engine.add_request([20, 21, 22], max_tokens=4)
     engine.step()
     feed.handle({"name": "capture", "args": {"layer": 1}})
-    assert feed.status()["capture"] == {"layer": 1, "step": -1}
+    assert feed.status()["capture"] == {"layer": 1, "step": -1, "sequences": []}
     engine.step()
     feed.handle({"name": "show_weights", "args": {"row": 0}})
     shown = feed.status()["weights"]
@@ -230,8 +293,6 @@ def test_captured_weights_are_shown_over_their_tokens(engine):
 
 
 def test_weights_as_html_escape_their_tokens():
-    import numpy as np
-
     from workbench.viz.attention_weights import weights_html
 
     html = weights_html(np.array([[0.2, 0.8], [0.4, 0.6]]), ["<script>", "&"])

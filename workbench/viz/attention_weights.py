@@ -20,9 +20,10 @@ def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[i
     """The weights of a packed row with the tokens they fall on, as plain data for a view.
 
     Args:
-        capture: A captured layer: ``layer``, ``step``, ``cu_seqlens_q`` and ``weights(row)`` [num_heads, kv_len].
+        capture: A captured layer: ``layer``, ``step``, ``request_ids``, ``cu_seqlens_q``, ``seqused_k`` and
+            ``weights(row)`` [num_heads, kv_len].
         row: Row of the packed batch.
-        trace: The trace that holds the captured step.
+        trace: The trace of the run; the captured step may still be under way.
         decode: Text of token ids.
 
     Returns:
@@ -35,17 +36,16 @@ def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[i
     """
     weights = np.asarray(capture.weights(row))
     seq = bisect.bisect_right(capture.cu_seqlens_q, row) - 1
-    record = trace[capture.step - trace[0].step]
-    chunk = record.chunks[seq]
-    token_ids = _token_ids(trace, chunk.request_id, chunk.end)
+    request_id, length = capture.request_ids[seq], capture.seqused_k[seq]
+    token_ids = _token_ids(trace, request_id, length)
     largest = weights.max(axis=1, keepdims=True)
     scaled = np.round(255 * weights / np.where(largest > 0, largest, 1)).astype(np.uint8)
     return {
         "layer": capture.layer,
         "step": capture.step,
         "row": row,
-        "request": chunk.request_id,
-        "position": chunk.start + row - capture.cu_seqlens_q[seq],
+        "request": request_id,
+        "position": length - capture.cu_seqlens_q[seq + 1] + row,
         "tokens": [decode([token]) if token >= 0 else "" for token in token_ids],
         "num_heads": len(weights),
         "weights": base64.b64encode(scaled.tobytes()).decode("ascii"),
@@ -55,13 +55,14 @@ def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[i
 
 def _token_ids(trace: Trace, request_id: str, length: int) -> list[int]:
     """The first tokens of a request, prompt and output; -1 where the trace does not hold them."""
-    info = trace.requests[request_id]
-    tokens = list(info.prompt_token_ids) or [-1] * info.num_prompt_tokens
+    info = trace.requests.get(request_id)
+    tokens = list(info.prompt_token_ids[:length]) if info else []
+    tokens += [-1] * (length - len(tokens))
     for record in trace:
-        if len(tokens) >= length:
-            break
-        tokens.extend(c.sampled for c in record.chunks if c.request_id == request_id and c.sampled is not None)
-    return tokens[:length]
+        for chunk in record.chunks:
+            if chunk.request_id == request_id and chunk.sampled is not None and chunk.end < length:
+                tokens[chunk.end] = chunk.sampled
+    return tokens
 
 
 def weights_html(weights: np.ndarray, tokens: Sequence[str], *, title: str = "Attention weights") -> str:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
+
+import numpy as np
 
 MOST_VALUES = 48
 """Values of an array that are written out."""
+
+MOST_COLUMNS = 256
+"""Columns of a picture of norms; more packed rows than that share columns, each with the largest norm of its rows."""
+
+LAYER_ARRAYS = {"q": "queries", "k": "new keys", "v": "new values", "out": "attention output"}
+"""What is shown of a layer, by the names of ``LayerCapture``."""
 
 _WHAT = {
     "schedule": "chosen by the scheduler; nothing has been computed yet",
@@ -20,9 +29,16 @@ def describe_phase(name: str, made: Any) -> dict[str, Any]:
     """The name of a phase, what it is, and facts about what it made as (name, text) pairs.
 
     Args:
-        name: "schedule", "prepare", "forward" or "sample"; others are described by their attributes.
-        made: What ``step_into()`` gave: a scheduled batch, a packed batch, logits or a list of sampled tokens.
+        name: "schedule", "prepare", "layer 0", "forward" or "sample"; others are described by their attributes.
+        made: What ``step_into()`` gave: a scheduled batch, a packed batch, a layer's capture, logits or a list of
+            sampled tokens.
+
+    Returns:
+        ``name``, ``what`` and ``facts``; for a layer also ``layer`` and ``norms``: for each of q, k, v and out the norm
+        of every head of every packed row, as a picture (`_norm_picture`).
     """
+    if name.startswith("layer "):
+        return _describe_layer(name, made)
     if name == "schedule":
         facts = [
             (
@@ -44,6 +60,60 @@ def describe_phase(name: str, made: Any) -> dict[str, Any]:
             (key, f"{_shape(value)}{_values(value)}") for key, value in public.items() if hasattr(value, "__len__")
         ]
     return {"name": name, "what": _WHAT.get(name, ""), "facts": facts}
+
+
+def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
+    norms = {key: np.linalg.norm(getattr(capture, key), axis=-1) for key in LAYER_ARRAYS}
+    facts = [
+        (key, f"{_shape(getattr(capture, key))}norm of a head {_range(norm)}; {_not_finite(getattr(capture, key))}")
+        for key, norm in norms.items()
+    ]
+    window = f"a sliding window of {capture.window} tokens" if capture.window > 0 else "the whole context"
+    facts.append(("reads", f"{window} of {len(capture.seqused_k)} sequences, KV lengths {_values(capture.seqused_k)}"))
+    return {
+        "name": name,
+        "what": "its attention has written this step's keys and values and read the context; what follows it in the "
+        "layer has not been computed",
+        "facts": facts,
+        "layer": capture.layer,
+        "norms": {key: _norm_picture(norm) | {"what": LAYER_ARRAYS[key]} for key, norm in norms.items()},
+    }
+
+
+def _norm_picture(norms: np.ndarray) -> dict[str, Any]:
+    """Norms [T, heads] as a picture with a row per head.
+
+    Returns:
+        ``num_rows`` (T), ``heads``, ``columns`` (T or MOST_COLUMNS), ``least`` and ``most`` norm, and ``picture``:
+        base64 of uint8 [heads, columns], 0 for ``least`` and 255 for ``most``. NaN and infinity count as 0.
+    """
+    num_rows, heads = norms.shape
+    columns = min(num_rows, MOST_COLUMNS)
+    norms = np.nan_to_num(norms, nan=0.0, posinf=0.0)
+    starts = np.arange(columns) * num_rows // columns
+    shown = np.maximum.reduceat(norms, starts, axis=0)
+    least, most = float(norms.min()), float(norms.max())
+    scaled = np.round(255 * (shown.T - least) / ((most - least) or 1.0)).astype(np.uint8)
+    return {
+        "num_rows": num_rows,
+        "heads": heads,
+        "columns": columns,
+        "least": least,
+        "most": most,
+        "picture": base64.b64encode(np.ascontiguousarray(scaled).tobytes()).decode("ascii"),
+    }
+
+
+def _range(values: np.ndarray) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return "none is finite"
+    return f"{finite.min():.3g} to {finite.max():.3g}, mean {finite.mean():.3g}"
+
+
+def _not_finite(values: np.ndarray) -> str:
+    count = int(np.count_nonzero(~np.isfinite(values)))
+    return f"{count} of {values.size} numbers are NaN or infinite" if count else "every number is finite"
 
 
 def _attributes(made: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-// Small forms over the view: breakpoints, "what if" forks, and the phases of a step taken one by one.
+// Small forms over the view: breakpoints and "what if" forks.
 
 import { h, plain, replace } from "./dom.js";
 
@@ -65,26 +65,5 @@ export class ForkForm {
     for (const label of this.inputs) label.lastChild.value = config[label.lastChild.name] ?? "";
     this.where.textContent = `The same arrivals and sampled tokens, under another configuration from step ${this.view.store.label(this.view.cursor.step)} on, simulated and shown beside the run.`;
     this.element.hidden = false;
-  }
-}
-
-export class PhaseBox {
-  constructor(view) {
-    this.next = h("button", { class: "wb-button wb-primary", onclick: () => view.send("step_into") }, "Next phase");
-    this.title = h("strong", {});
-    this.what = h("span", { class: "wb-hint" });
-    this.facts = h("dl", { class: "wb-keys wb-phase-facts" });
-    this.element = h("section", { class: "wb-phase", hidden: true, "aria-label": "Step into" }, h("div", { class: "wb-bar" }, this.title, this.what, this.next,
-      h("button", { class: "wb-button", onclick: () => view.send("step") }, "Finish the step")), this.facts);
-  }
-
-  update(status) {
-    const phase = status.phase;
-    this.element.hidden = !phase;
-    if (!phase || JSON.stringify(phase) === this.signature) return;
-    this.signature = JSON.stringify(phase);
-    this.title.textContent = `In the step: ${phase.name}`;
-    this.what.textContent = phase.what;
-    replace(this.facts, phase.facts.map(([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))]));
   }
 }

@@ -34,12 +34,12 @@ export class WeightsPanel extends Panel {
   }
 
   fillRows(captured) {
-    const signature = JSON.stringify(captured);
-    if (!captured || captured.step < 0 || signature === this.rowsOf) return;
-    const step = captured.step - this.store.label(0);
-    if (step >= this.store.numSteps) return;
-    this.rowsOf = signature;
-    replace(this.row, h("option", { value: "" }, "row"), this.store.chunks(step).map((chunk) => h("option", { value: chunk.q1 - 1 }, `${plain(chunk.request.id)}, last row (${chunk.q1 - 1})`)));
+    const signature = JSON.stringify([captured?.step, captured?.sequences]);
+    if (captured && captured.step >= 0 && signature !== this.rowsOf) {
+      this.rowsOf = signature;
+      replace(this.row, h("option", { value: "" }, "row"), captured.sequences.map(([id, end]) => h("option", { value: end - 1 }, `${plain(id)}, last row (${end - 1})`)));
+    }
+    if (this.view.status.weights) this.row.value = this.view.status.weights.row;
   }
 
   fillText(weights) {
