@@ -6,6 +6,7 @@ import pytest
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.msl.compiler import find_compiler
 from workbench.msl.errors import MslCompilerMissing
+from workbench.trace.records import WorkItem
 
 try:
     find_compiler()
@@ -38,6 +39,17 @@ def test_the_metal_source_agrees_with_the_backend_that_ran(smollm2):
         assert read == {block for table in record.block_tables.values() for block in table}
         used = sum(record.seqused_k) * 3 * 64 * 4
         assert launch["buffers"]["k_cache"]["bytes_read"] >= used
+        # Threadgroup (i, h, 0) computes work item i for KV head h, and reads its KV range of that head, K and V.
+        items = [WorkItem(*item) for item in result["work_items"]]
+        assert [position for position, _ in launch["kv_blocks"]] == [
+            [i, h, 0] for i in range(len(items)) for h in range(3)
+        ]
+        assert launch["kv_bytes"] == [2 * 64 * 4 * (i.kv_end - i.kv_start) for i in items for _ in range(3)]
+        once = [launch["buffers"][name]["bytes_read_once_per_threadgroup"] for name in ("k_cache", "v_cache")]
+        assert sum(launch["kv_bytes"]) == sum(once)
+        for (i, _, _), blocks in launch["kv_blocks"]:
+            table = record.block_table(items[i].seq)
+            assert sorted(table[items[i].kv_start // 16 : -(-items[i].kv_end // 16)]) == sorted(blocks)
     assert [record.step % 2 for record, _ in results] == [0] * len(results)
     assert engine.trace[results[0][0].step].kernel.details["shadow"]["max_difference"] < 1e-5
     engine.close()

@@ -48,8 +48,10 @@ class ShadowLauncher:
     over while the process is still busy with an earlier one. The result is put into ``kernel.details["shadow"]`` of
     the step's record when it comes:
 
-        layer, dtype, seconds; ``max_difference`` from the backend that ran; ``faults`` that were found; and for each
-        launch its threadgroups, bytes per buffer, and ``kv_blocks``: which blocks each threadgroup read.
+        layer, dtype, seconds; ``max_difference`` from the backend that ran; ``faults`` that were found; the kernel's
+        own ``work_items`` (fields of a WorkItem) and ``block_q``; and for each launch its threadgroups, bytes per
+        buffer, ``kv_blocks``: which blocks each threadgroup read, by its position in the grid (work item, KV head or
+        a slice of its query heads), and ``kv_bytes``: bytes of K and V that each of them read, each byte once.
 
     Until then it holds {"layer": ..., "pending": True}.
 

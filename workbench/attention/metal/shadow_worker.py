@@ -11,6 +11,7 @@ import json
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -56,11 +57,14 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.metal.launch import PagedVarlenKernels
+    from workbench.attention.metal.tile_shape import TileShape
     from workbench.msl import MslCompilerMissing, MslError, metal_kernel
 
     dtype = getattr(mx, str(call["dtype"]))
     k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
-    block_bytes = k_cache.nbytes // k_cache.shape[0]
+    # Reads are traced by what one KV head keeps of one position.
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    row_bytes = head_dim * dtype.size
     launches: list[tuple[str, Any]] = []
 
     def counted_kernel(**text: Any) -> Any:
@@ -68,9 +72,8 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
         reads_cache = "k_cache" in text["input_names"]
 
         def launch(**arguments: Any) -> list[mx.array]:
-            outputs = kernel(
-                **arguments, statistics=True, trace_buffers={"k_cache": block_bytes} if reads_cache else None
-            )
+            traced = {"k_cache": row_bytes, "v_cache": row_bytes} if reads_cache else None
+            outputs = kernel(**arguments, statistics=True, trace_buffers=traced)
             launches.append((text["name"], kernel.last_statistics))
             return outputs
 
@@ -80,24 +83,35 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
         call["cu_seqlens_q"], call["seqused_k"], call["block_table"], None, int(k_cache.shape[1])
     )
     window = int(call["window"])
+    left = window - 1 if window > 0 else -1
+    kernels = PagedVarlenKernels(counted_kernel)
     result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
     start = time.perf_counter()
     try:
-        out = PagedVarlenKernels(counted_kernel).attend(
+        out = kernels.attend(
             mx.array(call["q"]).astype(dtype),
             k_cache,
             v_cache,
             metadata,
             softmax_scale=float(call["softmax_scale"]),
-            window_size=(-1, -1) if window < 0 else (window - 1, 0),
+            window_size=(-1, -1) if window < 0 else (left, 0),
             sinks=mx.array(call["sinks"]) if "sinks" in call else None,
         )
         difference = np.abs(np.array(out.astype(mx.float32)) - call["out"])
+        num_heads = call["q"].shape[1]
+        plan = kernels.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, left)
+        result["work_items"] = plan.work_list.tolist()
+        result["block_q"] = TileShape.choose(head_dim, dtype.size).block_q(num_heads // num_kv_heads)
         result["max_difference"] = float(difference.max()) if np.isfinite(difference).all() else "not finite"
     except (MslError, MslCompilerMissing, ValueError) as problem:
         result["faults"].append(f"{type(problem).__name__}: {problem}")
     result["seconds"] = time.perf_counter() - start
-    block_ids = call["block_ids"]
+    rows_per_block = k_cache.shape[1] * num_kv_heads
+
+    def blocks_of(rows: Sequence[int]) -> list[int]:
+        """Ids in the pool of the blocks that some rows lie in."""
+        return call["block_ids"][np.unique(np.array(rows, dtype=np.int64) // rows_per_block)].tolist()
+
     result["launches"] = [
         {
             "kernel": name,
@@ -113,8 +127,11 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
                 for buffer, traffic in statistics.buffers.items()
             },
             "kv_blocks": [
-                [list(position), [int(block_ids[block]) for block in blocks]]
-                for position, blocks in statistics.rows_read.get("k_cache", {}).items()
+                [list(position), blocks_of(rows)] for position, rows in statistics.rows_read.get("k_cache", {}).items()
+            ],
+            "kv_bytes": [
+                row_bytes * (len(rows) + len(statistics.rows_read["v_cache"].get(position, ())))
+                for position, rows in statistics.rows_read.get("k_cache", {}).items()
             ],
         }
         for name, statistics in launches
