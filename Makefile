@@ -1,6 +1,8 @@
 # Needs python3 (3.11 or newer, with venv and pip) and make; everything else is installed into .venv.
 PYTHON ?= python3
 PORT ?= 5006
+# Processes that share the tests: `make test JOBS=0` runs them in one, file by file.
+JOBS ?= 2
 BIN := .venv/bin
 
 .PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm
@@ -10,7 +12,7 @@ demo: .venv/.installed-base
 	 else exec $(BIN)/workbench demo --port $(PORT); fi
 
 test: .venv/.installed-all
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -17,7 +17,8 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from _common import save, summarise
 
 NUM_REQUESTS, OUTPUT_TOKENS, TOTAL_PROMPT_TOKENS = 16, 64, 4600
 
@@ -168,38 +169,40 @@ def main() -> None:
         print(json.dumps(run()))
         return
 
-    sys.path.insert(0, str(Path(__file__).parent))
-    from _common import save, summarise
-
+    order = [arm for arm in ("workbench", "mlx_lm", "llama_cpp") if arm != "llama_cpp" or options.llama]
+    order = order * options.repeats + ["mlx_lm_as_its_wheel_comes"] * options.wheel
     runs: dict[str, list[dict[str, float]]] = {}
-    for repeat in range(options.repeats):
-        arms = ["workbench", "mlx_lm"]
-        arms += ["llama_cpp"] if options.llama else []
-        arms += ["mlx_lm_as_its_wheel_comes"] if repeat < options.wheel else []
-        for arm in arms:
-            result = run_arm(arm, options.budget, options.llama)
-            runs.setdefault(arm, []).append(result)
-            print(f"{repeat} {arm:28s} cpu {result['cpu_s']:7.2f} s  ttft {result['mean_ttft_s']:6.2f} s", flush=True)
-    arms_summary = {
-        arm: {key: summarise([result[key] for result in results]) for key in results[0]}
-        for arm, results in runs.items()
-    }
-    ratios = {}
-    for arm in runs:
-        for key in ("cpu_s", "mean_ttft_s"):
-            pairs = zip(runs["workbench"], runs[arm], strict=False)
-            ratios[f"workbench / {arm}, {key}"] = summarise([ours[key] / theirs[key] for ours, theirs in pairs])
-    for name, ratio in ratios.items():
+    for arm in order:
+        result = run_arm(arm, options.budget, options.llama)
+        runs.setdefault(arm, []).append(result)
+        print(f"{arm:28s} cpu {result['cpu_s']:7.2f} s  ttft {result['mean_ttft_s']:6.2f} s", flush=True)
+        # After every run: the last arm takes long, and what was measured before it is not lost.
+        save(
+            "engine",
+            {
+                "workload": "16 requests, 64 to 512 prompt tokens (4600 in all), 64 output tokens each, greedy",
+                "max_num_batched_tokens": options.budget,
+                "arms": {
+                    name: {key: summarise([result[key] for result in results]) for key in results[0]}
+                    for name, results in runs.items()
+                },
+                "ratios": ratios(runs),
+            },
+        )
+    for name, ratio in ratios(runs).items():
         print(f"{name:56s} {ratio['median']:.3f}")
-    save(
-        "engine",
-        {
-            "workload": "16 requests, 64 to 512 prompt tokens (4600 in all), 64 output tokens each, greedy",
-            "max_num_batched_tokens": options.budget,
-            "arms": arms_summary,
-            "ratios": ratios,
-        },
-    )
+
+
+def ratios(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Workbench over every other arm, run by run."""
+    return {
+        f"workbench / {arm}, {key}": summarise(
+            [ours[key] / theirs[key] for ours, theirs in zip(runs["workbench"], runs[arm], strict=False)]
+        )
+        for arm in runs
+        if arm != "workbench"
+        for key in ("cpu_s", "mean_ttft_s")
+    }
 
 
 if __name__ == "__main__":
