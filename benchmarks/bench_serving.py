@@ -31,7 +31,7 @@ from serving.arm import SERVERS
 from serving.http_client import replay_over_http, stream_completion, token_prompt
 from serving.metrics import compare_outputs, serving_metrics
 from serving.replay import Timeline
-from serving.workloads import FULL, Workload, make_workload
+from serving.workloads import FULL, SMALL, Workload, make_workload
 
 ARM_SCRIPT = Path(__file__).parent / "serving" / "arm.py"
 ARMS = ("workbench", "phase_separated", "mlx_lm", "workbench_http", "mlx_lm_http", "llama_cpp")
@@ -117,7 +117,7 @@ def print_table(rows: dict[str, dict[str, dict[str, float]]]) -> None:
 
 def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: list[int], model: Path) -> None:
     """Run one workload with all arms in turn, and save after every repeat."""
-    workload = make_workload(name, vocabulary, small=options.small, seed=options.seed)
+    workload = make_workload(name, (SMALL if options.small else FULL)[name], vocabulary, options.seed)
     texts = [tokenizer.decode(request.prompt) for request in workload.requests]
     if any(tokenizer.encode(text) != request.prompt for text, request in zip(texts, workload.requests, strict=True)):
         raise RuntimeError("a prompt is cut differently when it is sent as text")

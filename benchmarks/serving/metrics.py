@@ -56,11 +56,12 @@ def serving_metrics(workload: Workload, timelines: list[Timeline]) -> dict[str, 
 def compare_outputs(ours: list[Timeline], theirs: list[Timeline], decode) -> dict[str, int | None]:
     """How many requests got the same output, and the earliest token (or character) at which one differs.
 
-    Tokens are compared where both have them, else texts; ``decode`` makes a text of our tokens.
+    Tokens are compared where both have them, else texts; ``decode`` makes a text of our tokens. The space that a text
+    begins with does not count: mlx-lm's server leaves it out.
     """
     differences = []
     for a, b in zip(ours, theirs, strict=True):
-        one, other = (a.tokens, b.tokens) if b.tokens else (decode(a.tokens), b.text)
+        one, other = (a.tokens, b.tokens) if b.tokens else (decode(a.tokens).lstrip(" "), b.text.lstrip(" "))
         if one != other:
             common = next((i for i, (x, y) in enumerate(zip(one, other)) if x != y), min(len(one), len(other)))
             differences.append(common)

@@ -93,16 +93,15 @@ class Workload:
         return cls(data["name"], Shape(**data["shape"]), requests)
 
 
-def make_workload(name: str, vocabulary: Sequence[int], *, small: bool, seed: int = 0) -> Workload:
+def make_workload(name: str, shape: Shape, vocabulary: Sequence[int], seed: int = 0) -> Workload:
     """The requests of a workload.
 
     Args:
-        name: A key of FULL and SMALL.
+        name: What to call it; it is part of the seed.
+        shape: What it asks for, such as ``FULL[name]``.
         vocabulary: Token ids that prompts are drawn from.
-        small: The small version.
         seed: Seed of lengths, arrivals and prompts.
     """
-    shape = (SMALL if small else FULL)[name]
     generator = random.Random(f"{name} {seed}")
 
     def tokens(count: int) -> list[int]:
