@@ -100,8 +100,13 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def free(self, block_table: Sequence[int]) -> None:
-        """Give back one reference to each block of a table."""
+    def free(self, block_table: Sequence[int], *, keep_content: bool = True) -> None:
+        """Give back one reference to each block of a table.
+
+        Args:
+            block_table: The blocks.
+            keep_content: Leave those that nobody holds any more in the prefix cache; False withdraws them.
+        """
         counts, free, hash_of = self._ref_counts, self._free, self._hash_of
         kept = []
         for block in block_table:
@@ -109,6 +114,8 @@ class BlockPool:
             if counts[block]:
                 continue
             free[block] = None
+            if not keep_content and block in hash_of:
+                self.withdraw(block)
             if block in hash_of:
                 kept.append(block)
             else:

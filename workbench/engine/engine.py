@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -32,6 +33,8 @@ from workbench.trace.breakpoints import Breakpoint, Breakpoints, Condition
 if TYPE_CHECKING:
     from workbench.models.paged_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
+
+log = logging.getLogger("workbench")
 
 
 class Engine:
@@ -268,6 +271,9 @@ class Engine:
 
     def _begin(self) -> Phases | None:
         self._empty_inbox()
+        return self._next_step()
+
+    def _next_step(self) -> Phases | None:
         # An abort that leaves nothing to do is in a record too, one without chunks, or nobody would learn of it.
         return self._pipeline.step() if self.scheduler.has_unfinished_requests() or self.scheduler.aborted else None
 
@@ -277,7 +283,10 @@ class Engine:
         self.trace.append(record)
         self.trace = self._window.after_step(self.trace)
         for listener in list(self._listeners):
-            listener(record)
+            try:
+                listener(record)
+            except Exception:  # who looks on must not stop the engine
+                log.exception("a listener failed in step %d", record.step)
         return record
 
     def capture(self, layer: int) -> LayerCapture:
@@ -373,7 +382,7 @@ class Engine:
         """Call a function with the record of every step, on the engine's thread, before the next step is taken.
 
         Args:
-            listener: Must be quick: the engine waits for it. It may add and abort requests.
+            listener: Must be quick: the engine waits for it. It may add and abort requests. What it raises is logged.
 
         Returns:
             A function that ends it.

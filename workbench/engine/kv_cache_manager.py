@@ -56,9 +56,15 @@ class KVCacheManager:
         request.block_table += blocks
         return tuple(blocks)
 
-    def free(self, request: Request) -> None:
-        """Give all blocks of a request back. Its block table stays readable."""
-        self.block_pool.free(request.block_table)
+    def free(self, request: Request, *, keep_content: bool = True) -> None:
+        """Give all blocks of a request back. Its block table stays readable.
+
+        Args:
+            request: The request.
+            keep_content: Let later requests find what the blocks hold. False for one that ended with an error: its
+                KV may be what was wrong, and whoever found it in the cache would fail in turn.
+        """
+        self.block_pool.free(request.block_table, keep_content=keep_content)
 
     # -- prefix cache ----------------------------------------------------------------------------------------
 

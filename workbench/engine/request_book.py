@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from workbench.engine.scheduled_batch import ScheduledBatch
 from workbench.engine.validation import check_prompt, tokenize_prompt
 from workbench.models.load import LoadedModel
 from workbench.trace import StepRecord
+
+log = logging.getLogger("workbench")
 
 
 class Entry:
@@ -39,6 +42,12 @@ class Entry:
         self.finish_reason: str | None = None
         self.error = ""
         self.returned = False
+
+    def add_text(self, token_id: int) -> tuple[str, bool]:
+        """Take a token into the text; returns what it added, and whether a stop string was found."""
+        if self.detokenizer is None:
+            return "", False
+        return self.detokenizer.append(token_id), bool(self.detokenizer.stopped_by)
 
     def output(self) -> RequestOutput:
         """The output so far."""
@@ -160,11 +169,16 @@ class RequestBook:
             if chunk.samples and result.token_id is None:
                 finish[request_id], entry.error = "error", result.error
             elif chunk.samples:
-                if result.logprobs is not None:
-                    entry.logprobs.append(result.logprobs)
-                if entry.detokenizer is not None:
-                    text = entry.detokenizer.append(result.token_id)
-                    if entry.detokenizer.stopped_by:
+                try:
+                    text, stopped = entry.add_text(result.token_id)
+                except Exception as problem:
+                    log.exception("request %r ends with 'error': its text cannot be decoded", request_id)
+                    finish[request_id] = "error"
+                    entry.error = f"the tokenizer failed: {type(problem).__name__}: {problem}"
+                else:
+                    if result.logprobs is not None:
+                        entry.logprobs.append(result.logprobs)
+                    if stopped:
                         finish[request_id] = "stop"
             tokens.append(result.token_id)
             texts.append(text)
@@ -175,8 +189,11 @@ class RequestBook:
         for request_id, reason in record.finish_reasons.items():
             entry = self.entries[request_id]
             entry.finish_reason = reason
-            if entry.detokenizer is not None and not entry.detokenizer.stopped_by:
-                entry.detokenizer.flush()
+            if entry.detokenizer is not None and not entry.detokenizer.stopped_by and not entry.error:
+                try:
+                    entry.detokenizer.flush()
+                except Exception:
+                    log.exception("the text of request %r lacks its last characters", request_id)
 
     def take_ended(self) -> list[RequestOutput]:
         """Outputs of the requests that ended and have not been taken before, in order of arrival."""

@@ -8,6 +8,7 @@ does not depend on chunk size, on its batch mates, or on having been preempted.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 if TYPE_CHECKING:
     from workbench.engine.config import SamplingParams
     from workbench.engine.request import Request
+
+log = logging.getLogger("workbench")
 
 
 class SampledToken(NamedTuple):
@@ -68,7 +71,8 @@ class Sampler:
             requests: The request of each row.
 
         Returns:
-            One SampledToken per row, in order.
+            One SampledToken per row, in order. A row that cannot be sampled, because of its logits or of a callable
+            of its request, has an error in place of a token.
         """
         if not requests:
             return []
@@ -84,7 +88,11 @@ class Sampler:
             elif is_plain_greedy(request.sampling):
                 sampled.append(SampledToken(tokens[row]))
             else:
-                sampled.append(self._sample_row(logits[row], request))
+                try:
+                    sampled.append(self._sample_row(logits[row], request))
+                except Exception as problem:  # of a callable that came with the request: its own and nobody else's
+                    log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
+                    sampled.append(SampledToken(None, error=f"{type(problem).__name__}: {problem}"))
         return sampled
 
     def _sample_row(self, logits: mx.array, request: Request) -> SampledToken:
@@ -94,8 +102,12 @@ class Sampler:
         if params.logits_processors:
             processed = mx.array(adjusted.astype(np.float32))[None]
             history = mx.array(request.token_ids, dtype=mx.int32)
-            for processor in params.logits_processors:
+            for index, processor in enumerate(params.logits_processors):
                 processed = processor(history, processed)
+                if processed.shape != (1, len(raw)):
+                    raise ValueError(
+                        f"logits_processors[{index}] returned shape {processed.shape}, it must keep {(1, len(raw))}"
+                    )
             adjusted = np.array(processed[0].astype(mx.float32), dtype=np.float64)
         if not np.isfinite(adjusted.max()):
             return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
@@ -104,6 +116,8 @@ class Sampler:
             # mlx-lm's samplers draw from MLX's global state: keying it first makes them independent of the batch.
             mx.random.seed(keyed_bits(key, position))
             token = int(params.sampler(mx.array(log_softmax(adjusted).astype(np.float32))[None]).item())
+            if not 0 <= token < len(raw):  # the next step would read past the end of the embedding
+                raise ValueError(f"the sampler returned token {token}, the vocabulary is 0 to {len(raw) - 1}")
         elif params.temperature == 0.0:
             token = int(adjusted.argmax())
         else:

@@ -150,7 +150,7 @@ class SchedulerState:
         """End a request; the caller takes it off its queue."""
         request.status = "finished"
         request.finish_reason = reason
-        self.kv_cache.free(request)
+        self.kv_cache.free(request, keep_content=reason != "error")
         del self.requests[request.request_id]
 
     def _drop_finished(self) -> None:

@@ -56,7 +56,7 @@ class StepCompletion(ServiceOrder):
     def fail(self, batch: ScheduledBatch) -> StepRecord:
         """End every request of a batch whose forward pass raised; all others go on as if it had not happened.
 
-        Their blocks come back, and what the batch had published to the prefix cache is withdrawn.
+        Their blocks come back, and what they and the batch had published to the prefix cache is withdrawn.
 
         Raises:
             ValueError: Not the batch under way.

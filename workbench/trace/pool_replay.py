@@ -4,6 +4,7 @@
 - A prefix-cache hit takes a block from wherever it stands in the queue, or shares it with those who hold it.
 - A request that ends or is preempted gives its blocks back from the last to the first. Blocks whose content is in
   the prefix cache go to the tail of the queue, the others to its head.
+- A request that ends with an error takes what nobody else holds out of the prefix cache; vLLM has no such rule.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class PoolReplay:
     def finish(self, record: StepRecord) -> None:
         """Apply the rest of the step: requests that ended give their blocks back."""
         for request_id in record.finished:
-            self._release(self.tables.pop(request_id, ()))
+            failed = record.finish_reasons.get(request_id) == "error"
+            self._release(self.tables.pop(request_id, ()), keep_content=not failed)
 
     def _share(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -102,13 +104,15 @@ class PoolReplay:
             else:
                 self._num_sharers[block] = self._num_sharers.get(block, 0) + 1
 
-    def _release(self, table: Sequence[int]) -> None:
+    def _release(self, table: Sequence[int], *, keep_content: bool = True) -> None:
         tail = []
         head = []
         for block in reversed(table):
             if sharers := self._num_sharers.get(block):
                 self._num_sharers[block] = sharers - 1
             else:
+                if not keep_content:
+                    self.cached.discard(block)
                 (tail if block in self.cached else head).append(block)
         self.free.update(dict.fromkeys(tail))
         self.num_cached_free += len(tail)
