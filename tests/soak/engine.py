@@ -6,7 +6,7 @@ where a check fails. Linux, for it reads /proc.
 One engine lives from beginning to end, with too few KV blocks, so that requests are preempted. Requests of random
 shape arrive, are sampled in every way there is, aborted, forgotten; forward passes and samplers fail now and then.
 Half of the requests have an answer that was computed alone beforehand, and must get it again. Beside it engines of
-other configurations come and go. A trace grows by design: it is saved, read back and begun anew every so often.
+other configurations come and go. The trace keeps its newest steps, and is saved and read back every so often.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ SHORT_LIVED = (
     ),
     EngineConfig(max_num_batched_tokens=16, long_prefill_token_threshold=8, num_blocks=50, attention_backend="dense"),
 )
-STEPS_PER_TRACE = 2000
+KEEP_STEPS = 2000
+STEPS_PER_DRAIN = 2000
 MAX_OPEN = 40
 RSS_LIMIT = 0.02
 """Largest change of resident memory after the warm-up, as a fraction."""
@@ -89,14 +90,13 @@ class Soak:
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng = random.Random(seed)
         self.folder = folder
-        self.engine = Engine(make_tiny_llama(), CONFIG)
+        self.engine = Engine(make_tiny_llama(), CONFIG, keep_steps=KEEP_STEPS)
         self.counts: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         """How often each request that is still known has ended."""
         self.expected: dict[str, tuple[int, ...]] = {}
         self.problems: list[str] = []
         self.known = [(*request, self._alone(request)) for request in (draw_request(self.rng) for _ in range(200))]
-        self.engine.trace = Trace(self.engine.trace.meta)
         self.engine.on_step(self._count)
         self._plant_faults()
 
@@ -209,14 +209,12 @@ class Soak:
         self.ended.clear()
         self.counts["drains"] += 1
 
-    def turn_over_the_trace(self) -> None:
-        """Save the trace, read it back, and begin a new one, for it is what grows by design."""
-        path = self.folder / "soak.jsonl.gz"
-        trace, self.engine.trace = self.engine.trace, Trace(self.engine.trace.meta)
-        trace.end = "done"
+    def save_the_trace(self) -> None:
+        """Save the trace and read it back."""
+        path, trace = self.folder / "soak.jsonl.gz", self.engine.trace
         trace.save(path)
-        if len(Trace.load(path)) != len(trace):
-            self.problem("a saved trace came back with another length")
+        if len(Trace.load(path)) != len(trace) or len(trace) > KEEP_STEPS:
+            self.problem(f"a trace of {len(trace)} steps came back with another length, or is too long")
         self.counts["traces_saved"] += 1
 
     def live_briefly(self) -> None:
@@ -240,9 +238,9 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         next_sample = next_engine = 0.0
         while (elapsed := time.monotonic() - start) < 60 * minutes:
             run.burst()
-            if len(run.engine.trace) >= STEPS_PER_TRACE:
+            if run.counts["steps"] >= (run.counts["drains"] + 1) * STEPS_PER_DRAIN:
                 run.drain()
-                run.turn_over_the_trace()
+                run.save_the_trace()
             if elapsed >= next_engine:
                 run.live_briefly()
                 next_engine = elapsed + 20
