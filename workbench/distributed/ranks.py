@@ -19,7 +19,35 @@ from workbench.engine.packed_batch import PackedBatch
 from workbench.models.load import LoadedModel
 
 
-class LeadingRunner(ModelRunner):
+class SharedRunner(ModelRunner):
+    """A runner in whose forward passes other ranks take part: one that fails ends the job.
+
+    They are in the middle of the same pass, and waiting in a collective they cannot be called back.
+
+    Args:
+        model: This rank's model, or its part of one.
+        config: Of the engine.
+        link: To the other ranks.
+    """
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link) -> None:
+        self._link = link
+        self._num_passes = 0
+        super().__init__(model, config)
+
+    def forward(self, packed: PackedBatch) -> mx.array:
+        """Run the model once, see `ModelRunner.forward`; does not return when a rank is lost."""
+        self._link.doing = f"in forward pass {self._num_passes}"
+        try:
+            logits = super().forward(packed)
+        except BaseException as problem:  # a pass that is abandoned half way too
+            self._link.fail(f"{type(problem).__name__}: {problem}")
+        self._link.doing = f"after forward pass {self._num_passes}"
+        self._num_passes += 1
+        return logits
+
+
+class LeadingRunner(SharedRunner):
     """The runner of rank 0: it tells the other ranks to do what it does.
 
     Every rank finds out by its own preflight how its part of the model is served, at the same time as the others, for
@@ -35,17 +63,14 @@ class LeadingRunner(ModelRunner):
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig, link: Link) -> None:
-        self._link = link
-        self._num_steps = 0
         link.doing = "making the runners"
         link.broadcast(Kind.OPEN, json.dumps(config.to_dict()).encode())
         try:
-            super().__init__(model, config)
+            super().__init__(model, config, link)
             self._check_that_ranks_agree()
         except Exception:
             link.broadcast(Kind.CLOSE)
             raise
-        link.doing = "before its first step"
 
     def _check_that_ranks_agree(self) -> None:
         own = _facts(self)
@@ -62,15 +87,8 @@ class LeadingRunner(ModelRunner):
     def forward(self, packed: PackedBatch) -> mx.array:
         """Run the model once on every rank, see `ModelRunner.forward`; does not return when a rank is lost."""
         self._check(packed)
-        self._link.doing = f"in forward pass {self._num_steps}"
-        self._num_steps += 1
         self._link.broadcast(Kind.STEP, encode(packed))
-        try:
-            logits = super().forward(packed)
-        except BaseException as problem:  # the others are in the middle of the same pass, and cannot be called back
-            self._link.fail(f"{type(problem).__name__}: {problem}")
-        self._link.doing = f"after forward pass {self._num_steps - 1}"
-        return logits
+        return super().forward(packed)
 
     def close(self) -> None:
         """Leave the model as it was before, on every rank."""

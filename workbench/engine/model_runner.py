@@ -35,7 +35,11 @@ class ModelRunner:
         kv_cache: The block pool.
         backend_name: Name of the attention backend.
         fallback_reason: Why it is not the backend "auto" stands for here; empty when it is.
+        evaluates_whole_model: Compute the whole model in a step that samples nothing too, for a model whose layers
+            wait for other processes.
     """
+
+    evaluates_whole_model = False
 
     def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig) -> None:
         """Preflight the model and allocate its KV pool.
@@ -106,11 +110,9 @@ class ModelRunner:
         try:
             wanted = rows if samples else np.zeros(1, dtype=np.int32)
             logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
-            if samples:
-                mx.eval(logits, self.kv_cache.arrays)
-            else:
-                # Only the pool is evaluated: what follows the last layer's attention is never computed.
-                mx.eval(self.kv_cache.arrays)
+            # Where nothing samples only the pool is evaluated: what follows the last layer's attention is not computed.
+            mx.eval(*([logits] if samples or self.evaluates_whole_model else []), self.kv_cache.arrays)
+            if not samples:
                 logits = mx.zeros((0, logits.shape[1]), dtype=mx.float32)
                 mx.eval(logits)  # a person may look at it from another thread, which has other streams
         finally:

@@ -139,7 +139,6 @@ def _load_gguf(
     num_parameters = _count_parameters(model)
     if group is not None:
         shard(name, model, group)
-        mx.eval(model.parameters())
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

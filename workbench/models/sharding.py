@@ -44,7 +44,7 @@ def check_heads_divide(name: str, config: Mapping[str, Any], size: int) -> None:
 
 
 def shard(name: str, model: nn.Module, group: mx.distributed.Group) -> None:
-    """Keep this rank's part of every layer; lazy weights of other ranks are then never held.
+    """Keep this rank's part of every layer, evaluated; of weights that are lazy no other part is ever held.
 
     Args:
         name: The model's name, for the message.
@@ -61,3 +61,4 @@ def shard(name: str, model: nn.Module, group: mx.distributed.Group) -> None:
         model.shard(group)
     except ValueError as problem:
         raise ValueError(f"{name!r} cannot be split over {group.size()} ranks: {problem}") from problem
+    mx.eval(model.parameters())

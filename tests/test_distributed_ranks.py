@@ -1,0 +1,159 @@
+"""Several ranks as real processes on 127.0.0.1: what they compute together, and what happens when one is lost."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed_jobs import TESTS, Job, free_ports
+from distributed_rank import CONFIG, MAX_TOKENS, PROMPTS, tokens_and_logits
+from tiny_models import tiny_loaded_model
+
+from workbench import Engine, EngineConfig, SamplingParams
+from workbench.distributed.link import EXIT_STATUS
+
+THREE_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}
+SECONDS_TO_END = 15  # a lost rank is noticed at once; the rest is for a machine that is busy with other things
+
+
+def largest_difference(logits, expected):
+    """Of any logit, relative to the spread of the expected ones."""
+    logits, expected = np.array(logits), np.array(expected)
+    assert logits.shape == expected.shape
+    return np.abs(logits - expected).max() / expected.std()
+
+
+# -- one model over all ranks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss"])  # gpt_oss: experts, sinks and a sliding window too
+def test_two_ranks_give_the_tokens_and_logits_of_one(architecture, tmp_path):
+    out = tmp_path / "out.json"
+    options = json.dumps({"architecture": architecture, "out": str(out)})
+    with Job(tmp_path, "distributed_rank.py", "sharded", options, size=2) as job:
+        assert job.wait() == [0, 0], job.output(0) + job.output(1)
+    together = json.loads(out.read_text())
+    with Engine(tiny_loaded_model(architecture), EngineConfig(**CONFIG)) as engine:
+        alone = tokens_and_logits(engine, {name: PROMPTS[name] for name in "abc"}, max_tokens=6)
+        facts = engine.runner.describe()
+    assert {name: tuple(tokens) for name, tokens in together["tokens"].items()} == alone["tokens"]
+    assert largest_difference(together["logits"], alone["logits"]) < 1e-4
+    halved = ("num_heads", "num_kv_heads", "kv_bytes_per_block")
+    assert [2 * together["facts"][name] for name in halved] == [facts[name] for name in halved]
+    assert together["facts"]["tensor_parallel_size"] == 2 and together["facts"]["attention_mode"] == "kernel"
+
+
+def test_three_ranks_give_the_tokens_and_logits_of_one_with_smollm2(smollm2, tmp_path):
+    out = tmp_path / "out.json"
+    command = ["-n", "3", "-p", free_ports(3), "--", sys.executable, TESTS / "distributed_rank.py", "bundled"]
+    launched = subprocess.run(
+        [Path(sys.executable).with_name("mlx.launch"), *map(str, command), json.dumps({"out": str(out)})],
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert out.exists(), launched.stderr
+    together = json.loads(out.read_text())
+    with Engine(smollm2, EngineConfig(max_num_batched_tokens=32, num_blocks=16)) as engine:
+        alone = tokens_and_logits(engine, {"x": "The capital of France is"}, max_tokens=4)
+    assert tuple(together["tokens"]["x"]) == alone["tokens"]["x"]
+    assert largest_difference(together["logits"], alone["logits"]) < 1e-4
+
+
+def test_two_ranks_cannot_share_smollm2_and_say_so_before_it_is_loaded(smollm2, tmp_path):
+    command = ["-n", "2", "-p", free_ports(2), "--", sys.executable, "-m", "workbench", "bench"]
+    launched = subprocess.run(
+        [Path(sys.executable).with_name("mlx.launch"), *map(str, command)],
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    refusal = "'smollm2' has 9 query heads and 3 KV heads, which 2 ranks cannot share evenly: use 1 or 3"
+    assert f"workbench bench: {refusal}" in launched.stderr and "Traceback" not in launched.stderr
+
+
+def test_ranks_with_different_weights_do_not_start(tmp_path):
+    options = json.dumps({"architecture": "llama", "other_weights_on": 1, "out": str(tmp_path / "out.json")})
+    with Job(tmp_path, "distributed_rank.py", "sharded", options, size=2) as job:
+        assert job.wait()[0] != 0
+        assert "ranks disagree on weights that every rank holds" in job.output(0)
+    assert not (tmp_path / "out.json").exists()
+
+
+# -- a lost rank ends the job --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """Makes a job of three ranks that decodes without end."""
+    jobs = []
+
+    def start(size=3, **options):
+        options = json.dumps({"architecture": "llama", "shape": THREE_HEADS, "endless": True, **options})
+        jobs.append(Job(tmp_path, "distributed_rank.py", "sharded", options, size=size).__enter__())
+        return jobs[0]
+
+    yield start
+    for job in jobs:
+        job.__exit__()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_the_job_with_its_name(endless, victim):
+    job = endless()
+    job.wait_for(0, "running")
+    job.processes[victim].kill()
+    statuses = job.wait(seconds=SECONDS_TO_END)
+    survivors = [rank for rank in range(3) if rank != victim]
+    assert [statuses[rank] for rank in survivors] == [EXIT_STATUS] * 2
+    for rank in survivors:
+        assert f"rank {rank} of 3 ends the job: rank {victim} is gone" in job.output(rank)
+
+
+def test_a_rank_that_hangs_ends_the_job(endless):
+    job = endless(silence_limit=4.0)
+    job.wait_for(0, "running")
+    job.processes[1].send_signal(signal.SIGSTOP)
+    assert job.wait(0, 2, seconds=4 + SECONDS_TO_END)[::2] == [EXIT_STATUS] * 2
+    assert "rank 0 of 3 ends the job: rank 1 is lost: not heard of for" in job.output(0)
+    assert "rank 2 of 3 ends the job: rank 1 is lost: not heard of for" in job.output(2)
+
+
+def test_a_forward_pass_that_fails_on_one_rank_ends_the_job(endless):
+    job = endless(fails_on=1)
+    assert job.wait(seconds=60) == [EXIT_STATUS] * 3
+    assert "rank 0 of 3 ends the job: rank 1 failed: MemoryError: planted (in forward pass" in job.output(0)
+
+
+# -- one engine per rank -------------------------------------------------------------------------------------
+
+
+def test_two_engines_take_their_steps_together(tmp_path):
+    with Job(tmp_path, "distributed_rank.py", "lockstep", json.dumps({"out": str(tmp_path / "out")}), size=2) as job:
+        assert job.wait() == [0, 0], job.output(0) + job.output(1)
+    ranks = [json.loads((tmp_path / f"out.{rank}").read_text()) for rank in range(2)]
+
+    with Engine(tiny_loaded_model("llama"), EngineConfig(**CONFIG)) as engine:
+        for name, prompt in PROMPTS.items():
+            engine.add_request(prompt, SamplingParams(max_tokens=MAX_TOKENS[name]), request_id=name)
+        engine.run(progress=False)
+        alone = {name: list(output.token_ids) for name, output in engine.outputs.items()}
+    assert {**ranks[0]["tokens"], **ranks[1]["tokens"]} == alone
+
+    first, second = ranks
+    assert [p[:2] for p in first["passes"]] == [p[:2] for p in second["passes"]]
+    agreed = [num_tokens for num_tokens, _, _ in first["passes"]]
+    rows = [(a[2], b[2]) for a, b in zip(first["passes"], second["passes"])]
+    assert rows == [tuple(count or max(num_tokens) for count in num_tokens) for num_tokens in agreed]
+    # The model's own sums over the ranks met the right passes.
+    assert first["totals"] == second["totals"] == [sum(pair) for pair in rows]
+    assert second["num_dummy_steps"] == sum(num_tokens[1] == 0 for num_tokens in agreed) > 2
+    assert first["num_dummy_steps"] == 0
+    assert second["num_steps"] == len(agreed) - second["num_dummy_steps"]
+    assert first["free_blocks"] == second["free_blocks"] == CONFIG["num_blocks"] - 1
+    assert [True, False] in [has_prefill for _, has_prefill, _ in first["passes"]]
