@@ -1,6 +1,7 @@
 """Columns and packets: what a browser is sent says the same as the records."""
 
 import gc
+import json
 import weakref
 
 import numpy as np
@@ -20,6 +21,7 @@ from workbench.viz.layout.columns import (
     columns_of,
 )
 from workbench.viz.layout.packet import decode_packet, encode_packet
+from workbench.viz.layout.shadow_launch import shadow_facts
 
 
 def check_packet(trace, header, arrays, first, last):
@@ -235,10 +237,40 @@ def test_a_shadow_launch_is_sent_when_it_is_done():
     assert header["shadows"] == [] and "shadow" not in str(header["kernels"]) and len(header["kernels"]) == 1
     feed.confirm()
     assert feed.next_packet() is None
-    shadow.update({"faults": [], "max_difference": 1e-7, "launches": []})
+    shadow.update({"faults": [], "max_difference": 1e-7, "launches": [], "seconds": 0.5})
     del shadow["pending"]
     header, _ = decode_packet(feed.next_packet())
-    assert header["shadows"] == [[1, shadow]] and header["num_steps"] == 0
+    facts = {"layer": 3, "faults": [], "max_difference": 1e-7, "launches": [], "block_q": 1, "work_items": []}
+    assert header["shadows"] == [[1, facts]] and header["num_steps"] == 0
     assert feed.next_packet() is None
     feed.handle({"name": "resend"})
-    assert decode_packet(feed.next_packet())[0]["shadows"] == [[1, shadow]]
+    assert decode_packet(feed.next_packet())[0]["shadows"] == [[1, facts]]
+
+
+TRACED = {
+    "layer": 0,
+    "faults": [],
+    "max_difference": 1e-7,
+    "block_q": 8,
+    "work_items": [[0, 0, 3, 0, 3, 0, 1]],
+    "launches": [{"threadgroups": 1, "buffers": {}, "kv_blocks": [[[0, 1, 0], [4, 5]]], "kv_bytes": [96]}],
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"launches": "none"},
+        {"layer": -1},
+        {"block_q": 0},
+        {"work_items": [[7, 0, 3, 0, 3, 0, 1]]},
+        {"work_items": []},
+        {"launches": [TRACED["launches"][0] | {"kv_bytes": [1, 2]}]},
+        {"launches": [TRACED["launches"][0] | {"kv_blocks": [[[0, 0], [2**40]]]}]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_shadow_launch_of_another_form_is_not_sent(changes):
+    """A trace file may hold anything there; the page would otherwise have to expect anything."""
+    assert json.loads(json.dumps(shadow_facts(TRACED, 1))) == TRACED
+    assert shadow_facts(TRACED | changes, 1) is None

@@ -2,10 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace, workload
 
-from workbench import simulate
+from workbench import Trace, simulate
+from workbench.trace.records import KernelLaunch
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packed_batch import readable_scale
 from workbench.viz.layout.pool import pool_columns
@@ -270,6 +272,47 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     for canvas in page.root.locator("canvas[role=img]").all():
         assert canvas.get_attribute("aria-label") and canvas.get_attribute("tabindex") == "0"
     assert page.root.locator("[aria-live=polite]").count() == 1
+
+
+def test_the_threadgroups_of_a_shadow_launch(page_of):
+    """One row per threadgroup with the blocks it read; hovering a block lights the threadgroups that read it."""
+    trace = random_trace(3)
+    step = next(r.step for r in trace if len(r.chunks) == 3 and r.num_prefill_tokens > 8)
+    record, size = trace[step], trace.block_size
+    tables = [record.block_table(i) for i in range(3)]
+    twice = [(i, chunk, head) for i, chunk in enumerate(record.chunks) for head in (0, 1)]
+    blocks = [[[i, head, 0], tables[i][: -(-c.end // size)]] for i, c, head in twice]
+    items = [[i, record.cu_seqlens_q[i], c.num_tokens, 0, c.end, 0, 1] for i, c in enumerate(record.chunks)]
+    launch = {"threadgroups": 6, "buffers": {}, "kv_blocks": blocks, "kv_bytes": [64 * c.end for _, c, _ in twice]}
+    shadow = {"layer": 2, "faults": [], "max_difference": 2e-7, "block_q": 64}
+    details = {"shadow": {**shadow, "work_items": items, "launches": [launch]}}
+    kernel = KernelLaunch("cpu", num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32", details=details)
+    traced = msgspec.structs.replace(record, kernel=kernel)
+    traced.attach_block_tables(size, tables)
+    replayed = Trace(trace.meta)
+    for info in trace.requests.values():
+        replayed.add_request(info)
+    for original in trace:
+        replayed.append(traced if original is record else original)
+    page = page_of(replayed, height=2600)
+    page.view("view.cursor.seek(argument)", step)
+    page.frame()
+    panel = page.root.locator("[data-panel=kernel]")
+    words = panel.locator(".wb-facts").text_content()
+    assert "6 threadgroups for 3 work items" in words and "on layer 2 beside the step (shadow launch)" in words
+    assert "difference from the engine's own attention 2.0e-7" in words
+    kernel_panel = "view.panels.find((p) => p.id === 'kernel')"
+    spans = page.view(f"{kernel_panel}.rows.map((row) => {kernel_panel}.spans(row))")
+    whole = [[[k, min(k + size, c.end)] for k in range(0, c.end, size)] for _, c, _ in twice]
+    assert spans == whole
+    panel.get_by_role("button", name="Table").click()
+    cells = panel.locator(".wb-twin tbody tr").nth(3).locator("td").all_text_contents()
+    assert cells[0] == "(1, 1, 0)" and cells[-2:] == [" ".join(map(str, blocks[3][1])), str(64 * record.chunks[1].end)]
+    panel.get_by_role("button", name="Table").click()
+    panel.get_by_label("Rows", exact=True).select_option("work items")
+    page.frame()
+    planned = sum(-(-chunk.num_tokens // 32) for chunk in record.chunks)
+    assert page.view(f"{kernel_panel}.rows.length") == planned
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

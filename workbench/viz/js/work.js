@@ -1,5 +1,7 @@
 // The work list of a step: from the recorded launch, or planned from the chunks where none was recorded.
 
+import { plain } from "./dom.js";
+
 const PLANNED_ROWS = 32;
 
 /** @returns { items, blockQ, blockKv, launch, source } with source "launch" or "plan" */
@@ -20,6 +22,21 @@ function plan(chunks) {
     }
   }
   return items;
+}
+
+const ITEM_FIELDS = ["seq", "q_start", "num_rows", "kv_start", "kv_end", "split", "num_splits"];
+
+/**
+ * What every threadgroup of a shadow launch computed and read, in the order of the grid; null where there was none.
+ * @returns [{ index, position, itemIndex, item, blocks, bytes }]
+ */
+export function threadgroupsOf(shadow) {
+  const launch = shadow?.launches?.find((candidate) => candidate.kv_blocks.length);
+  if (!launch?.kv_bytes.length) return null;
+  const items = shadow.work_items.map((values) => Object.fromEntries(ITEM_FIELDS.map((name, i) => [name, values[i]])));
+  return launch.kv_blocks.map(([position, blocks], index) => ({
+    index, position, itemIndex: position[0], item: items[position[0]], blocks, bytes: launch.kv_bytes[index],
+  }));
 }
 
 /** Sums over a work list: rows used and idle, KV positions read and the fewest that had to be read. */
@@ -43,16 +60,21 @@ export function formatBytes(bytes) {
   return `${Math.round(bytes)} B`;
 }
 
-/** What the Metal kernel did when it was run beside a step on the CPU, in words; null when it was not. */
-export function shadowFacts(shadow) {
-  if (!shadow) return null;
-  if (shadow.faults?.length) return `Metal kernel on layer ${shadow.layer}, run beside the step: ${shadow.faults.join("; ")}`;
-  const launches = shadow.launches || [], sum = (of) => launches.reduce((total, launch) => total + of(launch), 0);
-  const cache = (field) => sum((launch) => (launch.buffers.k_cache?.[field] || 0) + (launch.buffers.v_cache?.[field] || 0));
+/** How far the Metal kernel agreed with the engine when it was run beside a step on the CPU. */
+function shadowVerdict(shadow) {
   const difference = typeof shadow.max_difference === "number" ? shadow.max_difference.toExponential(1) : shadow.max_difference;
-  return `Metal kernel on layer ${shadow.layer}, run beside the step: ${launches.length} launch${launches.length === 1 ? "" : "es"}, ${sum((launch) => launch.threadgroups)} threadgroups, `
-    + `${formatBytes(cache("bytes_read"))} of KV read (${formatBytes(cache("bytes_read_once_per_threadgroup"))} counting each byte once per threadgroup), `
-    + `largest difference from the engine's own attention ${difference}, no faults`;
+  return `largest difference from the engine's own attention ${difference}, no faults`;
+}
+
+/** What that run did, in words, as far as the rows of the panel do not show it; null when there was none. */
+export function shadowFacts(shadow, shown) {
+  if (!shadow) return null;
+  if (shadow.faults.length) return `Metal kernel on layer ${shadow.layer}, run beside the step: ${plain(shadow.faults.join("; "), 400)}`;
+  const { launches } = shadow, sum = (of) => launches.reduce((total, launch) => total + of(launch), 0);
+  const merges = launches.length > 1 ? `${launches.length} launches, the last merges the splits · ` : "";
+  if (shown) return `${merges}${shadowVerdict(shadow)}`;
+  const cache = (field) => sum((launch) => (launch.buffers.k_cache?.[field] || 0) + (launch.buffers.v_cache?.[field] || 0));
+  return `Metal kernel on layer ${shadow.layer}, run beside the step: ${sum((launch) => launch.threadgroups)} threadgroups, ${formatBytes(cache("bytes_read"))} of KV read, ${merges}${shadowVerdict(shadow)}`;
 }
 
 /** Positions in the grid of the threadgroups that read a block in a shadow launch. */

@@ -17,6 +17,7 @@ import msgspec
 
 from workbench.trace.records import Chunk, RequestInfo, StepRecord
 from workbench.viz.layout.pool_changes import PoolChanges
+from workbench.viz.layout.shadow_launch import shadow_facts
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -145,7 +146,11 @@ class TraceColumns:
             # A shadow launch takes longer than its step and is filled in when it is done.
             done = [item for item in self._shadows_pending if not item[1].get("pending")]
             if done:
-                self.shadows.extend(done)
+                self.shadows.extend(
+                    (step, facts)
+                    for step, found in done
+                    if (facts := shadow_facts(found, self.steps["num_chunks"][step])) is not None
+                )
                 self._shadows_pending = [item for item in self._shadows_pending if item not in done]
             return self.num_steps
 
@@ -259,7 +264,7 @@ class TraceColumns:
             return -1
         details = dict(record.kernel.details)
         shadow = details.pop("shadow", None)
-        if shadow is not None:
+        if isinstance(shadow, dict):
             self._shadows_pending.append((self.num_steps, shadow))
         facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=(), details=details))
         text = msgspec.json.encode(facts).decode()
