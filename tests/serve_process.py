@@ -14,7 +14,7 @@ def main(options):
     from workbench.serve.server import serve
     from workbench.serve.settings import ServeSettings
 
-    engine = Engine(make_tiny_llama(), EngineConfig(**options.get("engine", {})))
+    engine = Engine(make_tiny_llama(), EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
     serve(engine, ServeSettings(port=0, **options.get("serve", {})))
     print("free blocks", engine.scheduler.num_free_blocks, flush=True)
     engine.close()

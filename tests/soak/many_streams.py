@@ -1,6 +1,10 @@
 """Many concurrent streams against a real server: every answer must equal the offline answer, and none may be lost.
 
-Run: `python tests/soak/many_streams.py --requests 2000 --streams 64`. Prints one line of JSON.
+    python tests/soak/many_streams.py --requests 2000 --streams 64
+    python tests/soak/many_streams.py --requests 20000 --streams 32 --max-tokens 4 --keep-steps 1000
+
+The second looks for what grows with the number of requests: the server's memory must be flat once its trace is full.
+Prints one line of JSON.
 """
 
 import argparse
@@ -19,10 +23,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 ENGINE = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "block_size": 16, "num_blocks": 1024}
 
 
-def make_requests(count):
+def make_requests(count, max_tokens):
     """(prompt, max_tokens) of random shape, from a fixed seed."""
     draw = random.Random(0)
-    return [([draw.randrange(3, 120) for _ in range(draw.randint(1, 64))], draw.randint(1, 24)) for _ in range(count)]
+    return [
+        ([draw.randrange(3, 120) for _ in range(draw.randint(1, 64))], draw.randint(1, max_tokens))
+        for _ in range(count)
+    ]
+
+
+def resident_mib(pid):
+    """Memory of a process, where the system says (Linux)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
 
 
 def offline_answers(requests):
@@ -57,19 +73,22 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--keep-steps", type=int, default=10_000)
     options = parser.parse_args()
     from test_serve import ServerProcess
 
-    requests = make_requests(options.requests)
+    requests = make_requests(options.requests, options.max_tokens)
     expected, offline_seconds = offline_answers(requests)
-    server = ServerProcess(engine=ENGINE)
-    health, over = [], threading.Event()
+    server = ServerProcess(engine=ENGINE, keep_steps=options.keep_steps)
+    health, memory, over = [], [], threading.Event()
 
     def probe():
         while not over.wait(0.1):
             start = time.perf_counter()
             server.ask("GET", "/health")
             health.append(time.perf_counter() - start)
+            memory.append(resident_mib(server.process.pid))
 
     prober = threading.Thread(target=probe)
     prober.start()
@@ -88,6 +107,7 @@ def main():
         "seconds": round(seconds, 2),
         "offline_seconds": round(offline_seconds, 2),
         "health_p99_ms": round(1000 * statistics.quantiles(health, n=100)[98], 1),
+        "memory_mib": [round(memory[len(memory) * k // 10]) for k in range(10) if memory[0]] + [round(memory[-1] or 0)],
         "all_blocks_free": f"free blocks {ENGINE['num_blocks'] - 1}" in last_words,
     }
     print(json.dumps(report))

@@ -7,8 +7,10 @@ cannot be mounted in an ASGI application. One event loop and one port serve both
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 from bokeh.server.server import BaseServer
@@ -122,7 +124,18 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
 
     async def main() -> None:
         server = Server(engine, settings)
+        _share_the_interpreter()
         print(f"serving {engine.name} on http://{settings.host}:{server.port} (dashboard: {DASHBOARD})", flush=True)
         await server.run()
 
     asyncio.run(main())
+
+
+def _share_the_interpreter() -> None:
+    """Keep the event loop from waiting for the engine's thread where both need Python's one lock."""
+    # A thread that wants the lock gets it after this long; 5 ms, Python's own, once for each of a request's system
+    # calls would be noticed.
+    sys.setswitchinterval(0.001)
+    # Nothing that was made up to now will be garbage; looking through all of it takes more than 100 ms each time.
+    gc.collect()
+    gc.freeze()

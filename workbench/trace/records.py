@@ -267,7 +267,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
             tables: For each chunk the request's append-only list of block ids; the present length is kept.
         """
         self.__dict__["_block_size"] = block_size
-        self.__dict__["_tables"] = tuple((table, len(table)) for table in tables)
+        # Two tuples rather than one of pairs: the cyclic garbage collector then has one object a step to look at.
+        self.__dict__["_tables"] = tuple(tables)
+        self.__dict__["_table_lengths"] = tuple(map(len, tables))
 
     @property
     def has_block_tables(self) -> bool:
@@ -288,8 +290,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     def block_table(self, index: int) -> list[int]:
         """The block table of ``chunks[index]`` after scheduling, as physical block ids in logical order."""
         _ = self.block_size
-        table, length = self.__dict__["_tables"][index]
-        return table[:length]
+        return self.__dict__["_tables"][index][: self.__dict__["_table_lengths"][index]]
 
     @property
     def block_tables(self) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ class TracePage(AnyWidgetComponent):
         self.param.watch(lambda event: feed.handle(event.new), "command")
         self.param.watch(lambda event: feed.confirm(), "mounted")
 
+    def prepare(self) -> None:
+        """Do the greater part of the work of the next ``refresh``; on any thread."""
+        self._feed.prepare()
+
     def refresh(self) -> None:
         """Send what is new since the last call."""
         packet = self._feed.next_packet()
@@ -57,9 +62,14 @@ def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") ->
     def session() -> Any:
         page = TracePage(Feed(source, other), options={"theme": theme}, sizing_mode="stretch_width")
 
-        def start() -> None:
+        async def refresh() -> None:
+            # A long trace takes a while to encode, and the event loop has others to serve.
+            await asyncio.to_thread(page.prepare)
             page.refresh()
-            pn.state.add_periodic_callback(page.refresh, period=int(POLL_SECONDS * 1000))
+
+        async def start() -> None:
+            await refresh()
+            pn.state.add_periodic_callback(refresh, period=int(POLL_SECONDS * 1000))
 
         pn.state.onload(start)
         return page

@@ -66,6 +66,10 @@ class Feed:
 
     # -- to the view -----------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Encode the newest steps, so that ``next_packet`` only has to put them together."""
+        columns_of(self._newest_trace())
+
     def next_packet(self) -> bytes | None:
         """The steps the view has not seen, or None when there is nothing new."""
         with self._lock:
