@@ -1,15 +1,92 @@
-"""Notebooks run in tests at the sizes they have for slow machines."""
+"""Notebooks run in tests at the sizes they have for slow machines, and what they display is looked at.
 
+nbmake proves that no cell raises. `complaints` finds the rest: a picture that was not drawn, a warning, a refusal
+that did not come.
+"""
+
+from __future__ import annotations
+
+import ast
 import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from nbformat import NotebookNode
+from nbmake.nb_result import NotebookError, NotebookResult
+from nbmake.nb_run import NotebookRun
 
 HEADLESS = "WORKBENCH_HEADLESS"
+UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
+"""What a reader should not have to see: numpy's way of writing a number, an address, a number that is none."""
 
 
-def pytest_runtest_setup(item):
+def complaints(notebook: NotebookNode) -> list[str]:
+    """What is wrong with the outputs of an executed notebook, each with the index of its cell."""
+    return [
+        f"cell {index}: {problem}"
+        for index, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code"
+        for problem in _complaints_of(cell)
+    ]
+
+
+def _complaints_of(cell: NotebookNode) -> Iterator[str]:
+    tags = cell.metadata.get("tags", [])
+    texts = [output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout"]
+    shown = [output.data for output in cell.outputs if output.output_type in ("execute_result", "display_data")]
+    texts += [data.get("text/plain", "") for data in shown if "text/html" not in data]
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    for output in cell.outputs:
+        if output.output_type == "stream" and output.name == "stderr" and "warns" not in tags:
+            yield f"writes to stderr: {output.text.strip()[-200:]}"
+    if not cell.outputs:
+        yield "shows nothing"
+    for text in texts:
+        if ugly := UGLY.search(text):
+            yield f"prints {ugly.group()!r}"
+    if "raises-exception" in tags:
+        if [error.ename for error in errors] != ["ValueError"]:
+            yield "should end with a ValueError that says what to do"
+    elif cell.outputs and isinstance(ast.parse(cell.source).body[-1], ast.Expr) and not shown and not texts:
+        yield "ends with an expression that has no output"
+    if "viz" in tags and not any(_is_picture(data) for data in shown):
+        yield "shows no picture"
+    if "check_" in cell.source and "import" not in cell.source and "Not yet" not in str(shown):
+        yield "the exercise is handed out solved, or its checker said nothing"
+
+
+def _is_picture(data: dict[str, Any]) -> bool:
+    drawn = re.search(r"<svg.*?<(rect|path|circle)|<table.*?<td", data.get("text/html", ""), re.DOTALL)
+    return bool(drawn) or "application/vnd.jupyter.widget-view+json" in data
+
+
+def _looked_at(run: NotebookRun) -> NotebookResult:
+    result: NotebookResult = _execute(run)
+    if result.error is None and (found := complaints(result.nb)):
+        index = int(found[0].split()[1].removesuffix(":"))
+        result = replace(result, error=NotebookError(found[0], "\n".join(found), index))
+    return result
+
+
+_execute = NotebookRun.execute
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before a notebook's kernel starts."""
     os.environ[HEADLESS] = "1"
 
 
-def pytest_runtest_teardown(item):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """While nbmake runs a notebook."""
+    with patch.object(NotebookRun, "execute", _looked_at):
+        return (yield)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
     """After it has ended: the other tests run as they would for a person."""
     os.environ.pop(HEADLESS, None)

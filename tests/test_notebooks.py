@@ -1,6 +1,7 @@
 """The notebooks as files (that they run is nbmake's business), and the exercises' checkers."""
 
 import bisect
+import importlib.util
 from pathlib import Path
 
 import nbformat
@@ -155,3 +156,61 @@ def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
     assert 'class="prefill"' in course.matrix(np.eye(3), "identity").svg
     with pytest.raises(ValueError, match="2 dimensions"):
         course.matrix(np.zeros(3), "a line")
+
+
+def executed(source, *outputs, tags=()):
+    """A notebook of one code cell with these outputs."""
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)}, outputs=list(outputs))
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def result(**data):
+    return nbformat.v4.new_output("execute_result", {f"text/{kind}": text for kind, text in data.items()})
+
+
+def stream(text, name="stdout"):
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+PICTURE = result(plain="Picture", html="<svg><rect/></svg>")
+REFUSAL = nbformat.v4.new_output("error", ename="ValueError", evalue="too small", traceback=[])
+
+
+class TestLookingAtOutputs:
+    """`complaints` of notebooks/conftest.py, by which every notebook is judged after it has run."""
+
+    @pytest.fixture
+    def complaints(self):
+        path = NOTEBOOKS[0].parent / "conftest.py"
+        spec = importlib.util.spec_from_file_location("notebooks_conftest", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.complaints
+
+    @pytest.mark.parametrize(
+        ("notebook", "complaint"),
+        [
+            (executed("step"), "shows nothing"),
+            (executed("step", PICTURE, stream("careful", "stderr")), "writes to stderr: careful"),
+            (executed("print(x)", stream("{'a': np.float64(0.5)}")), "prints 'np.float64('"),
+            (executed("x", result(plain="<workbench.Thing object at 0x7f>")), "prints '<workbench.Thing object at 0x'"),
+            (executed("bars(x)", result(plain="Picture"), tags=["viz"]), "shows no picture"),
+            (executed("bars(x)", result(html="<svg></svg>"), tags=["viz"]), "shows no picture"),
+            (executed("add(x)", stream("done"), tags=["raises-exception"]), "should end with a ValueError"),
+            (executed("check_mask(mask)", result(html="<b>Right</b>")), "handed out solved"),
+        ],
+    )
+    def test_a_fault_is_named(self, complaints, notebook, complaint):
+        found = complaints(notebook)
+        assert len(found) == 1 and found[0].startswith("cell 0: ") and complaint in found[0]
+
+    def test_nothing_to_complain_about(self, complaints):
+        view = nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}})
+        for notebook in (
+            executed("bars(x)", stream("40 steps\n"), PICTURE, tags=["viz"]),
+            executed("engine.watch()", view, tags=["viz"]),
+            executed("add(x)", REFUSAL, tags=["raises-exception"]),
+            executed("simulate(x)\nprint(1)", stream("logged", "stderr"), stream("1"), tags=["warns"]),
+            executed("check_mask(mask)", result(plain="Not yet", html="<b>Not yet</b>")),
+        ):
+            assert complaints(notebook) == []

@@ -60,6 +60,10 @@ class TraceView(anywidget.AnyWidget):
         self.observe(lambda change: feed.handle(change.new), "command")
         self.observe(lambda change: feed.confirm(), "mounted")
 
+    def __repr__(self) -> str:
+        """What is shown, for places that draw no widgets."""
+        return f"TraceView({self._feed.trace!r})"
+
     @property
     def breakpoints(self) -> Breakpoints:
         """Breakpoints of the engine that is shown, for conditions written in Python.
