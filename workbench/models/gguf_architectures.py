@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.models.gguf_file import GGUFError, GGUFFile
+from workbench.models import gguf_fields
+from workbench.models.gguf_fields import MAX_SIZE, GGUFError, shown
+from workbench.models.gguf_file import GGUFFile
 
 _ATTENTION_AND_MLP = {
     "attn_q": "self_attn.q_proj",
@@ -74,14 +76,28 @@ class Hyperparameters:
         Raises:
             GGUFError: The key is missing, or has one value per layer.
         """
+        return gguf_fields.number(self._one_value(key, default), self._prefix + key)
+
+    def count(self, key: str, default: int | None = None, *, high: int = MAX_SIZE) -> int:
+        """A positive integer that is the same for all layers.
+
+        Raises:
+            GGUFError: The key is missing, has one value per layer, or is no integer from 1 to ``high``.
+        """
+        value = gguf_fields.whole_number(self._one_value(key, default), self._prefix + key, high=high)
+        assert value is not None  # a key that is missing has been refused
+        return value
+
+    def _one_value(self, key: str, default: Any) -> dict[str, Any]:
+        """A value that is the same for all layers, under its full name."""
         value = self.get(key, default)
         if value is None:
             raise GGUFError(f"{self.file.path}: metadata {self._prefix}{key} is missing: download the file again")
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            if not value or any(item != value[0] for item in value):
                 raise GGUFError(f"{self.file.path}: {self._prefix}{key} differs between layers, which is not supported")
             value = value[0]
-        return value
+        return {self._prefix + key: value}
 
     def require(self, key: str, expected: Any) -> None:
         """Refuse a file with another value than the one that the mlx-lm model has built in.
@@ -92,7 +108,7 @@ class Hyperparameters:
         value = self.get(key, expected)
         if value != expected:
             raise GGUFError(
-                f"{self.file.path}: {self._prefix}{key}={value!r} is not supported for this architecture, "
+                f"{self.file.path}: {self._prefix}{key}={shown(value)} is not supported for this architecture, "
                 f"only {expected!r} is"
             )
 
@@ -106,7 +122,7 @@ class Hyperparameters:
             value = self._values[key]
             if key not in _DESCRIPTIVE and value not in _WITHOUT_EFFECT.get(key, ()):
                 raise GGUFError(
-                    f"{self.file.path}: metadata {self._prefix}{key}={value!r} is not known; "
+                    f"{self.file.path}: metadata {self._prefix}{key}={shown(value)} is not known; "
                     "ignoring it could give wrong results, so the file is not loaded"
                 )
 
@@ -119,9 +135,10 @@ def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
     """
     kind = h.get("rope.scaling.type", "linear")  # llama.cpp's default, which a factor of 0 or 1 turns off
     if kind not in ("none", "linear", "yarn"):
-        raise GGUFError(f"{h.file.path}: RoPE scaling {kind!r} is not supported; none, linear and yarn are")
+        raise GGUFError(f"{h.file.path}: RoPE scaling {shown(kind)} is not supported; none, linear and yarn are")
     factor = h.number("rope.scaling.factor", h.number("rope.scale_linear", 0.0))
-    context = h.get("rope.scaling.original_context_length")
+    original = "rope.scaling.original_context_length"
+    context = h.count(original) if h.get(original) else h.count("context_length")
     beta_fast = h.number("rope.scaling.yarn_beta_fast", 32.0)
     beta_slow = h.number("rope.scaling.yarn_beta_slow", 1.0)
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"):
@@ -134,7 +151,7 @@ def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
     return {
         "type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(context or h.number("context_length")),
+        "original_max_position_embeddings": context,
         "beta_fast": beta_fast,
         "beta_slow": beta_slow,
     }
@@ -145,20 +162,22 @@ def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> d
     tensors = h.file.tensors
     if "token_embd.weight" not in tensors:
         raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' is missing: this file holds no language model")
-    hidden_size, num_heads = int(h.number("embedding_length")), int(h.number("attention.head_count"))
-    head_dim = int(h.number("attention.key_length", hidden_size // num_heads))
+    hidden_size, num_heads = h.count("embedding_length"), h.count("attention.head_count")
+    head_dim = h.count("attention.key_length", hidden_size // num_heads)
+    if head_dim % 2:
+        raise GGUFError(f"{h.file.path}: attention heads of {head_dim} features cannot be rotated: it must be even")
     h.require("attention.value_length", head_dim)
     h.require("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": int(h.number("block_count")),
-        "intermediate_size": int(h.number("feed_forward_length")),
+        "num_hidden_layers": h.count("block_count", high=len(tensors)),  # each layer has tensors of its own
+        "intermediate_size": h.count("feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": int(h.number("attention.head_count_kv", num_heads)),
+        "num_key_value_heads": h.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": tensors["token_embd.weight"].shape[0],
-        "max_position_embeddings": int(h.number("context_length")),
+        "max_position_embeddings": h.count("context_length"),
         "rope_theta": h.number("rope.freq_base", default_rope_theta),
         "rope_scaling": _rope_scaling(h),
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -194,8 +213,8 @@ def _gemma3_config(h: Hyperparameters) -> dict[str, Any]:
         config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
     else:
         config["query_pre_attn_scalar"] = config["head_dim"]
-    config["sliding_window"] = int(h.number("attention.sliding_window"))
-    config["sliding_window_pattern"] = int(h.number("attention.sliding_window_pattern", 6))
+    config["sliding_window"] = h.count("attention.sliding_window")
+    config["sliding_window_pattern"] = h.count("attention.sliding_window_pattern", 6)
     config["rope_local_base_freq"] = h.number("rope.freq_base_swa", 10_000.0)
     return config
 
@@ -272,7 +291,7 @@ def find_architecture(file: GGUFFile) -> Architecture:
     Raises:
         GGUFError: It is not one of ``ARCHITECTURES``.
     """
-    name = file.metadata.get("general.architecture")
+    name = gguf_fields.text(file.metadata, "general.architecture")
     if name not in ARCHITECTURES:
         raise GGUFError(
             f"{file.path}: architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are. "

@@ -18,18 +18,21 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from workbench.models.gguf_fields import GGUFError, whole_number
+
+__all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+MAX_PARTS = 99_999
+MAX_NESTING = 3
+"""Arrays within arrays that are read; known files have none."""
 
 # Value types of the metadata, by the number that stands before the value.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-
-
-class GGUFError(ValueError):
-    """A GGUF file that is damaged, or that holds something that cannot be loaded; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self._open(Path(path))
-        num_parts = self.metadata.get("split.count", 0)
-        if num_parts > 1:
+        num_parts = whole_number(self.metadata, "split.count", 0, low=0, high=MAX_PARTS)
+        if num_parts is not None and num_parts > 1:
             self._join_parts(num_parts)
 
     def _open(self, path: Path) -> None:
@@ -108,9 +111,7 @@ class GGUFFile:
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.scalar("<I"))
         table = [self._tensor_entry(cursor) for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-        if alignment <= 0:
-            raise GGUFError(f"{self.path}: general.alignment={alignment} must be positive")
+        alignment = whole_number(self.metadata, "general.alignment", DEFAULT_ALIGNMENT) or DEFAULT_ALIGNMENT
         start = -(-cursor.position // alignment) * alignment
         self.tensors = {name: self._map_tensor(name, *entry, start) for name, *entry in table}
 
@@ -199,21 +200,23 @@ class _Cursor:
         self.position = end
         return text
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self._array()
+            return self._array(depth + 1)
         if kind not in _SCALARS:
             raise IndexError(f"metadata value type {kind} at byte {self.position}")
         return self.scalar(_SCALARS[kind])
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
+        if depth > MAX_NESTING:
+            raise IndexError(f"arrays within arrays, more than {MAX_NESTING} deep, at byte {self.position}")
         if count > len(self.buffer):
             raise IndexError(f"an array of {count} values at byte {self.position}")
         if kind not in _SCALARS:
-            return [self.value(kind) for _ in range(count)]
+            return [self.value(kind, depth) for _ in range(count)]
         layout = f"<{count}{_SCALARS[kind][1]}"
         values = struct.unpack_from(layout, self.buffer, self.position)
         self.position += struct.calcsize(layout)

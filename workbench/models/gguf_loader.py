@@ -78,7 +78,11 @@ def load_gguf_model(file: GGUFFile, *, dtype: mx.Dtype, keep_quantized: bool) ->
     """
     architecture, config = find_architecture(file), gguf_config(file)
     module = importlib.import_module(f"mlx_lm.models.{architecture.model_type}")
-    model = module.Model(module.ModelArgs.from_dict(config))
+    try:
+        model = module.Model(module.ModelArgs.from_dict(config))
+    except Exception as problem:  # mlx-lm checks nothing, so what it raises depends on how far it gets
+        reason = f"{type(problem).__name__}: {problem}"
+        raise GGUFError(f"{file.path}: mlx-lm cannot build the model its metadata describes: {reason}") from problem
     names = _parameter_names(file, architecture)
     model.sanitize(dict.fromkeys(names.values()))  # lets a model drop the output matrix that the embedding replaces
     _check_tensors(file, names, model)

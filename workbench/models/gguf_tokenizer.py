@@ -8,12 +8,15 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from workbench.models.gguf_file import GGUFError
+from workbench.models.gguf_fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.pre_tokenizers import find_pre_tokenizer
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+
+MAX_TOKEN_CHARACTERS = 512
+"""Longest token that is read: the work for a SentencePiece token grows with the square of its length."""
 
 # Control tokens that end a turn or a text, whatever the metadata says; llama.cpp ends an output at these too.
 _END_OF_OUTPUT = frozenset(
@@ -40,19 +43,25 @@ class GGUFTokenizer:
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        kind = metadata.get("tokenizer.ggml.model")
+        kind = text(metadata, "tokenizer.ggml.model")
         builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
-        tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens")
-        types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
-        if len(types) != len(tokens):
-            raise GGUFError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
-        self._tokenizer: FastTokenizer = builders[kind](metadata, tokens, types)
+        tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens", str)
+        if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
+            raise GGUFError(f"tokenizer.ggml.tokens holds a token of {longest} characters, over {MAX_TOKEN_CHARACTERS}")
+        types = list_of(metadata, "tokenizer.ggml.token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
+        try:
+            self._tokenizer: FastTokenizer = builders[kind](metadata, tokens, types)
+        except GGUFError:
+            raise
+        except Exception as problem:  # PyPI tokenizers raises plain exceptions
+            raise GGUFError(f"tokenizer.ggml: PyPI tokenizers cannot build this tokenizer: {problem}") from problem
         self.vocab_size = len(tokens)
         self.bos_token_id = _token_id(metadata, "bos", tokens)
         by_default = True if kind == "llama" else find_pre_tokenizer(metadata["tokenizer.ggml.pre"]).adds_bos
-        self.adds_bos = self.bos_token_id is not None and metadata.get("tokenizer.ggml.add_bos_token", by_default)
+        add_bos = flag(metadata, "tokenizer.ggml.add_bos_token", by_default)
+        self.adds_bos = self.bos_token_id is not None and add_bos
         self.eos_token_ids = _end_tokens(metadata, tokens, types)
         self._template = _chat_template(metadata, tokens)
         self.has_chat_template = self._template is not None
@@ -84,16 +93,17 @@ class GGUFTokenizer:
         return f"GGUFTokenizer({self.vocab_size} tokens)"
 
 
-def _required(metadata: Mapping[str, Any], key: str) -> Any:
-    if key not in metadata:
+def _required(metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any]:
+    value = list_of(metadata, key, kind, length)
+    if value is None:
         raise GGUFError(f"metadata {key} is missing: the file does not hold its tokenizer")
-    return metadata[key]
+    return value
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:
     """A special token's id from the metadata, None where it has none."""
-    token = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if token is not None and not 0 <= token < len(tokens):
+    token = whole_number(metadata, f"tokenizer.ggml.{name}_token_id", low=0)
+    if token is not None and token >= len(tokens):
         raise GGUFError(f"tokenizer.ggml.{name}_token_id={token} is outside the vocabulary: 0 to {len(tokens) - 1}")
     return token
 
@@ -105,7 +115,7 @@ def _end_tokens(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 
 
 def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
-    source = metadata.get("tokenizer.chat_template")
+    source = text(metadata, "tokenizer.chat_template")
     if not source:
         return None
     variables = {}
@@ -131,8 +141,8 @@ def _add_special_tokens(tokenizer: FastTokenizer, tokens: list[str], types: list
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
-    pre_tokenizer = find_pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
-    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges")]
+    pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
+    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges", str)]
     tokenizer = FastTokenizer(
         models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
     )
@@ -145,11 +155,9 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
-    if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
+    if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
-    scores = _required(metadata, "tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise GGUFError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    scores = _required(metadata, "tokenizer.ggml.scores", float, len(tokens))
     # What a maker defined is matched in the text itself, where a space is a space.
     tokens = [t.replace("▁", " ") if kind == _USER_DEFINED else t for t, kind in zip(tokens, types)]
     vocabulary = _vocabulary(tokens)
@@ -158,7 +166,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
     tokenizer = FastTokenizer(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    add_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    add_prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
     prefix = [normalizers.Prepend("▁")] if add_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 Message = Mapping[str, Any]
 
@@ -51,6 +50,35 @@ class Tokenizer(Protocol):
         ...
 
 
+MAX_PRODUCT = 2**24
+"""Largest length of a repeated text or list, and largest number of bits of a power, in a chat template."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, without the operators that can take for ever in one go, which no time limit interrupts.
+
+    Intercepted, they are also no longer carried out while a template is compiled.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Carry out an operator, unless its result would be huge."""
+        if _size_of_result(operator, left, right) > MAX_PRODUCT:
+            raise SecurityError(f"the result of {operator} would be too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _size_of_result(operator: str, left: Any, right: Any) -> float:
+    """Bits of a product or power of integers, length of a repeated text or list, 0 for anything else."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+    for items, times in ((left, right), (right, left)):
+        if hasattr(items, "__len__") and isinstance(times, int):
+            return len(items) * times
+    return 0
+
+
 class ChatTemplate:
     """A Jinja chat template, run in a sandbox: it comes with the model's file and is not trusted.
 
@@ -64,9 +92,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         # Hugging Face's settings, which templates are written for.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -74,7 +100,7 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         try:
             self._template = environment.from_string(source)
-        except TemplateError as problem:
+        except Exception as problem:  # TemplateError, or what Python's compiler says of one that is nested too deeply
             raise ChatTemplateError(f"the model's chat template is not valid: {problem}") from problem
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
