@@ -1,10 +1,12 @@
 """Workbench: an LLM inference engine that can be opened.
 
 Example:
-    >>> from workbench import Engine, EngineConfig, SamplingParams      # doctest: +SKIP
+    >>> from workbench import Engine, EngineConfig, SamplingParams
     >>> engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=256))
     >>> engine.add_request("The capital of France is", SamplingParams(max_tokens=8))
-    >>> step = engine.step()
+    'r0'
+    >>> engine.step().chunks[0].text
+    ' Paris'
 
 Importing workbench is light. It puts an optimised BLAS in front of MLX's reference BLAS on Linux, which has to
 happen before the first ``import mlx.core``; MLX itself is imported when an Engine is first used.

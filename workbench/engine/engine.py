@@ -58,13 +58,14 @@ class Engine:
         UnsupportedModelError: A model the preflight cannot serve, with the reason.
 
     Example:
-        >>> engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=64))      # doctest: +SKIP
+        >>> engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=64))
         >>> engine.add_request("The capital of France is", SamplingParams(max_tokens=8))
         'r0'
         >>> step = engine.step()
         >>> step.chunks[0].num_tokens
         5
-        >>> engine.run()[0].text
+        >>> engine.run(progress=False)[0].finish_reason
+        'length'
     """
 
     def __init__(
@@ -240,9 +241,12 @@ class Engine:
             ``run()`` finish a step that was begun.
 
         Example:
-            >>> name, batch = engine.step_into()        # doctest: +SKIP
-            >>> name
-            'schedule'
+            >>> name, batch = engine.step_into()
+            >>> name, batch.chunks[0].num_tokens
+            ('schedule', 5)
+            >>> name, packed = engine.step_into()
+            >>> name, packed.cu_seqlens_q.tolist()
+            ('prepare', [0, 5])
         """
 
         def advance() -> tuple[str, Any] | StepRecord | None:
@@ -302,7 +306,7 @@ class Engine:
             ValueError: There is no such layer, or this model's attention is its own (mode "gather").
 
         Example:
-            >>> capture = engine.capture(layer=3)       # doctest: +SKIP
+            >>> capture = engine.capture(layer=3)
             >>> step = engine.step()
             >>> capture.weights(row=4).shape            # heads, context
             (9, 5)

@@ -88,8 +88,11 @@ class TraceWriter:
         OSError: The file cannot be written.
 
     Example:
-        >>> with TraceWriter("run.jsonl", trace.meta) as writer:      # doctest: +SKIP
-        ...     writer.write(record)
+        >>> from workbench.trace import StepRecord, TraceMeta
+        >>> with TraceWriter("run.jsonl", TraceMeta(source="simulation")) as writer:
+        ...     writer.write(StepRecord(0, arrived=("r0",), waiting=("r0",)))
+        >>> writer.num_steps
+        1
     """
 
     def __init__(self, path: str | os.PathLike[str], meta: TraceMeta, *, compresslevel: int = 6) -> None:

@@ -45,9 +45,11 @@ class TraceFollower:
         OSError: The file cannot be read.
 
     Example:
-        >>> follower = TraceFollower("workbench-traces")      # doctest: +SKIP
-        >>> follower.start()                                  # doctest: +SKIP
-        >>> follower.trace.watch()                            # doctest: +SKIP
+        >>> from workbench import simulate
+        >>> simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 2}]}).save("run.jsonl")
+        >>> follower = TraceFollower("run.jsonl")
+        >>> follower.trace
+        Trace(simulation: 2 steps, 1 requests, 21 tokens scheduled, done)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
