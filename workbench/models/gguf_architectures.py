@@ -162,6 +162,8 @@ def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> d
     tensors = h.file.tensors
     if "token_embd.weight" not in tensors:
         raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' is missing: this file holds no language model")
+    if len(shape := tensors["token_embd.weight"].shape) != 2:
+        raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' has shape {shape}, it must be a matrix")
     hidden_size, num_heads = h.count("embedding_length"), h.count("attention.head_count")
     head_dim = h.count("attention.key_length", hidden_size // num_heads)
     if head_dim % 2:
@@ -176,7 +178,7 @@ def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> d
         "num_key_value_heads": h.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon"),
-        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "vocab_size": shape[0],
         "max_position_embeddings": h.count("context_length"),
         "rope_theta": h.number("rope.freq_base", default_rope_theta),
         "rope_scaling": _rope_scaling(h),

@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
         ...
 
 
-MAX_PRODUCT = 2**24
+MAX_PRODUCT = 2**20
 """Largest length of a repeated text or list, and largest number of bits of a power, in a chat template."""
 
 
