@@ -72,6 +72,12 @@ def test_phase_separated_baseline_gives_the_models_own_tokens(tiny_llama, refere
     assert [timeline.tokens for timeline in timelines] == reference
 
 
+def test_baseline_ends_a_request_with_its_first_token(tiny_llama, reference):
+    short = Workload("test", WORKLOAD.shape, [Request(0.0, request.prompt, 1) for request in WORKLOAD.requests])
+    timelines = replay(short, PhaseSeparatedEngine(tiny_llama.model, 8))
+    assert [timeline.tokens for timeline in timelines] == [tokens[:1] for tokens in reference]
+
+
 def test_baseline_without_its_block_diagonal_mask_gives_others(tiny_llama, reference, monkeypatch):
     monkeypatch.setattr(phase_separated, "_block_diagonal_mask", lambda bounds: mx.tri(int(bounds[-1])) > 0)
     timelines = replay(WORKLOAD, PhaseSeparatedEngine(tiny_llama.model, 64))

@@ -41,6 +41,9 @@ class WorkbenchEngine:
             [(self._index[chunk.request_id], chunk.sampled) for chunk in record.chunks if chunk.sampled is not None],
         )
 
+    def close(self) -> None:
+        self._engine.close()
+
 
 def make_engine(workload: Workload):
     """An Engine whose pool holds ``concurrency`` requests of the workload's longest length."""
