@@ -1,53 +1,18 @@
 """The server against OpenAI's own client: a real process on 127.0.0.1 over a tiny random model."""
 
 import concurrent.futures
-import http.client
 import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from serve_helpers import ENGINE, ServerProcess
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra: test)")
 
 PROMPT = [5, 9, 17, 33, 8]
-ENGINE = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "block_size": 4, "num_blocks": 128, "max_model_len": 256}
-
-
-class ServerProcess:
-    """A server process, and raw requests to it."""
-
-    def __init__(self, **options):
-        command = [sys.executable, str(Path(__file__).with_name("serve_process.py")), json.dumps(options)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline()
-        self.port = int(re.search(r":(\d+) ", line)[1])
-
-    def client(self, **options):
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60} | options
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
-
-    def ask(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        data = json.dumps(body) if isinstance(body, dict) else body
-        connection.request(method, path, data, headers or {})
-        response = connection.getresponse()
-        return response.status, response.headers, response.read().decode()
-
-    def metric(self, name):
-        text = self.ask("GET", "/metrics")[2]
-        return float(re.search(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)", text, re.M)[1])
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=60)
-        return out
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +45,7 @@ def words(ids):
 def test_answers_equal_the_offline_answers(server, offline):
     def ask(i):
         prompt = [*PROMPT, 10 + i]
-        answer = server.client().completions.create(
+        answer = server.openai().completions.create(
             model="tiny-llama", prompt=prompt, max_tokens=6 + i % 5, temperature=0, extra_body={"ignore_eos": True}
         )
         assert answer.usage.prompt_tokens == len(prompt) and answer.usage.completion_tokens == 6 + i % 5
@@ -93,7 +58,7 @@ def test_answers_equal_the_offline_answers(server, offline):
 
 def test_a_stream_is_the_answer_in_parts(server, offline):
     events = list(
-        server.client().completions.create(
+        server.openai().completions.create(
             model="tiny-llama", prompt=PROMPT, max_tokens=12, temperature=0, stream=True,
             stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
         )
@@ -107,7 +72,7 @@ def test_a_stop_string_is_never_sent(server, offline):
     expected = words(offline(PROMPT, 12))
     stop = expected[7:14]
     events = list(
-        server.client().completions.create(
+        server.openai().completions.create(
             model="tiny-llama", prompt=PROMPT, max_tokens=12, temperature=0, stop=stop, stream=True,
             extra_body={"ignore_eos": True},
         )
@@ -118,7 +83,7 @@ def test_a_stop_string_is_never_sent(server, offline):
 
 def test_choices_logprobs_and_seed(server):
     def ask():
-        return server.client().completions.create(
+        return server.openai().completions.create(
             model="tiny-llama", prompt=PROMPT, max_tokens=4, n=3, seed=7, logprobs=2, temperature=1
         )
 
@@ -143,7 +108,7 @@ def test_refusals_name_the_field(server, body, param):
 
 
 def test_refusals_of_the_client(server):
-    client = server.client()
+    client = server.openai()
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="another", prompt=PROMPT)
     with pytest.raises(openai.BadRequestError):
@@ -166,7 +131,7 @@ def test_a_client_that_goes_away_is_aborted(server):
     aborted = re.compile(r'finished_reason="abort"} (\d+)')
     before = int(aborted.search(server.ask("GET", "/metrics")[2])[1])
     for _ in range(4):
-        stream = server.client().completions.create(
+        stream = server.openai().completions.create(
             model="tiny-llama", prompt=PROMPT, max_tokens=240, stream=True, extra_body={"ignore_eos": True}
         )
         next(iter(stream))
@@ -174,7 +139,7 @@ def test_a_client_that_goes_away_is_aborted(server):
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and server.metric("vllm:num_requests_running"):
         time.sleep(0.02)
-    server.client().completions.create(model="tiny-llama", prompt=[3], max_tokens=1)
+    server.openai().completions.create(model="tiny-llama", prompt=[3], max_tokens=1)
     assert int(aborted.search(server.ask("GET", "/metrics")[2])[1]) == before + 4
     assert server.metric("vllm:kv_cache_usage_perc") == free_before
 
@@ -197,8 +162,8 @@ def test_an_api_key_guards_everything_and_sigterm_drains():
             assert server.ask("GET", path)[0] == 401
         assert server.ask("GET", "/health")[0] == 200
         with pytest.raises(openai.AuthenticationError):
-            server.client(api_key="wrong").models.list()
-        client = server.client(api_key="secret-key-1")
+            server.openai(api_key="wrong").models.list()
+        client = server.openai(api_key="secret-key-1")
         status, headers, _ = server.ask("GET", "/dashboard?api_key=secret-key-1")
         assert status == 302 and "HttpOnly" in headers["Set-Cookie"] and "secret" not in headers["Set-Cookie"]
         cookie = headers["Set-Cookie"].partition(";")[0]

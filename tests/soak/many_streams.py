@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--keep-steps", type=int, default=10_000)
     options = parser.parse_args()
-    from test_serve import ServerProcess
+    from serve_helpers import ServerProcess
 
     requests = make_requests(options.requests, options.max_tokens)
     expected, offline_seconds = offline_answers(requests)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from workbench.distributed.job import MakeEngine
+    from workbench.models.load import LoadedModel
 
 API_KEY_VARIABLE = "WORKBENCH_API_KEY"
 
@@ -44,8 +48,8 @@ def _serve(options: argparse.Namespace) -> int:
         max_queue=options.max_queue,
         drain_seconds=options.drain_seconds,
     )
+    from workbench.distributed.job import run_job
     from workbench.engine.config import EngineConfig
-    from workbench.engine.engine import Engine
     from workbench.serve.server import serve
 
     config = EngineConfig(
@@ -54,9 +58,10 @@ def _serve(options: argparse.Namespace) -> int:
         num_blocks=options.num_blocks,
         max_model_len=options.max_model_len,
     )
-    engine = Engine(options.model, config, keep_steps=options.keep_steps)
-    try:
-        serve(engine, settings)
-    finally:
-        engine.close()
-    return 0
+
+    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
+        with make_engine(config, keep_steps=options.keep_steps) as engine:
+            serve(engine, settings)
+        return 0
+
+    return run_job(options.model, lead)

@@ -75,7 +75,7 @@ class CompletionsHandler(ApiHandler):
                 merged.put_nowait((index, delta))
 
         readers = [asyncio.ensure_future(forward(i, stream)) for i, stream in enumerate(answer.streams)]
-        self.start_events()
+        await self.start_events()
         head, left, count = answer.head(chunk=True), len(answer.streams), 0
         offsets = [0] * left
         try:

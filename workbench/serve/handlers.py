@@ -45,16 +45,20 @@ class ApiHandler(RequestHandler):
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(msgspec.json.encode(value))
 
-    def start_events(self) -> None:
-        """Begin an answer of server-sent events."""
+    async def start_events(self) -> None:
+        """Begin an answer of server-sent events; the client is told at once."""
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Accel-Buffering", "no")
+        await self._flush()
 
     async def send_event(self, data: bytes) -> None:
         """Send one event, and wait while the client is slow to take it."""
+        self.write(b"data: " + data + b"\n\n")
+        await self._flush()
+
+    async def _flush(self) -> None:
         try:
-            self.write(b"data: " + data + b"\n\n")
             await self.flush()
         except StreamClosedError:
             self.gone.set()
@@ -184,7 +188,7 @@ class TraceStream(ApiHandler):
         def take(record: StepRecord, arrivals: list[RequestInfo]) -> None:
             steps.put_nowait((record, arrivals))
 
-        self.start_events()
+        await self.start_events()
         await self._send(self.bridge.engine.trace.meta)
         open_requests, keyframe = await self.bridge.follow_steps(take)
         try:

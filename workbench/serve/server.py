@@ -36,7 +36,7 @@ log = logging.getLogger("workbench")
 
 
 class Server:
-    """An engine behind HTTP. Make it on a running event loop; ``await run()`` serves until a signal or ``stop()``.
+    """An engine behind HTTP. Make it on a running event loop; ``await run()`` serves until ``stop()``.
 
     Args:
         engine: The engine; it stays open when the server ends.
@@ -52,8 +52,7 @@ class Server:
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self._settings = settings
         self._stop = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self.bridge = EngineBridge(engine, settings, self._loop)
+        self.bridge = EngineBridge(engine, settings, asyncio.get_running_loop())
         sockets = bind_sockets(settings.port, settings.host)
         self.port: int = sockets[0].getsockname()[1]
         dashboard = BokehTornado(
@@ -77,13 +76,11 @@ class Server:
         self._bokeh.start()
 
     def stop(self) -> None:
-        """End the server, after the open requests have ended or their time is up."""
+        """End the server, after the open requests have ended or their time is up; on the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or ``stop()``, then drain."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self.stop)
+        """Serve until ``stop()``, then drain."""
         watching = asyncio.ensure_future(self.bridge.watch())
         try:
             await self._stop.wait()
@@ -124,6 +121,8 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
 
     async def main() -> None:
         server = Server(engine, settings)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, server.stop)
         _share_the_interpreter()
         print(f"serving {engine.name} on http://{settings.host}:{server.port} (dashboard: {DASHBOARD})", flush=True)
         await server.run()
