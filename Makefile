@@ -18,7 +18,7 @@ lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 docs: .venv/.installed-all
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,0 +1,172 @@
+"""The documentation builds without a warning, and what it names, shows and runs is there."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from msl_runs import skip_without_compiler
+
+from workbench import Engine, EngineConfig, SamplingParams, simulate
+from workbench.cli import main as workbench_command
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+FLAGS = re.MULTILINE | re.DOTALL
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", FLAGS)
+FOLDERS = ("workbench", "tests", "notebooks", "scripts", "benchmarks", "docs")
+
+
+def page_name(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path, language):
+    return [text for found, text in FENCE.findall(path.read_text()) if found == language]
+
+
+def prose(path):
+    """A page without its code blocks."""
+    return FENCE.sub("", path.read_text())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site, from a copy of what git would see, so that a build never leaves anything in the checkout."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: the documentation is not built")
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "site", done.stderr
+
+
+def test_it_builds_without_a_warning_and_every_page_is_in_the_navigation(site):
+    _, log = site
+    assert "WARNING" not in log and "not included in the" not in log, log
+
+
+class _Loads(HTMLParser):
+    """What a browser would fetch to show a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses = []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag in ("script", "img", "iframe", "source"):
+            self.addresses.append(attributes.get("src"))
+        if tag == "link" and attributes.get("rel") in ("stylesheet", "icon", "preconnect", "preload"):
+            self.addresses.append(attributes.get("href"))
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    folder, _ = site
+    for page in folder.rglob("*.html"):
+        loads = _Loads()
+        loads.feed(page.read_text())
+        outside = [address for address in loads.addresses if address and re.match(r"(\w+:)?//", address)]
+        assert not outside, f"{page.relative_to(folder)} loads {outside}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=page_name)
+class TestPage:
+    def test_every_file_it_names_is_there(self, path):
+        named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`", prose(path))
+        missing = [name for name in named if not list(ROOT.glob(name.rstrip("/")))]
+        assert not missing
+
+    def test_every_relative_link_leads_somewhere(self, path):
+        links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", prose(path))
+        assert not [link for link in links if not (path.parent / link).exists()]
+
+    def test_every_dotted_name_can_be_imported(self, path):
+        """``workbench.a.b.name`` in backticks, with or without a call behind it."""
+        import pkgutil
+
+        for name in re.findall(r"`(workbench(?:\.\w+)+)[`(]", prose(path)):
+            pkgutil.resolve_name(name)
+
+    def test_its_commands_parse(self, path):
+        """Every `workbench ...` command in the text exists with the options it is shown with."""
+        text = path.read_text()
+        lines = re.findall(r"^(?: {4})?(?:\.venv/bin/)?(workbench (?:.*\\\n)*.*)$", text, re.MULTILINE)
+        for line in lines + re.findall(r"`(?:\.venv/bin/)?(workbench [^`]+)`", text):
+            words = re.sub(r"\s#.*", "", line.replace("\\\n", " ")).split()
+            if "..." in line:
+                continue
+            for option in [word.split("=")[0] for word in words if word.startswith("--")]:
+                assert option in help_of(words[1:]), f"{line!r}: no option {option}"
+            assert help_of(words[1:])
+
+
+def help_of(words):
+    """The help of a command and of its first subcommand, where it has any."""
+    import contextlib
+    import io
+
+    texts = []
+    for arguments in ([words[0]], words[:2] if len(words) > 1 and words[1].isalpha() else []):
+        if arguments:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit):
+                workbench_command([*arguments, "--help"])
+            texts.append(printed.getvalue())
+    return "\n".join(texts)
+
+
+@pytest.fixture
+def names(smollm2, tiny_llama, tmp_path, monkeypatch):
+    """What the examples of a page may use without saying where it comes from, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+    monkeypatch.setattr("workbench.engine.engine.load_model", lambda name: smollm2)
+    served = Engine(tiny_llama, EngineConfig(num_blocks=32))
+    for prompt in ("w5 w6 w7", "w8 w9"):
+        served.add_request(prompt, max_tokens=24)
+    served.run(progress=False)
+    names = {
+        "Engine": Engine,
+        "EngineConfig": EngineConfig,
+        "SamplingParams": SamplingParams,
+        "simulate": simulate,
+        "config": EngineConfig(num_blocks=64),
+        "workload": {"requests": [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 4} for i in range(3)]},
+        "engine": served,
+        "trace": served.trace,
+    }
+    yield names
+    for engine in [served, *(value for value in names.values() if isinstance(value, Engine))]:
+        engine.close()
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=page_name)
+def test_its_python_runs(path, names):
+    """The blocks of a page in their order. A block before an indented ``SomeError: ...`` raises just that."""
+    example = r"^```python\n(.*?)^```\n+((?: {4}\w+Error: [^\n]*\n(?: {4}[^\n]*\n)*)?)"
+    for code, error in re.findall(example, path.read_text(), FLAGS):
+        if "msl." in code:
+            skip_without_compiler()
+        try:
+            exec(compile(code, page_name(path), "exec"), names)
+        except Exception as problem:
+            assert error, f"{page_name(path)}:\n{code}\nraises {problem!r}"
+            assert f"{type(problem).__name__}: {problem}".split() == error.split()
+        else:
+            assert not error, f"{page_name(path)}:\n{code}\nshould raise {error}"
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "json")], ids=page_name)
+def test_its_json_can_be_read(path):
+    for text in blocks(path, "json"):
+        json.loads(text)
