@@ -21,7 +21,7 @@ def join(options):
 
 
 def sharded(options):
-    """Tiny models over all ranks, one after another: rank 0 writes tokens, logits and facts."""
+    """A tiny model over all ranks: rank 0 writes tokens, logits and facts, of two engines one after the other."""
     from tiny_models import tiny_loaded_model
 
     from workbench.distributed.job import ShardedEngine
@@ -30,22 +30,19 @@ def sharded(options):
     from workbench.models.sharding import shard
 
     group, link = join(options)
-    seed = 1 if options.get("other_weights_on") == group.rank() else 0
-    model = tiny_loaded_model(options["architecture"], seed=seed, **options.get("shape", {}))
+    model = tiny_loaded_model(options["architecture"], **options.get("shape", {}))
     shard(model.name, model.model, group)
     if group.rank():
-        if options.get("fails_on") == group.rank():
-            fail_in_a_forward_pass(model.model)
-        try:
-            follow(link, model)
-        except Exception as problem:
-            link.fail(f"{type(problem).__name__}: {problem}")
+        follow(link, lambda: model)
     else:
-        with ShardedEngine(model, link, EngineConfig(**CONFIG)) as engine:
-            if options.get("endless"):
-                run_without_end(engine)
-            results = tokens_and_logits(engine, {name: PROMPTS[name] for name in "abc"}, max_tokens=6)
-            Path(options["out"]).write_text(json.dumps({**results, "facts": engine.runner.describe()}))
+        results = []
+        for num_blocks in (CONFIG["num_blocks"], CONFIG["num_blocks"] // 2):
+            with ShardedEngine(model, link, EngineConfig(**{**CONFIG, "num_blocks": num_blocks})) as engine:
+                if options.get("endless"):
+                    run_without_end(engine)
+                run = tokens_and_logits(engine, {name: PROMPTS[name] for name in "abc"}, max_tokens=6)
+                results.append({**run, "facts": engine.runner.describe()})
+        Path(options["out"]).write_text(json.dumps(results))
     link.close()
 
 
@@ -72,19 +69,23 @@ def run_without_end(engine):
         print("running", flush=True)
 
 
-def fail_in_a_forward_pass(model):
-    """Let the final norm raise some passes after the preflight's, as a full memory would."""
-    norm, num_passes = type(model.model.norm), 0
+def sums(options):
+    """Nothing but sums over the ranks, for what happens when one is lost; rank 1 fails when a file says so."""
+    import time
 
-    class Failing(norm):
-        def __call__(self, x):
-            nonlocal num_passes
-            num_passes += 1
-            if num_passes > 20:
+    import mlx.core as mx
+
+    group, link = join(options)
+    link.doing = "adding up"
+    while True:
+        try:
+            if group.rank() == 1 and Path(options["fails"]).exists():
                 raise MemoryError("planted")
-            return super().__call__(x)
-
-    model.model.norm.__class__ = Failing
+            mx.eval(mx.distributed.all_sum(mx.array([1.0]), group=group))
+        except Exception as problem:
+            link.fail(f"{type(problem).__name__}: {problem}")
+        print("running", flush=True)
+        time.sleep(0.02)
 
 
 def lockstep(options):
@@ -132,7 +133,7 @@ def lockstep(options):
 
 
 def watch_passes(engine, rank, passes, arrives):
-    """Note (what the ranks agreed on, rows of this rank) of every pass; let a request arrive in the first dummy step."""
+    """Note what the ranks agreed on and the rows of this one in every pass; let a request arrive in a dummy step."""
     from workbench import SamplingParams
 
     forward = engine.runner.forward
@@ -154,7 +155,7 @@ def bundled(options):
 
     def lead(_, make_engine):
         with make_engine(EngineConfig(max_num_batched_tokens=32, num_blocks=16)) as engine:
-            results = tokens_and_logits(engine, {"x": "The capital of France is"}, max_tokens=4)
+            results = tokens_and_logits(engine, {"x": "The capital of France is"}, max_tokens=3)
         Path(options["out"]).write_text(json.dumps(results))
         return 0
 
@@ -163,4 +164,4 @@ def bundled(options):
 
 if __name__ == "__main__":
     what, options = sys.argv[1:]
-    sys.exit({"sharded": sharded, "lockstep": lockstep, "bundled": bundled}[what](json.loads(options)))
+    sys.exit({"sharded": sharded, "lockstep": lockstep, "sums": sums, "bundled": bundled}[what](json.loads(options)))

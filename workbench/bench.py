@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.engine.config import EngineConfig, SamplingParams
+
+if TYPE_CHECKING:
+    from workbench.distributed.job import MakeEngine
+    from workbench.models.load import LoadedModel
 
 
 def add_bench_parser(commands: argparse._SubParsersAction) -> None:
@@ -34,9 +40,12 @@ def run_bench(options: argparse.Namespace) -> int:
     for name in ("num_requests", "input_len", "output_len"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(options, name)}")
-    from workbench.engine.engine import Engine
-    from workbench.models import load_model
+    from workbench.distributed.job import run_job
 
+    return run_job(options.model, partial(_serve_requests, options))
+
+
+def _serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine: MakeEngine) -> int:
     block_size = 16
     per_request = -(-(options.input_len + options.output_len) // block_size)
     config = EngineConfig(
@@ -47,17 +56,16 @@ def run_bench(options: argparse.Namespace) -> int:
         enable_prefix_caching=False,
         attention_backend=options.attention_backend,
     )
-    model = load_model(options.model)
     generator = random.Random(options.seed)
 
     def prompt(length: int) -> list[int]:
         return [generator.randrange(model.vocab_size) for _ in range(length)]
 
-    warm = Engine(model, config)  # compiles the kernels and touches the weights
+    warm = make_engine(config)  # compiles the kernels and touches the weights
     warm.add_request(prompt(8), SamplingParams(max_tokens=2))
     warm.run(progress=False)
     warm.close()
-    engine = Engine(model, config)
+    engine = make_engine(config)
     cpu = time.process_time()
     for _ in range(options.num_requests):
         engine.add_request(prompt(options.input_len), SamplingParams(max_tokens=options.output_len, ignore_eos=True))

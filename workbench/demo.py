@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pydoc_data.topics
 import sys
 from collections import deque
@@ -12,7 +13,9 @@ from workbench.engine.config import EngineConfig, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from workbench.distributed.job import MakeEngine
     from workbench.engine.engine import Engine
+    from workbench.models.load import LoadedModel
     from workbench.trace import StepRecord
 
 # The threshold keeps the long prompt from taking whole steps, so that short ones prefill beside it.
@@ -84,37 +87,37 @@ class Arrivals:
 
 def run_headless(model: str) -> int:
     """Run the demo's requests, print every text and a summary; the exit status."""
-    from workbench.engine.engine import Engine
+    from workbench.distributed.job import run_job
 
-    engine = Engine(model, CONFIG)
-    print(engine, flush=True)
-    Arrivals(engine)
-    engine.run(progress=False)
-    for output in engine.outputs.values():
-        print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
-        print("  " + output.text.strip().replace("\n", "\n  "))
-    print("\n" + str(engine.trace.metrics()))
-    failed = [output.request_id for output in engine.outputs.values() if output.finish_reason == "error"]
-    engine.close()
-    return 1 if failed else 0
+    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
+        with make_engine(CONFIG) as engine:
+            print(engine, flush=True)
+            Arrivals(engine)
+            engine.run(progress=False)
+            outputs = engine.outputs.values()
+            for output in outputs:
+                print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
+                print("  " + output.text.strip().replace("\n", "\n  "))
+            print("\n" + str(engine.trace.metrics()))
+        return 1 if any(output.finish_reason == "error" for output in outputs) else 0
+
+    return run_job(model, lead)
 
 
 def run_served(model: str, port: int) -> int:
     """Serve the dashboard over a running engine until Ctrl-C; the exit status."""
-    from workbench.engine.engine import Engine
+    from workbench.distributed.job import run_job
     from workbench.viz.app import serve
 
-    engine = Engine(model, CONFIG)
-    print(engine, flush=True)
+    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
+        with make_engine(CONFIG) as engine:
+            print(engine, flush=True)
+            Arrivals(engine)
+            engine.start()
+            print(f"dashboard: http://127.0.0.1:{port}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                serve(engine, port=port, title="Workbench")
+        print("stopped", file=sys.stderr)
+        return 0
 
-    Arrivals(engine)
-    engine.start()
-    print(f"dashboard: http://127.0.0.1:{port}", flush=True)
-    try:
-        serve(engine, port=port, title="Workbench")
-    except KeyboardInterrupt:
-        pass
-    finally:
-        engine.close()
-    print("stopped", file=sys.stderr)
-    return 0
+    return run_job(model, lead)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-
 from workbench.distributed.group import LEADER, is_launched, join_group, leader_host
 from workbench.distributed.link import Link, open_link
 from workbench.distributed.ranks import LeadingRunner, follow
@@ -64,14 +62,7 @@ def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int]) -> int:
             loaded = load_model(model, group=group)
             return lead(loaded, partial(ShardedEngine, loaded, link))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every rank; rank 0 says when the job is done
-        _follow(link, model, group)
+        follow(link, partial(load_model, model, group=group))
         return 0
     finally:
         link.close()
-
-
-def _follow(link: Link, model: str, group: mx.distributed.Group) -> None:
-    try:
-        follow(link, load_model(model, group=group))
-    except Exception as problem:
-        link.fail(f"{type(problem).__name__}: {problem}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -100,22 +101,25 @@ class LeadingRunner(SharedRunner):
         return {**super().describe(), "tensor_parallel_size": self._link.size}
 
 
-def follow(link: Link, model: LoadedModel) -> None:
-    """Do what rank 0 says until the job is done.
+def follow(link: Link, load: Callable[[], LoadedModel]) -> None:
+    """Do what rank 0 says until the job is done; a failure on this rank ends the job, and does not return.
 
     Args:
         link: To rank 0.
-        model: This rank's part of the model.
+        load: Loads this rank's part of the model.
     """
-    runner: ModelRunner | None = None
-    while (message := link.receive()).kind is not Kind.STOP:
-        if message.kind is Kind.OPEN:
-            runner = ModelRunner(model, EngineConfig.from_dict(json.loads(message.payload)))
-            link.send(0, Kind.READY, json.dumps(_facts(runner)).encode())
-        elif message.kind is Kind.STEP:
-            runner.forward(decode(message.payload, runner.kv_cache.num_blocks))
-        elif message.kind is Kind.CLOSE:
-            runner.close()
+    try:
+        model, runner = load(), None
+        while (message := link.receive()).kind is not Kind.STOP:
+            if message.kind is Kind.OPEN:
+                runner = ModelRunner(model, EngineConfig.from_dict(json.loads(message.payload)))
+                link.send(0, Kind.READY, json.dumps(_facts(runner)).encode())
+            elif message.kind is Kind.STEP:
+                runner.forward(decode(message.payload, runner.kv_cache.num_blocks))
+            elif message.kind is Kind.CLOSE:
+                runner.close()
+    except Exception as problem:
+        link.fail(f"{type(problem).__name__}: {problem}")
 
 
 def _facts(runner: ModelRunner) -> dict[str, Any]:
