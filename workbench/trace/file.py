@@ -6,6 +6,7 @@ they happened; the last line is the TraceEnd. A file without its end was cut off
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import zlib
@@ -106,7 +107,11 @@ class TraceWriter:
             if gzipped
             else self._raw
         )
-        self.write(meta)
+        try:
+            self.write(meta)
+        except BaseException:
+            self.discard()
+            raise
 
     def write(self, line: TraceLine, *, flush: bool = True) -> None:
         """Append a RequestInfo, Keyframe or StepRecord.
@@ -138,9 +143,15 @@ class TraceWriter:
         finally:
             self._raw.close()
 
+    def abandon(self) -> None:
+        """Close the file as it is, where nothing more can be written: without an end line, and without an error."""
+        for file in (self._file, self._raw):
+            with contextlib.suppress(OSError, ValueError):  # what is buffered cannot be written either
+                file.close()
+
     def discard(self) -> None:
         """Close and remove the unfinished file."""
-        self._raw.close()
+        self.abandon()
         self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> TraceWriter:

@@ -153,8 +153,12 @@ class Trace:
         """
         self._check_writable()
         writer = TraceWriter(path, self.meta)
-        for line in storage.lines_of(self):
-            writer.write(line, flush=False)
+        try:
+            for line in storage.lines_of(self):
+                writer.write(line, flush=False)
+        except BaseException:
+            writer.abandon()
+            raise
         self._writer = writer
         return writer
 
@@ -168,6 +172,7 @@ class Trace:
             self._writer.write(line)
         except OSError as problem:
             log.warning("recording to %s stopped: %s", self._writer.path, problem)
+            self._writer.abandon()
             self._writer = None
 
     def _check_writable(self) -> None:
