@@ -306,6 +306,7 @@ def test_the_threadgroups_of_a_shadow_launch(page_of):
     whole = [[[k, min(k + size, c.end)] for k in range(0, c.end, size)] for _, c, _ in twice]
     assert spans == whole
     panel.get_by_role("button", name="Table").click()
+    page.frame()
     cells = panel.locator(".wb-twin tbody tr").nth(3).locator("td").all_text_contents()
     assert cells[0] == "(1, 1, 0)" and cells[-2:] == [" ".join(map(str, blocks[3][1])), str(64 * record.chunks[1].end)]
     panel.get_by_role("button", name="Table").click()
@@ -472,3 +473,48 @@ def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
     page.wait("view.other")
     page.frame()
     assert "different requests" in page.root.locator("[data-panel=compare] .wb-facts").text_content()
+
+
+@pytest.mark.parametrize("range_mode", ["fit", "window"])
+def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long_trace, range_mode):
+    """While the axis stands still only new steps are drawn; the pixels are those of a whole drawing."""
+    controller = ReplayingController(long_trace)
+    for _ in range(130):
+        controller.step()
+    page = open_page(serve(controller), height=1900)
+    page.wait("view.store.numSteps === 130")
+    if range_mode == "window":
+        page.view("view.cursor.zoom(0.4)")
+        page.view("view.cursor.toLive()")
+    grown = "view.panels.filter((panel) => panel.drawNew)"
+    page.view(
+        f"""{grown}.forEach((panel) => {{
+            panel.times = 0;
+            const drawNew = panel.drawNew;
+            panel.drawNew = (axis) => {{ panel.times++; drawNew.call(panel, axis); }};
+        }})"""
+    )
+    ranges = set()
+    for step in range(131, 161):
+        controller.step()
+        page.wait(f"view.store.numSteps === {step}")
+        page.frame()
+        ranges.add(tuple(page.view("view.cursor.range")))
+        different = (
+            page.view(
+                f"""{grown}.filter((panel) => {{
+                const pixels = () => panel.canvas.toDataURL();
+                const drawn = pixels(), times = panel.times;
+                panel.picture = null;
+                panel.stale.add("data");
+                panel.frame();
+                return drawn !== pixels();
+            }}).map((panel) => panel.id)"""
+            )
+            if step % 5 == 0
+            else []
+        )
+        assert different == []
+    assert 1 < len(ranges) < 12, "the axis moves now and then, and not with every step"
+    times = page.view(f"{grown}.map((panel) => [panel.id, panel.times])")
+    assert all(count > 8 for _, count in times), times

@@ -26,6 +26,8 @@ export class ComparePanel extends CanvasPanel {
   get other() { return this.view.other; }
   get findings() { return this.other?.comparison; }
 
+  needs(what) { return what !== "status"; }
+
   base(what) { return what !== "hover" && what !== "step"; }
 
   layout() {

@@ -4,7 +4,7 @@
 export class Cursor {
   constructor(store, onChange) {
     this.store = store;
-    this.onChange = onChange; // (what: "step" | "hover" | "range" | "select" | "data") => void
+    this.onChange = onChange; // (what: "step" | "hover" | "range" | "select" | "grown") => void
     this.step = 0;
     this.follow = true;       // stay on the newest step
     this.playing = false;
@@ -14,6 +14,7 @@ export class Cursor {
     this.range = [0, 1];      // visible steps [from, to)
     this.rangeMode = "fit";   // "fit" all steps | "window" of the last ones | "manual"
     this.axis = "step";       // "step" | "time"
+    this.live = false;        // more steps are expected
     this.filter = "";
   }
 
@@ -27,9 +28,11 @@ export class Cursor {
 
   /** New steps have arrived. */
   grown() {
+    const before = this.range, step = this.step;
     if (this.follow) this.step = this.last;
     this.fitRange();
-    this.onChange("data");
+    this.onChange(before[0] === this.range[0] && before[1] === this.range[1] ? "grown" : "range");
+    if (this.step !== step) this.onChange("step");
   }
 
   /** The first steps are gone: the same step has a smaller number now. */
@@ -91,11 +94,18 @@ export class Cursor {
 
   fitRange() {
     const n = Math.max(1, this.store.numSteps);
-    if (this.rangeMode === "fit") this.range = [0, Math.max(n, 12)];
+    if (this.rangeMode === "fit") this.range = [0, Math.max(this.withRoom(n, n), 12)];
     if (this.rangeMode === "window") {
       const width = Math.min(this.range[1] - this.range[0], Math.max(n, 12));
-      this.range = [Math.max(0, n - width), Math.max(0, n - width) + width];
+      const to = Math.max(width, this.withRoom(n, width));
+      this.range = [to - width, to];
     }
+  }
+
+  /** End of the axis for n steps: while more are expected there is room for some, so that it need not move for each. */
+  withRoom(n, width) {
+    const room = 2 ** Math.max(0, Math.floor(Math.log2(width)) - 3);
+    return this.live ? Math.ceil(n / room) * room : n;
   }
 
   fit() {

@@ -40,6 +40,7 @@ class View {
     this.theme = new Theme(this.options.theme || "auto");
     this.tooltip = new Tooltip();
     this.geometry = { poolColumns, readableScale, tileKind };
+    this.cursor.live = this.live;
     this.commandCount = 0;
     this.controls = new Controls(this);
     const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);
@@ -112,8 +113,10 @@ class View {
   }
 
   statusChanged() {
+    const before = this.live;
     this.status = this.model.get("status") || {};
-    this.changed("data");
+    this.cursor.live = this.live;
+    this.changed(before === this.live ? "status" : "data");
   }
 
   // -- drawing -------------------------------------------------------------------------------------------------

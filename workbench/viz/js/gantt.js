@@ -1,15 +1,18 @@
 // (b) Chunks of every request over the steps, and how far its KV has come.
 
 import { formatNumber, h, plain } from "./dom.js";
-import { CanvasPanel, SMALL, StepAxis, eventMark, hatch, requestLabel, text, textWidth } from "./panel.js";
-import { drawCursor } from "./timeline.js";
+import { SMALL, StepAxis, dashes, eventMark, hatch, requestLabel, text, textWidth } from "./panel.js";
+import { StepPanel } from "./step_panel.js";
 import { upperBound } from "./store.js";
 
 const ROW = 16, TOP = 18, BOTTOM = 4, MAX_ROWS = 14;
 
-export class GanttPanel extends CanvasPanel {
+export class GanttPanel extends StepPanel {
   constructor(view) {
     super(view, { id: "gantt", title: "Chunks", hint: "one row per request, one cell per chunk", height: TOP + ROW * 4 + BOTTOM });
+    this.top = TOP - 2;
+    this.rowMark = h("div", { class: "wb-row-mark", hidden: true });
+    this.holder.append(this.rowMark);
     this.offset = 0;
     this.activeFirst = false;
     this.sort = h("button", { class: "wb-quiet", "aria-pressed": "false", title: "Show the requests that are scheduled at the cursor first", onclick: () => {
@@ -67,16 +70,20 @@ export class GanttPanel extends CanvasPanel {
     return TOP + row * ROW;
   }
 
-  draw(context, width, height) {
-    const { theme, store } = this, colours = theme.colours;
-    const axis = new StepAxis(store, this.cursor, width);
+  /** The rows that are drawn, and the requests in focus. */
+  scale() {
+    return [this.offset, this.rows.length, this.shown().map((request) => request.index), [...this.theme.focus]];
+  }
+
+  draw(context, axis, from) {
+    const { height } = this, colours = this.theme.colours;
     this.drawLegend(context, axis);
     this.shown().forEach((request, row) => {
       const y = this.y(row);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x0, y + ROW - 1, axis.x1 - axis.x0, 1);
       this.drawLabel(context, request, axis.x0, y);
-      this.drawRow(context, axis, request, y);
+      this.drawRow(context, axis, request, y, from);
     });
     if (this.rows.length > MAX_ROWS) {
       const track = height - TOP - BOTTOM, share = MAX_ROWS / this.rows.length;
@@ -90,12 +97,12 @@ export class GanttPanel extends CanvasPanel {
     requestLabel(context, plain(request.id, 10), x - 8, y + ROW / 2 - 1, theme.colours.text, hue);
   }
 
-  drawRow(context, axis, request, y) {
+  drawRow(context, axis, request, y, from) {
     const { store, theme } = this, colours = theme.colours;
     const top = y + 2, high = ROW - 5, middle = y + ROW / 2 - 0.5;
     this.drawWaiting(context, axis, request, middle);
     const solid = theme.prefill(request.index), light = theme.decode(request.index);
-    const first = upperBound(request.chunkSteps, axis.first - 1), dense = axis.stepWidth < 5 && !axis.byTime;
+    const first = upperBound(request.chunkSteps, from - 1), dense = axis.stepWidth < 5 && !axis.byTime;
     const flags = store.columns.get("chunk.flags").data;
     let runStart = -1, runEnd = -1;
     const flush = () => {
@@ -133,7 +140,7 @@ export class GanttPanel extends CanvasPanel {
     }
     flush();
     for (const change of request.changes) {
-      if (change.step < axis.first || change.step >= axis.last) continue;
+      if (change.step < from || change.step >= axis.last) continue;
       if (change.state === "preempted") eventMark(context, theme, "preempt", axis.x(change.step) + Math.min(6, axis.stepWidth / 2), middle, 4);
       if (change.state === "finished") eventMark(context, theme, "finish", axis.end(change.step) + 4, middle, 2.5);
       if (change.state === "aborted") eventMark(context, theme, "abort", axis.x(change.step) + 3, middle, 3);
@@ -148,14 +155,10 @@ export class GanttPanel extends CanvasPanel {
       const until = i + 1 < request.changes.length ? request.changes[i + 1].step : store.numSteps;
       const from = Math.max(change.step, axis.first), to = Math.min(until, axis.last);
       if (to <= from) return;
-      context.strokeStyle = theme.colours.muted;
-      context.lineWidth = 1;
-      context.setLineDash(change.state === "preempted" ? [3, 2] : []);
-      context.beginPath();
-      context.moveTo(axis.x(from), y);
-      context.lineTo(to < store.numSteps ? axis.x(to) : axis.end(to - 1), y);
-      context.stroke();
-      context.setLineDash([]);
+      const x = axis.x(from), width = (to < store.numSteps ? axis.x(to) : axis.end(to - 1)) - x;
+      if (change.state === "preempted") return dashes(context, x, y - 0.5, width, theme.colours.muted, 3, 2);
+      context.fillStyle = theme.colours.muted;
+      context.fillRect(x, y - 0.5, width, 1);
     });
   }
 
@@ -181,20 +184,25 @@ export class GanttPanel extends CanvasPanel {
 
   showsOverlay() { return true; }
 
-  drawOverlay(context, width, height) {
+  cursorBottom() { return this.height - BOTTOM; }
+
+  placeCursor() {
+    super.placeCursor();
+    const { cursor, rowMark } = this, row = this.shown().findIndex((request) => request.index === cursor.hover.request);
+    rowMark.hidden = row < 0;
+    if (row < 0) return;
+    const colour = this.theme.hue(cursor.hover.request) || this.theme.colours.muted;
+    rowMark.style.cssText = `transform:translateY(${this.y(row)}px);height:${ROW - 1}px;border-color:${colour}`;
+  }
+
+  drawOverlay(context, width) {
     const { store, cursor, theme } = this, colours = theme.colours;
     const axis = new StepAxis(store, cursor, width);
-    drawCursor(context, this, height - BOTTOM, TOP - 2);
     const x = axis.x1 + 16, full = 92;
     let most = 1;
     for (const request of this.rows) most = Math.max(most, this.total(request));
     this.shown().forEach((request, row) => {
       const y = this.y(row) + 3, high = ROW - 8;
-      if (cursor.hover.request === request.index) {
-        context.strokeStyle = theme.hue(request.index) || colours.muted;
-        context.lineWidth = 1;
-        context.strokeRect(1.5, this.y(row) + 0.5, width - 3, ROW - 2);
-      }
       const last = store.lastChunk(request, cursor.step);
       const scale = full / most, total = this.total(request) * scale;
       if (last >= 0 && store.stateOf(request, cursor.step) !== "preempted") {

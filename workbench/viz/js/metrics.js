@@ -1,8 +1,8 @@
 // (e) Metrics as small multiples on the shared step axis; every one says its unit and its value at the cursor.
 
 import { formatNumber, formatSeconds } from "./dom.js";
-import { CanvasPanel, SMALL, StepAxis, text } from "./panel.js";
-import { drawCursor } from "./timeline.js";
+import { MARGIN, SMALL, StepAxis, text } from "./panel.js";
+import { StepPanel } from "./step_panel.js";
 
 const ROW = 46, TOP = 4;
 
@@ -29,7 +29,7 @@ function definitions(store) {
   return list;
 }
 
-export class MetricsPanel extends CanvasPanel {
+export class MetricsPanel extends StepPanel {
   constructor(view) {
     super(view, { id: "metrics", title: "Metrics", hint: "on the same step axis; the number is the value at the cursor", height: 200 });
   }
@@ -55,64 +55,79 @@ export class MetricsPanel extends CanvasPanel {
     return result;
   }
 
-  draw(context, width) {
-    const { theme, store } = this, colours = theme.colours;
+  /** The largest value of each metric in the visible steps, kept while the axis begins at the same step. */
+  scale(axis) {
+    const { store, definitions } = this, stride = Math.max(1, Math.floor((axis.last - axis.first) / Math.max(1, axis.x1 - axis.x0)));
+    let known = this.known;
+    if (!known || known.first !== axis.first || known.upTo > axis.last || known.most.length !== definitions.length || known.of !== store.facts) {
+      known = this.known = { of: store.facts, first: axis.first, upTo: axis.first, most: definitions.map((metric) => metric.most || 0) };
+    }
+    definitions.forEach((metric, i) => {
+      let most = known.most[i];
+      for (let step = known.upTo; step < axis.last; step++) {
+        if (metric.dots) for (const value of this.latencies(metric, step)) most = Math.max(most, value);
+        else most = Math.max(most, metric.of(step) || 0, metric.second?.(step) || 0);
+      }
+      known.most[i] = most;
+    });
+    known.upTo = Math.max(known.upTo, axis.last);
+    return { most: known.most, stride };
+  }
+
+  draw(context, axis, from) {
+    const { store } = this, colours = this.theme.colours;
     if (!store.numSteps) return text(context, "No steps yet.", 84, 16, colours.muted);
-    const axis = new StepAxis(store, this.cursor, width);
+    const { most, stride } = this.scale(axis), first = axis.first + Math.floor((from - axis.first) / stride) * stride;
     this.definitions.forEach((metric, row) => {
-      const top = TOP + row * ROW + 6, base = top + ROW - 14;
+      const top = TOP + row * ROW + 6, base = top + ROW - 14, high = most[row];
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x0, base, axis.x1 - axis.x0, 1);
-      const stride = Math.max(1, Math.floor((axis.last - axis.first) / Math.max(1, axis.x1 - axis.x0)));
-      let most = metric.most || 0;
-      const points = [];
-      for (let step = axis.first; step < axis.last; step += stride) {
-        if (metric.dots) {
-          // Every value of every step of the bin, so that no slow token is lost.
-          for (let s = step; s < Math.min(step + stride, axis.last); s++) for (const v of this.latencies(metric, s)) points.push([s, v]);
-        } else {
-          let peak = NaN;
-          for (let s = step; s < Math.min(step + stride, axis.last); s++) { const v = metric.of(s); if (!(v <= peak)) peak = v; }
-          points.push([step, peak, metric.second?.(step)]);
-        }
+      const y = (v) => base - (high ? v / high : 0) * (base - top);
+      if (metric.dots) this.dots(context, axis, metric, first, y);
+      else {
+        if (metric.second) this.area(context, axis, metric.second, first, stride, y, base, colours.cached);
+        this.area(context, axis, metric.of, first, stride, y, base, colours.owned);
       }
-      for (const [, v, second] of points) most = Math.max(most, v || 0, second || 0);
-      const y = (v) => base - (most ? v / most : 0) * (base - top);
-      if (metric.second) this.area(context, axis, points.map(([s, , v]) => [s, v]), y, base, colours.cached, stride);
-      if (metric.dots) this.dots(context, axis, points, y);
-      else this.area(context, axis, points, y, base, colours.owned, stride);
-      text(context, most ? metric.write(most).replace(/ (of|in|waiting).*/, "") : "0", axis.x0 - 8, top + 3, colours.muted, { align: "right", font: SMALL });
+      text(context, high ? metric.write(high).replace(/ (of|in|waiting).*/, "") : "0", axis.x0 - 8, top + 3, colours.muted, { align: "right", font: SMALL });
       text(context, metric.name, axis.x1 + 16, top + 7, colours.muted, { font: SMALL });
     });
   }
 
-  area(context, axis, points, y, base, colour, stride) {
+  /** A bar per step, or for each bin of `stride` steps the highest of them. */
+  area(context, axis, of, first, stride, y, base, colour) {
     context.fillStyle = colour;
-    for (const [step, value] of points) {
+    for (let step = first; step < axis.last; step += stride) {
+      const last = Math.min(step + stride, axis.last) - 1;
+      let value = NaN;
+      for (let s = step; s <= last; s++) { const v = of(s); if (!(v <= value)) value = v; }
       if (!(value >= 0)) continue;
-      const x = axis.x(step), end = axis.end(Math.min(step + stride - 1, this.store.numSteps - 1));
+      const x = axis.x(step), end = axis.end(last);
       context.fillRect(x, y(value), Math.max(1, end - x - (end - x > 5 ? 1 : 0)), Math.max(value > 0 ? 1 : 0, base - y(value)));
     }
   }
 
-  dots(context, axis, points, y) {
+  /** Every value of every step, so that no slow token is lost; those on the same pixel are drawn once. */
+  dots(context, axis, metric, first, y) {
+    const drawn = new Set();
     context.fillStyle = this.theme.colours.prefill;
-    const limit = Math.max(1, Math.ceil(points.length / 4000));
-    for (let i = 0; i < points.length; i += limit) {
-      const [step, value] = points[i];
-      context.fillRect((axis.x(step) + axis.end(step)) / 2 - 1.25, y(value) - 1.25, 2.5, 2.5);
+    for (let step = first; step < axis.last; step++) {
+      const x = Math.round((axis.x(step) + axis.end(step)) / 2);
+      for (const value of this.latencies(metric, step)) {
+        const at = Math.round(y(value)), key = x * 4096 + at;
+        if (drawn.has(key)) continue;
+        drawn.add(key);
+        context.fillRect(x - 1.25, at - 1.25, 2.5, 2.5);
+      }
     }
   }
 
-  showsOverlay() { return true; }
+  showsOverlay() { return this.store.numSteps > 0; }
 
-  drawOverlay(context, width, height) {
-    if (!this.store.numSteps) return;
-    drawCursor(context, this, height);
-    const axis = new StepAxis(this.store, this.cursor, width);
+  drawOverlay(context, width) {
+    const x = width - MARGIN.right + 16;
     this.definitions.forEach((metric, row) => {
       const value = this.at(metric, this.cursor.step);
-      text(context, Number.isFinite(value) ? metric.write(value) : "none in this step", axis.x1 + 16, TOP + row * ROW + 28, this.theme.colours.text);
+      text(context, Number.isFinite(value) ? metric.write(value) : "none in this step", x, TOP + row * ROW + 28, this.theme.colours.text);
     });
   }
 

@@ -33,9 +33,13 @@ export class Panel {
   get cursor() { return this.view.cursor; }
   get theme() { return this.view.theme; }
 
-  /** Which changes make the panel draw again; overridden by panels that depend on less. */
+  /**
+   * Which changes make the panel draw again. "grown": there are more steps, which is nothing to a panel of one step;
+   * "data": anything else of the trace, and everything that is as thorough; "status": what the host says; "step",
+   * "hover", "range", "select" and "focus": the cursor and what is marked; "theme".
+   */
   needs(what) {
-    return what !== "hover";
+    return what !== "hover" && what !== "grown";
   }
 
   changed(what) {
@@ -54,7 +58,7 @@ export class Panel {
   frame() {
     if (!this.stale.size || !this.visible) return;
     if (this.asTable) {
-      if (["data", "step", "select", "focus"].some((what) => this.stale.has(what))) {
+      if (["grown", "data", "step", "select", "focus"].some((what) => this.stale.has(what))) {
         const { headings, rows, caption, onclick } = this.tableTwin();
         const top = this.twin.scrollTop;
         replace(this.twin, table(headings, rows, { caption, onclick }));
@@ -97,7 +101,7 @@ export class CanvasPanel extends Panel {
     return what !== "hover" && what !== "step";
   }
 
-  needs() { return true; }
+  needs(what) { return what !== "status" && what !== "grown"; }
 
   resized() {
     const width = Math.floor(this.holder.clientWidth);
@@ -131,22 +135,19 @@ export class CanvasPanel extends Panel {
     return this.cursor.selected !== null || Object.keys(this.cursor.hover).length > 0;
   }
 
-  prepare(canvas) {
+  /** The cleared context of a canvas that covers the panel from `left` on, in the panel's own coordinates. */
+  prepare(canvas, left = 0) {
     const ratio = globalThis.devicePixelRatio || 1;
-    const width = Math.round(this.width * ratio), height = Math.round(this.height * ratio);
+    const width = Math.round((this.width - left) * ratio), height = Math.round(this.height * ratio);
     if (canvas.width !== width || canvas.height !== height) {
       canvas.width = width;
       canvas.height = height;
-      canvas.style.width = `${this.width}px`;
+      canvas.style.width = `${this.width - left}px`;
       canvas.style.height = `${this.height}px`;
+      canvas.style.left = `${left}px`;
       this.holder.style.height = `${this.height}px`;
     }
-    const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, this.width, this.height);
-    context.font = context.fontInUse = FONT;
-    context.textBaseline = "middle";
-    return context;
+    return clearedContext(canvas, left, this.width - left, this.height);
   }
 
   pointer(event) {
@@ -168,6 +169,16 @@ export class CanvasPanel extends Panel {
     if (hit.step !== undefined) this.cursor.seek(hit.step);
   }
   describe() { return ""; }
+}
+
+/** The context of a canvas that shows a panel from `left` on: empty, and in the panel's own coordinates. */
+export function clearedContext(canvas, left, width, height) {
+  const ratio = globalThis.devicePixelRatio || 1, context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, -left * ratio, 0);
+  context.clearRect(left, 0, width, height);
+  context.font = context.fontInUse = FONT;
+  context.textBaseline = "middle";
+  return context;
 }
 
 /** The shared horizontal axis of steps (or of time): pixels of a step, and the step at a pixel. */
@@ -254,6 +265,25 @@ export function hatch(context, x, y, width, height, colour, spacing = 5) {
   }
   context.fillStyle = patterns.get(key);
   context.fillRect(x, y, width, height);
+}
+
+/** A horizontal dashed line, one pixel high. A pattern, because stroking hundreds of dashes is dear. */
+export function dashes(context, x, y, width, colour, on, off) {
+  if (width <= 0) return;
+  const ratio = globalThis.devicePixelRatio || 1, key = `dashes ${colour} ${on} ${off} ${ratio}`;
+  if (!patterns.has(key)) {
+    const tile = document.createElement("canvas");
+    tile.width = Math.round((on + off) * ratio);
+    tile.height = 1;
+    const draw = tile.getContext("2d");
+    draw.fillStyle = colour;
+    draw.fillRect(0, 0, Math.round(on * ratio), 1);
+    const pattern = context.createPattern(tile, "repeat");
+    pattern.setTransform(new DOMMatrix().scale((on + off) / tile.width, 1));
+    patterns.set(key, pattern);
+  }
+  context.fillStyle = patterns.get(key);
+  context.fillRect(x, y, width, 1);
 }
 
 /** The mark of an event, centred on a point. */

@@ -1,12 +1,13 @@
 // (a) Step timeline: tokens of every step against the budget, decodes below, prefill above.
 
 import { formatNumber, formatSeconds, plain } from "./dom.js";
-import { CanvasPanel, SMALL, StepAxis, eventMark, hatch, text, ticks } from "./panel.js";
+import { SMALL, StepAxis, dashes, eventMark, hatch, text, ticks } from "./panel.js";
+import { StepPanel } from "./step_panel.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
 export const BIN_ABOVE_STEPS = 2000;
 
-export class TimelinePanel extends CanvasPanel {
+export class TimelinePanel extends StepPanel {
   constructor(view) {
     super(view, { id: "timeline", title: "Step timeline", hint: "tokens per step against the token budget", height: 150 });
     this.canvas.addEventListener("wheel", (event) => {
@@ -27,23 +28,25 @@ export class TimelinePanel extends CanvasPanel {
     });
   }
 
-  /** Height of the scale in tokens: the largest budget or step that is visible. */
-  top(axis) {
-    let top = 1;
+  /** What the vertical scales are made for: the most tokens, budget and decodes of a visible step. */
+  scale(axis) {
+    const { store } = this;
+    const result = { tokens: 1, budget: 0, decodes: 1 };
     for (let step = axis.first; step < axis.last; step++) {
-      top = Math.max(top, this.store.value("token_budget", step), this.tokens(step));
+      result.tokens = Math.max(result.tokens, this.tokens(step));
+      result.budget = Math.max(result.budget, store.value("token_budget", step));
+      result.decodes = Math.max(result.decodes, store.value("decode_tokens", step));
     }
-    return top;
+    return result;
   }
 
   tokens(step) {
     return this.store.value("decode_tokens", step) + this.store.value("prefill_tokens", step);
   }
 
-  draw(context, width, height) {
-    const { store, theme } = this, colours = theme.colours;
-    const axis = new StepAxis(store, this.cursor, width);
-    const base = height - BOTTOM - STRIP, top = this.top(axis);
+  draw(context, axis, from) {
+    const { height } = this, colours = this.theme.colours;
+    const base = height - BOTTOM - STRIP, scale = this.scale(axis), top = Math.max(scale.tokens, scale.budget);
     const y = (tokens) => base - (tokens / top) * (base - TOP);
     for (const tick of ticks(0, top, 3, true)) {
       context.fillStyle = colours.hairline;
@@ -52,24 +55,21 @@ export class TimelinePanel extends CanvasPanel {
     }
     text(context, "decodes", axis.x0 - 8, base + STRIP / 2 + 3, colours.muted, { align: "right", font: SMALL });
     const binned = axis.last - axis.first > BIN_ABOVE_STEPS;
-    if (binned) this.drawBins(context, axis, y, base);
-    else this.drawBars(context, axis, y, base);
-    this.drawBudget(context, axis, y);
+    if (binned) this.drawBins(context, axis, y, base, from);
+    else this.drawBars(context, axis, y, base, from, scale);
+    this.drawBudget(context, axis, y, axis.x(from));
     this.drawSteps(context, axis, height);
     this.drawLegend(context, axis, binned);
   }
 
-  drawBars(context, axis, y, base) {
+  drawBars(context, axis, y, base, from, { budget, decodes: most }) {
     const { store, theme } = this, colours = theme.colours, focused = theme.focus.size > 0;
     if (axis.last <= axis.first) return;
     const { focus } = theme;
-    let most = 1;
-    for (let step = axis.first; step < axis.last; step++) most = Math.max(most, store.value("decode_tokens", step));
     const request = store.columns.get("chunk.request")?.data, count = store.columns.get("chunk.num_tokens")?.data, flags = store.columns.get("chunk.flags")?.data;
     // The unused budget is what the opaque bars leave of one hatched area.
-    const end = axis.end(axis.last - 1), full = Math.max(0, ...store.columns.get("token_budget").data.subarray(axis.first, axis.last));
-    hatch(context, axis.x(axis.first), y(full), end - axis.x(axis.first), base - y(full), colours.hairline);
-    for (let step = axis.first; step < axis.last; step++) {
+    hatch(context, axis.x(from), y(budget), axis.end(axis.last - 1) - axis.x(from), base - y(budget), colours.hairline);
+    for (let step = from; step < axis.last; step++) {
       const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0, w = Math.max(1, axis.end(step) - x - gap);
       const decode = store.value("decode_tokens", step), prefill = store.value("prefill_tokens", step);
       context.fillStyle = colours.decode;
@@ -114,11 +114,11 @@ export class TimelinePanel extends CanvasPanel {
   }
 
   /** Above 2,000 visible steps: the range and the mean of each pixel column, never bars thinner than a pixel. */
-  drawBins(context, axis, y, base) {
+  drawBins(context, axis, y, base, first) {
     const { store } = this, colours = this.theme.colours;
     const columns = Math.floor(axis.x1 - axis.x0);
     const decode = store.columns.get("decode_tokens").data, prefill = store.columns.get("prefill_tokens").data;
-    for (let i = 0; i < columns; i++) {
+    for (let i = Math.max(0, Math.floor(axis.x(first) - axis.x0)); i < columns; i++) {
       const from = Math.floor(axis.from + (i * (axis.to - axis.from)) / columns), to = Math.min(store.numSteps, Math.max(from + 1, Math.floor(axis.from + ((i + 1) * (axis.to - axis.from)) / columns)));
       if (from >= to) continue;
       let low = Infinity, high = 0, sum = 0, decodes = 0;
@@ -139,23 +139,13 @@ export class TimelinePanel extends CanvasPanel {
     }
   }
 
-  drawBudget(context, axis, y) {
+  drawBudget(context, axis, y, from) {
     const { store } = this, colours = this.theme.colours;
     if (!store.numSteps) return;
-    const line = (value, dash, colour) => {
-      context.setLineDash(dash);
-      context.strokeStyle = colour;
-      context.lineWidth = 1;
-      context.beginPath();
-      context.moveTo(axis.x0, Math.round(y(value)) + 0.5);
-      context.lineTo(axis.x1, Math.round(y(value)) + 0.5);
-      context.stroke();
-      context.setLineDash([]);
-    };
     const budget = store.value("token_budget", Math.min(axis.last, store.numSteps) - 1);
-    if (budget) line(budget, [5, 3], colours.text);
+    if (budget) dashes(context, from, Math.round(y(budget)), axis.x1 - from, colours.text, 5, 3);
     const seats = store.facts.config.max_num_seqs;
-    if (seats && seats < budget) line(seats, [1, 3], colours.muted);
+    if (seats && seats < budget) dashes(context, from, Math.round(y(seats)), axis.x1 - from, colours.muted, 1, 3);
   }
 
   drawSteps(context, axis, height) {
@@ -197,11 +187,9 @@ export class TimelinePanel extends CanvasPanel {
     });
   }
 
-  showsOverlay() { return true; }
+  showsOverlay() { return false; }
 
-  drawOverlay(context, width, height) {
-    drawCursor(context, this, height - BOTTOM + 2);
-  }
+  cursorBottom() { return this.height - BOTTOM + 2; }
 
   hit(x) {
     const step = new StepAxis(this.store, this.cursor, this.width).stepAt(x);
@@ -233,25 +221,4 @@ export class TimelinePanel extends CanvasPanel {
     }
     return { caption: `Steps ${store.label(first)} to ${store.label(last - 1)}`, headings: ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"], rows, onclick: (row) => this.cursor.seek(row.step) };
   }
-}
-
-/** The cursor line (and a pale one under the pointer) in a panel with the shared step axis. */
-export function drawCursor(context, panel, bottom, top = 0) {
-  const { store, cursor, theme, width } = panel;
-  if (!store.numSteps) return;
-  const axis = new StepAxis(store, cursor, width);
-  const line = (step, colour, wide) => {
-    const x = axis.x(step), w = Math.max(1.5, axis.end(step) - x);
-    if (x + w < axis.x0 - 1 || x > axis.x1 + 1) return;
-    if (wide && w >= 5) {
-      context.strokeStyle = colour;
-      context.lineWidth = 1.5;
-      context.strokeRect(x - 1, top + 1, w + 1, bottom - top - 2);
-    } else {
-      context.fillStyle = colour;
-      context.fillRect(x + w / 2 - 0.75, top, 1.5, bottom - top);
-    }
-  };
-  if (cursor.hover.step !== undefined && cursor.hover.step !== cursor.step) line(cursor.hover.step, theme.colours.muted, false);
-  line(cursor.step, theme.colours.cursor, true);
 }
