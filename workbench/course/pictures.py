@@ -55,18 +55,19 @@ def matrix(
         raise ValueError(f"values must have 2 dimensions and from 1 to {MAX_CELLS} cells, got shape {shades.shape}")
     num_rows, num_columns = shades.shape
     shades = np.round(shades / (shades.max() or 1.0), 2)
+    left = LEFT if len(row_labels) else 1
     cell = min(16.0, (WIDTH - LEFT) / num_columns)
     high = max(min(cell, 16.0), 9.0 if len(row_labels) else 2.0)
     parts = []
     for y, row in enumerate(shades):
         if y < len(row_labels):
-            parts.append(_text(LEFT - 6, y * high + high * 0.75, row_labels[y], "end"))
+            parts.append(_text(left - 6, y * high + high * 0.75, row_labels[y], "end"))
         edges = [0, *(np.flatnonzero(np.diff(row)) + 1), num_columns]
         for start, stop in pairwise(edges):
             ink = f'class="prefill" fill-opacity="{row[start]:.2f}"' if row[start] else 'class="free"'
-            parts.append(_rect(LEFT + start * cell, y * high, (stop - start) * cell, high - 0.5, ink))
+            parts.append(_rect(left + start * cell, y * high, (stop - start) * cell, high - 0.5, ink))
     for start in column_starts:
-        x = LEFT + start * cell
+        x = left + start * cell
         parts.append(f'<path d="M{x:.1f} 0V{num_rows * high:.1f}" class="cursor"/>')
     return Picture(title, _svg(num_rows * high + 2, title, parts))
 

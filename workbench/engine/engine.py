@@ -475,11 +475,15 @@ class Engine:
 
         return fork(self.trace, at_step, **config_changes)
 
-    def watch(self) -> Any:
-        """A live view of the engine for a notebook cell; each call makes a new view."""
+    def watch(self, **options: Any) -> Any:
+        """A live view of the engine for a notebook cell; each call makes a new view.
+
+        Args:
+            **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
+        """
         from workbench.viz import watch
 
-        return watch(self)
+        return watch(self, **options)
 
     def close(self) -> None:
         """Stop after the step under way and end the engine's thread. The trace stays readable."""

@@ -376,9 +376,13 @@ class Trace:
         views = _views("export_html")
         views.to_html(self, path)
 
-    def watch(self) -> Any:
-        """A view of the trace for a notebook cell; each call makes a new one."""
-        return _views("").watch(self)
+    def watch(self, **options: Any) -> Any:
+        """A view of the trace for a notebook cell; each call makes a new one.
+
+        Args:
+            **options: ``other`` (a trace to compare with), ``panels`` and ``theme`` of `workbench.viz.widget.watch`.
+        """
+        return _views("").watch(self, **options)
 
     def __repr__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")

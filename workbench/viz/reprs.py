@@ -57,8 +57,9 @@ STYLE = (
     ".wb-repr svg .muted{opacity:.7;font-size:10px}"
     ".wb-repr svg .label{font:9.5px ui-monospace,Menlo,Consolas,monospace}.wb-repr svg .on{fill:#111418}"
     ".wb-repr table{border-collapse:collapse;font-size:12px;margin:4px 0}"
-    ".wb-repr th{text-align:left;font-weight:500;opacity:.7}"
-    ".wb-repr td,.wb-repr th{padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
+    ".wb-repr th{font-weight:500;opacity:.7}"
+    # Three times, because notebooks have rules of their own for tables, which align to the right.
+    ".wb-repr.wb-repr.wb-repr :is(td,th){padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
     ".wb-repr td{font-variant-numeric:tabular-nums;overflow-wrap:anywhere;white-space:pre-wrap}"
     ".wb-repr i.dot{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}" + _HUES
 )
