@@ -21,7 +21,7 @@ def join(options):
 
 
 def sharded(options):
-    """A tiny model over all ranks: rank 0 writes tokens, logits and facts, of two engines one after the other."""
+    """A tiny model over all ranks: rank 0 writes tokens, logits and facts of two engines, and goes on without end."""
     from tiny_models import tiny_loaded_model
 
     from workbench.distributed.job import ShardedEngine
@@ -30,7 +30,7 @@ def sharded(options):
     from workbench.models.sharding import shard
 
     group, link = join(options)
-    model = tiny_loaded_model(options["architecture"], **options.get("shape", {}))
+    model = tiny_loaded_model(options["architecture"])
     shard(model.name, model.model, group)
     if group.rank():
         follow(link, lambda: model)
@@ -38,12 +38,11 @@ def sharded(options):
         results = []
         for num_blocks in (CONFIG["num_blocks"], CONFIG["num_blocks"] // 2):
             with ShardedEngine(model, link, EngineConfig(**{**CONFIG, "num_blocks": num_blocks})) as engine:
-                if options.get("endless"):
-                    run_without_end(engine)
                 run = tokens_and_logits(engine, {name: PROMPTS[name] for name in "abc"}, max_tokens=6)
                 results.append({**run, "facts": engine.runner.describe()})
         Path(options["out"]).write_text(json.dumps(results))
-    link.close()
+        with ShardedEngine(model, link, EngineConfig(**CONFIG)) as engine:
+            run_without_end(engine)
 
 
 def tokens_and_logits(engine, prompts, max_tokens):
