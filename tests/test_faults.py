@@ -252,6 +252,17 @@ def test_a_client_goes_away_at_any_moment(engine, right, steps, phases):
     engine.scheduler.check_integrity()
 
 
+def test_the_last_client_goes_away(engine):
+    """Nothing is left to do, and still a record tells of it, or whoever follows the records would wait for ever."""
+    ids = [engine.add_request(each, GREEDY) for each in PROMPTS[:2]]
+    engine.step()
+    for request_id in ids:
+        engine.abort(request_id)
+    record = engine.step()
+    assert record.aborted == tuple(ids) and record.chunks == () and record.free_blocks == CONFIG.num_usable_blocks
+    assert engine.step() is None
+
+
 def test_an_engine_is_closed_in_the_middle_of_a_step(tiny_llama, right):
     threads = threading.active_count()
     with Engine(tiny_llama, CONFIG) as engine:

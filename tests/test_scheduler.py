@@ -221,6 +221,16 @@ def test_fail_ends_the_requests_of_the_batch_and_only_those():
     assert step(scheduler).chunk("again").num_cached_tokens == 0, "what a failed request published is not to be trusted"
 
 
+def test_what_a_failed_step_published_for_an_aborted_request_is_withdrawn():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    add(scheduler, "a", 8, max_tokens=3)
+    batch = scheduler.schedule()
+    scheduler.abort_request("a")
+    scheduler.fail(batch)
+    add(scheduler, "again", tokens(8, "a") + tokens(2), max_tokens=1)
+    assert step(scheduler).chunk("again").num_cached_tokens == 0, "the forward pass never wrote those keys and values"
+
+
 def test_one_step_is_under_way_at_a_time():
     scheduler = make_scheduler()
     add(scheduler, "a", 3)
