@@ -38,9 +38,7 @@ export class GanttPanel extends StepPanel {
   base(what) {
     if (what !== "step") return what !== "hover";
     if (this.activeFirst) return true;
-    const before = this.offset;
-    this.layout();
-    return this.offset !== before;
+    return this.firstRow() !== this.offset;
   }
 
   layout() {
@@ -53,13 +51,17 @@ export class GanttPanel extends StepPanel {
     if (this.activeFirst) this.rows = [...this.rows.filter(here), ...this.rows.filter((request) => !here(request))];
     const shown = Math.min(MAX_ROWS, Math.max(1, this.rows.length));
     this.setHeight(TOP + ROW * shown + BOTTOM);
-    const most = Math.max(0, this.rows.length - MAX_ROWS);
-    if (!this.touched && !this.activeFirst && most) {
-      // Keep the first request that is still unfinished at the cursor in view, until a person scrolls.
-      const first = this.rows.findIndex((request) => !["finished", "aborted"].includes(store.stateOf(request, cursor.step)));
-      this.offset = Math.max(0, first - 1);
-    }
-    this.offset = Math.min(this.offset, most);
+    this.offset = this.firstRow();
+    this.mostTokens = 1;
+    for (const request of this.rows) this.mostTokens = Math.max(this.mostTokens, this.total(request));
+  }
+
+  /** The row to begin with: that before the first request unfinished at the cursor, until a person scrolls. */
+  firstRow() {
+    const { store, cursor } = this, most = Math.max(0, this.rows.length - MAX_ROWS);
+    if (!most || this.touched || this.activeFirst) return Math.min(this.offset, most);
+    const first = this.rows.findIndex((request) => !["finished", "aborted"].includes(store.stateOf(request, cursor.step)));
+    return Math.min(Math.max(0, first - 1), most);
   }
 
   shown() {
@@ -199,12 +201,10 @@ export class GanttPanel extends StepPanel {
     const { store, cursor, theme } = this, colours = theme.colours;
     const axis = new StepAxis(store, cursor, width);
     const x = axis.x1 + 16, full = 92;
-    let most = 1;
-    for (const request of this.rows) most = Math.max(most, this.total(request));
     this.shown().forEach((request, row) => {
       const y = this.y(row) + 3, high = ROW - 8;
       const last = store.lastChunk(request, cursor.step);
-      const scale = full / most, total = this.total(request) * scale;
+      const scale = full / this.mostTokens, total = this.total(request) * scale;
       if (last >= 0 && store.stateOf(request, cursor.step) !== "preempted") {
         const chunk = store.chunk(request.chunks[last]);
         const now = request.chunkSteps[last] === cursor.step;
@@ -223,8 +223,9 @@ export class GanttPanel extends StepPanel {
   }
 
   total(request) {
-    const last = request.chunks.length - 1;
-    return Math.max(request.num_prompt_tokens, last >= 0 ? this.store.chunk(request.chunks[last]).end : 0);
+    const { columns } = this.store, last = request.chunks.at(-1);
+    const end = last === undefined ? 0 : columns.get("chunk.start").data[last] + columns.get("chunk.num_tokens").data[last];
+    return Math.max(request.num_prompt_tokens, end);
   }
 
   /** Tokens found in the prefix cache at the admission that is in force at chunk `last`. */

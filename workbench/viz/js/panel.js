@@ -321,14 +321,14 @@ export function text(context, string, x, y, colour, { align = "left", font = FON
 
 const widths = new Map();
 
-/** Width of a text in pixels, remembered. */
+/** Width of a text in pixels, remembered; every digit counts as a 0, because counters never end. */
 export function textWidth(context, string, font) {
-  const key = font + string;
+  const sample = string.replace(/\d/g, "0"), key = font + sample;
   let width = widths.get(key);
   if (width === undefined) {
     if (widths.size > 5000) widths.clear();
     setFont(context, font);
-    widths.set(key, (width = context.measureText(string).width));
+    widths.set(key, (width = context.measureText(sample).width));
   }
   return width;
 }
