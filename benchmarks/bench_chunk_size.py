@@ -44,15 +44,15 @@ def main() -> None:
                 bounded = Workload(workload.name, replace(shape, token_budget=budget), workload.requests)
                 file = Path(folder) / f"{budget}.json"
                 file.write_text(json.dumps(bounded.to_dict()))
-                cpu, timelines = run_engine("workbench", str(file), sys.executable, model)
+                result, timelines = run_engine("workbench", str(file), sys.executable, model)
                 outputs = [timeline.tokens for timeline in timelines]
                 if outputs != (tokens := tokens or outputs):
                     raise RuntimeError(f"budget {budget} changed an output")
-                result = {"cpu_s": cpu, **serving_metrics(bounded, timelines)}
+                result |= serving_metrics(bounded, timelines)
                 runs.setdefault(budget, []).append(result)
                 print(
-                    f"{repeat} budget {budget:4d}  {result['output_tokens_per_s']:6.2f} output tok/s  "
-                    f"cpu {cpu:6.2f} s  itl median {result['median_itl_s']:.3f} p99 {result['p99_itl_s']:.3f} s",
+                    f"{repeat} budget {budget:4d}  {result['output_tokens_per_s']:6.2f} output tok/s  cpu "
+                    f"{result['cpu_s']:6.2f} s  itl {result['median_itl_s']:.3f} s, p99 {result['p99_itl_s']:.3f} s",
                     flush=True,
                 )
             save(

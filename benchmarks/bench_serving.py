@@ -35,6 +35,9 @@ from serving.workloads import FULL, SMALL, Workload, make_workload
 
 ARM_SCRIPT = Path(__file__).parent / "serving" / "arm.py"
 ARMS = ("workbench", "phase_separated", "mlx_lm", "workbench_http", "mlx_lm_http", "llama_cpp")
+COMPARED = [("workbench", arm) for arm in ("phase_separated", "mlx_lm", "llama_cpp")] + [
+    ("workbench_http", "mlx_lm_http")
+]
 RATIOS = ("duration_s", "cpu_s", "mean_ttft_s", "mean_tpot_s", "p99_itl_s")
 
 
@@ -55,15 +58,17 @@ def bundled_tokenizer() -> tuple[Any, list[int], Path]:
     return tokenizer, [token for token in words if tokenizer.encode(texts[token]) == [token]], path
 
 
-def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[float, list[Timeline]]:
-    """CPU seconds and timelines of an arm that replays the workload itself."""
+def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[dict[str, float], list[Timeline]]:
+    """CPU seconds, passes and rows, and the timelines of an arm that replays the workload itself."""
     command = [python, str(ARM_SCRIPT), arm, workload_file, str(model)]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result = json.loads(printed.splitlines()[-1])
-    return result["cpu_s"], [Timeline(**timeline) for timeline in result["timelines"]]
+    told = json.loads(printed.splitlines()[-1])
+    return told["result"], [Timeline(**timeline) for timeline in told["timelines"]]
 
 
-def run_server(arm: str, workload: Workload, workload_file: str, tokenizer: Any) -> tuple[float, list[Timeline]]:
+def run_server(
+    arm: str, workload: Workload, workload_file: str, tokenizer: Any
+) -> tuple[dict[str, float], list[Timeline]]:
     """CPU seconds of the server and timelines as a client sees them."""
     command = [sys.executable, str(ARM_SCRIPT), arm, workload_file]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -78,7 +83,7 @@ def run_server(arm: str, workload: Workload, workload_file: str, tokenizer: Any)
             wait_until_ready(port, body)
             before = cpu_time(server)
             timelines = replay_over_http(workload, port, body, prompt_of)
-            return cpu_time(server) - before, timelines
+            return {"cpu_s": cpu_time(server) - before}, timelines
         finally:
             server.terminate()
 
@@ -107,12 +112,15 @@ def cpu_time(server: subprocess.Popen[str]) -> float:
     return float(server.stdout.readline())
 
 
-def print_table(rows: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Medians, an arm a column."""
-    arms = list(rows)
+def print_results(results: dict[str, Any]) -> None:
+    """Medians, an arm a column, and how many outputs are equal."""
+    arms = results["arms"]
     print(f"{'':22s}" + "".join(f"{arm:>17s}" for arm in arms))
-    for name in rows[arms[0]]:
-        print(f"{name:22s}" + "".join(f"{rows[arm][name]['median']:17.3f}" for arm in arms))
+    for row in arms["workbench"]:
+        cells = (f"{values[row]['median']:17.3f}" if row in values else f"{'':17s}" for values in arms.values())
+        print(f"{row:22s}" + "".join(cells))
+    for arm, compared in results["outputs_compared_with_workbench"].items():
+        print(f"{arm}: {compared['equal']} of {compared['requests']} outputs equal to workbench's")
 
 
 def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: list[int], model: Path) -> None:
@@ -122,53 +130,56 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
     if any(tokenizer.encode(text) != request.prompt for text, request in zip(texts, workload.requests, strict=True)):
         raise RuntimeError("a prompt is cut differently when it is sent as text")
     print(f"{name}: {workload.shape}", flush=True)
-    at_start = machine()
-    runs: dict[str, list[dict[str, float]]] = {}
-    outputs: dict[str, dict[str, int | None]] = {}
+    load_average = machine()["load_average"]
+    runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    first: dict[str, list[Timeline]] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "workload.json"
         file.write_text(json.dumps(workload.to_dict()))
         for repeat in range(options.repeats):
-            for arm in options.arms:
+            turn = repeat % len(options.arms)  # so that no arm always follows the same one
+            for arm in options.arms[turn:] + options.arms[:turn]:
                 if arm in SERVERS:
-                    cpu, timelines = run_server(arm, workload, str(file), tokenizer)
+                    result, timelines = run_server(arm, workload, str(file), tokenizer)
                 else:
                     python = options.llama if arm == "llama_cpp" else sys.executable
-                    cpu, timelines = run_engine(arm, str(file), python, model)
-                result = {"cpu_s": cpu, **serving_metrics(workload, timelines)}
-                runs.setdefault(arm, []).append(result)
-                if arm == "workbench":
-                    ours = timelines
-                elif repeat == 0:
-                    outputs[arm] = compare_outputs(ours, timelines, tokenizer.decode)
+                    result, timelines = run_engine(arm, str(file), python, model)
+                result |= serving_metrics(workload, timelines)
+                runs[arm].append(result)
+                first.setdefault(arm, timelines)
                 print(
-                    f"{repeat} {arm:16s} {result['duration_s']:7.2f} s  cpu {cpu:7.2f} s  "
+                    f"{repeat} {arm:16s} {result['duration_s']:7.2f} s  cpu {result['cpu_s']:7.2f} s  "
                     f"ttft {result['mean_ttft_s']:6.2f} s  tpot {result['mean_tpot_s']:6.3f} s",
                     flush=True,
                 )
-            arms = {arm: {row: summarise([run[row] for run in runs[arm]]) for row in runs[arm][0]} for arm in runs}
-            ratios = {
-                f"workbench / {arm}": {
-                    row: summarise([a[row] / b[row] for a, b in zip(runs["workbench"], runs[arm], strict=True)])
-                    for row in RATIOS
-                }
-                for arm in runs
-                if arm != "workbench"
-            }
-            save(
-                f"serving_{name}{'_small' if options.small else ''}",
-                {
-                    "load_average_at_start": at_start["load_average"],
-                    "workload": asdict(workload.shape),
-                    "seed": options.seed,
-                    "arms": arms,
-                    "ratios": ratios,
-                    "outputs_compared_with_workbench": outputs,
+            results = {
+                "load_average_at_start": load_average,
+                "workload": asdict(workload.shape),
+                "seed": options.seed,
+                **summary(runs),
+                "outputs_compared_with_workbench": {
+                    arm: compare_outputs(first["workbench"], timelines, tokenizer.decode)
+                    for arm, timelines in first.items()
+                    if arm != "workbench"
                 },
-            )
-    print_table(arms)
-    for arm, compared in outputs.items():
-        print(f"{arm}: {compared['equal']} of {compared['requests']} outputs equal to workbench's")
+            }
+            save(f"serving_{name}{'_small' if options.small else ''}", results)
+    print_results(results)
+
+
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Each arm's rows over the repeats, and the ratios of those that are compared, taken repeat by repeat."""
+    return {
+        "arms": {arm: {row: summarise([run[row] for run in runs[arm]]) for row in runs[arm][0]} for arm in runs},
+        "ratios": {
+            f"{ours} / {theirs}": {
+                row: summarise([a[row] / b[row] for a, b in zip(runs[ours], runs[theirs], strict=True)])
+                for row in RATIOS
+            }
+            for ours, theirs in COMPARED
+            if ours in runs and theirs in runs
+        },
+    }
 
 
 def main() -> None:

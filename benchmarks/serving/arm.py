@@ -90,6 +90,23 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
     raise ValueError(f"arm must be workbench, phase_separated, mlx_lm, llama_cpp or a server, got {arm!r}")
 
 
+class ForwardCounter:
+    """Counts forward passes of an MLX model and the rows of tokens in them, padding included, at the embedding."""
+
+    def __init__(self) -> None:
+        import mlx.nn as nn
+
+        self.forward_passes = self.rows = 0
+        embed = nn.Embedding.__call__
+
+        def counted(embedding, token_ids):
+            self.forward_passes += 1
+            self.rows += token_ids.size
+            return embed(embedding, token_ids)
+
+        nn.Embedding.__call__ = counted
+
+
 def warm_up(workload: Workload) -> Workload:
     """Two short requests of other tokens: compiled kernels, weights in memory."""
     vocabulary = sorted({token for request in workload.requests for token in request.prompt})
@@ -132,10 +149,13 @@ def main() -> None:
         return
     engine = make_arm(arm, workload, path)
     replay(warm_up(workload), engine)
+    counter = None if arm == "llama_cpp" else ForwardCounter()
     cpu = time.process_time()
     timelines = replay(workload, engine)
-    cpu = time.process_time() - cpu
-    print(json.dumps({"cpu_s": cpu, "timelines": [asdict(timeline) for timeline in timelines]}))
+    result = {"cpu_s": time.process_time() - cpu}
+    if counter is not None:
+        result |= {"forward_passes": counter.forward_passes, "rows_computed": counter.rows}
+    print(json.dumps({"result": result, "timelines": [asdict(timeline) for timeline in timelines]}))
     if close := getattr(engine, "close", None):
         close()
 

@@ -1,0 +1,254 @@
+"""Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
+
+The page says in its own words what is measured; every number in it stands between ``<!-- begin NAME -->`` and
+``<!-- end NAME -->`` and is written here. ``--check`` compares instead of writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmark_figures import ARM_NAMES, chunk_size_figure, serving_figure, watched_figure
+
+ROOT = Path(__file__).parent.parent
+PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
+Result = Mapping[str, Any]
+
+SERVING_ROWS = {
+    "duration_s": "duration, s",
+    "cpu_s": "CPU time, s",
+    "forward_passes": "forward passes",
+    "rows_computed": "rows of tokens computed",
+    "requests_per_s": "requests per s",
+    "output_tokens_per_s": "output tokens per s",
+    "total_tokens_per_s": "input and output tokens per s",
+    **{
+        f"{statistic}_{name}_s": f"{title}, {statistic if statistic != 'p99' else 'P99'}, {unit}"
+        for name, title, unit in (
+            ("ttft", "TTFT", "s"),
+            ("queue", "queue", "s"),
+            ("prefill", "prefill", "s"),
+            ("tpot", "TPOT", "ms"),
+            ("itl", "ITL", "ms"),
+        )
+        for statistic in ("mean", "median", "p99")
+    },
+}
+OTHER_WORKLOADS = ("sharegpt", "long_prompt", "decode_only", "prefix_heavy")
+OTHER_COLUMNS = (
+    "duration_s",
+    "cpu_s",
+    "rows_computed",
+    "output_tokens_per_s",
+    "mean_ttft_s",
+    "mean_tpot_s",
+    "p99_itl_s",
+)
+
+
+def load(name: str) -> Result:
+    """A result file by name."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    digits = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return digits if "e" not in digits else f"{value:.6f}"
+
+
+def cell(row: str, values: Result) -> str:
+    """The median of a row as a table shows it, "" where an arm has none; latencies per token are in milliseconds."""
+    if row not in values:
+        return ""
+    median = values[row]["median"]
+    return number(median * 1000 if row.endswith(("tpot_s", "itl_s")) else median)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def provenance(result: Result, repeats: int) -> str:
+    """One line on where the numbers come from."""
+    machine = result["machine"]
+    versions = machine["versions"]
+    times = f"medians of {repeats} interleaved runs" if repeats > 1 else "one run"
+    load_average = result.get("load_average_at_start", machine["load_average"])
+    return (
+        f"{times}; {machine['cores']} cores of an {machine['processor']}, {machine['system']}, Python "
+        f"{machine['python']}, MLX {versions['mlx']}, mlx-lm {versions['mlx-lm']}; load average {load_average:g} "
+        "when it began"
+    )
+
+
+def serving_table() -> str:
+    """Every row of the serving table, an arm a column, and how the outputs compare."""
+    result = load("serving_random_small")
+    arms = result["arms"]
+    rows = [[title, *(cell(row, values) for values in arms.values())] for row, title in SERVING_ROWS.items()]
+    rows.append(["outputs equal to Workbench's", *(_equal(result, arm) for arm in arms)])
+    repeats = next(iter(arms.values()))["cpu_s"]["repeats"]
+    return (
+        f"{result['workload']['what']}, arrivals at {result['workload']['rate']:g} per second, "
+        f"{result['workload']['concurrency']} open at once, steps of {result['workload']['token_budget']} tokens; "
+        f"{provenance(result, repeats)}.\n\n{table(['', *(ARM_NAMES[arm] for arm in arms)], rows)}"
+    )
+
+
+def _equal(result: Result, arm: str) -> str:
+    compared = result["outputs_compared_with_workbench"].get(arm)
+    return f"{compared['equal']} of {compared['requests']}" if compared else ""
+
+
+def ratio_list() -> str:
+    """Workbench over other arms: the median of the repeats' ratios, smallest and largest in brackets."""
+    names = {"duration_s": "duration", "cpu_s": "CPU time", "mean_ttft_s": "mean TTFT", "p99_itl_s": "P99 ITL"}
+    rows = []
+    for pair, ratios in load("serving_random_small")["ratios"].items():
+        ours, theirs = pair.split(" / ")
+        rows.append([f"{ARM_NAMES[ours]} over {ARM_NAMES[theirs]}", *(spread(ratios[row]) for row in names)])
+    return table(["", *names.values()], rows)
+
+
+def spread(ratio: Result) -> str:
+    """A ratio with its range, where there is one."""
+    range_ = f" ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio["repeats"] > 1 else ""
+    return f"{ratio['median']:.2f}{range_}"
+
+
+def other_workloads() -> str:
+    """The chosen rows of the other workloads that have been run, a line for each arm."""
+    parts = []
+    for name in OTHER_WORKLOADS:
+        if not (RESULTS / f"serving_{name}_small.json").exists():
+            continue
+        result = load(f"serving_{name}_small")
+        arms = result["arms"]
+        rows = [
+            [ARM_NAMES[arm], *(cell(row, values) for row in OTHER_COLUMNS), _equal(result, arm)]
+            for arm, values in arms.items()
+        ]
+        repeats = next(iter(arms.values()))["cpu_s"]["repeats"]
+        head = [name.replace("_", " "), *(SERVING_ROWS[row] for row in OTHER_COLUMNS), "equal outputs"]
+        runs = f"medians of {repeats} runs" if repeats > 1 else "one run"
+        parts.append(f"{result['workload']['what']}; {runs}.\n\n{table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def chunk_size_table() -> str:
+    """A line for each budget."""
+    result = load("chunk_size_small")
+    names = ("output_tokens_per_s", "cpu_s", "forward_passes", "mean_ttft_s", "median_itl_s", "p99_itl_s")
+    budgets = result["budgets"]
+    rows = [[budget, *(cell(name, row) for name in names)] for budget, row in budgets.items()]
+    repeats = next(iter(budgets.values()))["cpu_s"]["repeats"]
+    head = ["token budget", *(SERVING_ROWS[name] for name in names)]
+    return f"{result['workload']['what']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
+
+
+def watched_table() -> str:
+    """A line for each arm."""
+    result = load("watched")
+    names = {"off": "record off", "on": "record on", "saved": "saved as it grows", "dashboard": "dashboard open"}
+    rows = []
+    for arm, name in names.items():
+        row, ratio = result["arms"][arm], result["cpu_over_record_on"][arm]
+        rows.append([name, cell("cpu_s", row), cell("output_tokens_per_s", row), spread(ratio) if arm != "on" else "1"])
+    head = ["", "CPU time, s", "output tokens per s", "CPU time over record on"]
+    repeats = result["arms"]["on"]["cpu_s"]["repeats"]
+    return f"{result['workload']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
+
+
+def other_scripts() -> str:
+    """What each of the remaining result files says in one number."""
+    return table(
+        ["what", "result", "script"],
+        [[what, read(load(name)), f"`bench_{name}.py`"] for name, what, read in OTHER_RESULTS],
+    )
+
+
+OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
+    (
+        "engine",
+        "16 requests that are all there at the start: CPU time over mlx-lm's `batch_generate`, same BLAS",
+        lambda result: number(result["ratios"]["workbench / mlx_lm, cpu_s"]["median"]),
+    ),
+    (
+        "attention",
+        "a layer's attention, CPU kernel: times faster than gathering the KV in MLX (24 decodes, 2 chunks)",
+        lambda result: number(next(iter(result["attention"].values()))["gather_over_cpu"]),
+    ),
+    (
+        "scheduler",
+        "scheduling, updating and recording: µs per scheduled request (256 decodes)",
+        lambda result: number(result["scenes"]["256 decodes"]["microseconds_per_scheduled_request"]["total"]["median"]),
+    ),
+    (
+        "recording",
+        "making and keeping the record: share of the CPU time of pure decode steps",
+        lambda result: f"{100 * result['share_of_decode_steps']['median']:.2f} %",
+    ),
+    (
+        "simulation",
+        "simulated requests scheduled per CPU second, no prefix caching",
+        lambda result: number(next(iter(result["cases"].values()))["scheduled_per_cpu_second"]),
+    ),
+    (
+        "dashboard",
+        "browser time per update, 64 requests and 16,384 blocks, ms",
+        lambda result: number(result["live_64_requests_16384_blocks"]["browser_ms_per_update"]),
+    ),
+]
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "serving": serving_table,
+    "serving ratios": ratio_list,
+    "other workloads": other_workloads,
+    "chunk size": chunk_size_table,
+    "watched": watched_table,
+    "other scripts": other_scripts,
+}
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Every file and what it should hold."""
+    yield IMAGES / "bench-serving.svg", serving_figure(load("serving_random_small"))
+    yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
+    yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
+    text = PAGE.read_text()
+    for name, make in SECTIONS.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        filled = f"{begin}\n{make()}\n{end}"
+        text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
+        if count != 1:
+            raise ValueError(f"{PAGE.name} must hold {begin!r} and {end!r} once, found {count}")
+    yield PAGE, text
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
+    check = parser.parse_args().check
+    stale = []
+    for path, text in files():
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            stale.append(path.name)
+    if stale:
+        print(f"not what benchmarks/results says now: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
+    return int(bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
