@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-FUZZ = Path(__file__).parent / "fuzz"
-sys.path.insert(0, str(FUZZ))
+sys.path.insert(0, str(Path(__file__).parent / "fuzz"))
 
 from fuzz_readers import READERS, replay
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 
 IN_ORDER = {
     "gguf": {"bpe.gguf", "sentencepiece.gguf", "gemma.gguf"},
@@ -24,7 +25,7 @@ def test_every_file_is_read_or_refused_by_name(kind, tmp_path, caplog):
     """One file for each way to be refused that was found, the smallest; each is also read when cut in half."""
     caplog.set_level(logging.CRITICAL, "workbench")
     accepted = set()
-    files = sorted((FUZZ / "corpus" / kind).iterdir())
+    files = sorted((CORPUS / kind).iterdir())
     assert len(files) > 40
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # weights of random bits overflow
