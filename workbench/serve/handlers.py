@@ -13,6 +13,7 @@ from tornado.web import HTTPError, RequestHandler
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import DASHBOARD
+from workbench.serve.openapi import describe
 from workbench.serve.prometheus import CONTENT_TYPE
 from workbench.serve.protocol import TokenizeRequest, decode_body
 from workbench.trace import RequestInfo, StepRecord
@@ -167,6 +168,14 @@ class Health(ApiHandler):
         """Say how it is."""
         self.set_status(503 if self.bridge.draining else 200)
         self.answer({"status": "draining" if self.bridge.draining else "ok"})
+
+
+class OpenApi(ApiHandler):
+    """/openapi.json: the API described."""
+
+    def get(self) -> None:
+        """The description."""
+        self.answer(describe(needs_key=self.bridge.settings.api_key is not None))
 
 
 class Metrics(ApiHandler):

@@ -104,6 +104,7 @@ def make_api(bridge: EngineBridge) -> Application:
         ("/tokenize", handlers.Tokenize),
         ("/health", handlers.Health),
         ("/metrics", handlers.Metrics),
+        ("/openapi.json", handlers.OpenApi),
         ("/trace/stream", handlers.TraceStream),
     ]
     shared = {"bridge": bridge}

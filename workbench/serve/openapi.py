@@ -1,0 +1,115 @@
+"""The description of the API that /openapi.json gives: made from the types that bodies are read into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from workbench import __version__
+from workbench.serve import shapes
+from workbench.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+TEXT = "text/plain"
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One address with one method.
+
+    Attributes:
+        path: The address; a part in braces is a parameter.
+        summary: What it does.
+        answer: Type of the JSON answer; None where there is none.
+        body: Type of the request's body; makes it a POST.
+        media: Media type of an answer that is text.
+        statuses: Statuses besides 200 whose answer has the same shape.
+        refuses: It only refuses.
+    """
+
+    path: str
+    summary: str
+    answer: Any = None
+    body: Any = None
+    media: str = ""
+    statuses: tuple[int, ...] = ()
+    refuses: bool = False
+
+    @property
+    def method(self) -> str:
+        """HTTP method, in lower case."""
+        return "post" if self.body is not None or self.refuses else "get"
+
+
+OPERATIONS = (
+    Operation("/v1/models", "The one model", shapes.ModelList),
+    Operation("/v1/models/{model}", "The model by its name", shapes.Model),
+    Operation("/v1/completions", "Continue prompts", shapes.Completion, CompletionRequest, EVENTS),
+    Operation("/v1/chat/completions", "Continue a conversation", shapes.ChatCompletion, ChatRequest, EVENTS),
+    Operation("/v1/embeddings", "Refused: the engine generates text", refuses=True),
+    Operation("/tokenize", "Token ids of a prompt, or of messages under the template", shapes.Tokens, TokenizeRequest),
+    Operation("/health", "Whether the server takes requests", shapes.Health, statuses=(503,)),
+    Operation("/metrics", "Metrics for Prometheus", media=TEXT),
+    Operation("/trace/stream", "The trace from the next step on, a line of a trace file in each event", media=EVENTS),
+    Operation("/openapi.json", "This description", dict[str, Any]),
+)
+
+
+def describe(*, needs_key: bool) -> dict[str, Any]:
+    """The API as an OpenAPI 3.1 document.
+
+    Args:
+        needs_key: An API key must be presented.
+    """
+    types = [shapes.Error, shapes.ChatCompletionChunk]
+    types += [kind for operation in OPERATIONS for kind in (operation.answer, operation.body) if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    schema_of = dict(zip(map(repr, types), schemas))
+    error = _json("What was wrong, and what to do", schema_of[repr(shapes.Error)])
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        responses: dict[str, Any] = {"4XX": error}
+        if not operation.refuses:
+            responses["200"] = _success(operation, schema_of)
+            responses |= {str(status): responses["200"] for status in operation.statuses}
+        if operation.body is not None:
+            responses["503"] = error
+        described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+        if operation.body is not None:
+            described["requestBody"] = {
+                "required": True, "content": {JSON: {"schema": schema_of[repr(operation.body)]}},
+            }  # fmt: skip
+        if "{model}" in operation.path:
+            described["parameters"] = [
+                {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            ]
+        paths[operation.path] = {operation.method: described}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "workbench serve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if needs_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        paths["/health"]["get"]["security"] = []
+    return document
+
+
+def _success(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.answer is not None:
+        content[JSON] = {"schema": schema_of[repr(operation.answer)]}
+    if operation.media:
+        content[operation.media] = {"schema": {"type": "string"}}
+    return {"description": operation.summary, "content": content}
+
+
+def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": schema}}}
