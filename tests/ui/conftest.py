@@ -47,7 +47,8 @@ class WatchedPage:
         self.outside = []
         page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        local = (origin, origin.replace("http", "ws"), "blob:", "data:")
+        server = origin if origin.startswith("file:") else "/".join(origin.split("/")[:3])
+        local = (server, server.replace("http", "ws"), "blob:", "data:")
         page.on("request", lambda request: request.url.startswith(local) or self.outside.append(request.url))
         page.goto(origin)
         page.wait_for_selector(".wb-root")
