@@ -12,20 +12,20 @@ from typing import Any
 
 from workbench.viz.palette import LIGHT
 
-ROW, LEFT, PANEL, GAP, TOP = 26, 128, 176, 22, 40
+ROW, LEFT, PANEL, GAP, TOP = 26, 128, 250, 22, 40
 ARM_NAMES = {
     "workbench": "Workbench",
-    "workbench_http": "Workbench, HTTP",
+    "workbench_http": "Workbench HTTP",
     "phase_separated": "phase-separated",
     "mlx_lm": "mlx-lm",
-    "mlx_lm_http": "mlx-lm, HTTP",
+    "mlx_lm_http": "mlx-lm HTTP",
     "llama_cpp": "llama.cpp",
 }
 Statistics = Mapping[str, float]
 
 
 def serving_figure(result: Mapping[str, Any]) -> str:
-    """An arm a row; panels for duration, CPU time, time to first token in its two parts, and the worst gaps."""
+    """An arm a row; four panels: duration, CPU time, time to first token in its two parts, the longest gaps."""
     arms: Mapping[str, Mapping[str, Statistics]] = result["arms"]
     panels = [
         ("duration, s", ["duration_s"]),
@@ -33,21 +33,25 @@ def serving_figure(result: Mapping[str, Any]) -> str:
         ("TTFT, s: queue + prefill", ["mean_queue_s", "mean_prefill_s"]),
         ("P99 ITL, s", ["p99_itl_s"]),
     ]
-    bottom = TOP + ROW * len(arms)
+    height = TOP + ROW * len(arms)
     parts = []
-    for row, arm in enumerate(arms):
-        weight = 600 if arm.startswith("workbench") else 400
-        parts.append(_text(LEFT - 8, TOP + ROW * row + 17, ARM_NAMES[arm], "end", weight=weight))
     for number, (title, names) in enumerate(panels):
-        left = LEFT + number * (PANEL + GAP)
-        parts.append(_text(left, TOP - 14, title))
-        parts.append(f'<path d="M{left} {TOP}V{bottom}" stroke="{LIGHT.outline}"/>')
+        left, top = LEFT + number % 2 * (PANEL + GAP), TOP + number // 2 * height
+        parts.append(_text(left, top - 14, title))
+        parts.append(f'<path d="M{left} {top}v{ROW * len(arms)}" stroke="{LIGHT.outline}"/>')
         largest = max(sum(arm[name]["median"] for name in names) for arm in arms.values())
         to_width = (PANEL - 44) / largest
         for row, (arm, values) in enumerate(arms.items()):
-            parts.append(_bar(left, TOP + ROW * row + 4, [values[name] for name in names], to_width, arm))
-    width = LEFT + len(panels) * (PANEL + GAP)
-    return _svg(width, bottom + 12, "Serving: duration, CPU time, time to first token and inter-token latency", parts)
+            parts.append(_bar(left, top + ROW * row + 4, [values[name] for name in names], to_width, arm))
+            if left == LEFT:
+                weight = 600 if arm.startswith("workbench") else 400
+                parts.append(_text(LEFT - 8, top + ROW * row + 17, ARM_NAMES[arm], "end", weight=weight))
+    return _svg(
+        LEFT + 2 * (PANEL + GAP),
+        2 * height + 12,
+        "Serving: duration, CPU time, time to first token and inter-token latency",
+        parts,
+    )
 
 
 def _bar(x: float, y: float, spans: Sequence[Statistics], to_width: float, arm: str) -> str:
@@ -98,7 +102,7 @@ def chunk_size_figure(result: Mapping[str, Any]) -> str:
         for (x, y), budget in zip(points, budgets, strict=True):
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{fill}" stroke="{LIGHT.outline}"/>')
             if name == "p99_itl_s":
-                parts.append(_text(x + 9, y - 7, budget))
+                parts.append(_text(x + 9, y + 15, budget))
         parts.append(_text(points[0][0] - 12, points[0][1] + 4, "P99" if name == "p99_itl_s" else "median", "end"))
     parts.append(_text((left + right) / 2, bottom + 38, "output tokens per second of CPU time", "middle"))
     parts.append(_text(left - 48, top - 16, "inter-token latency, s, under three token budgets"))

@@ -27,7 +27,7 @@ SERVING_ROWS = {
     "rows_computed": "rows of tokens computed",
     "requests_per_s": "requests per s",
     "output_tokens_per_s": "output tokens per s",
-    "total_tokens_per_s": "input and output tokens per s",
+    "total_tokens_per_s": "total tokens per s",
     **{
         f"{statistic}_{name}_s": f"{title}, {statistic if statistic != 'p99' else 'P99'}, {unit}"
         for name, title, unit in (

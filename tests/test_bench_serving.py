@@ -1,6 +1,9 @@
 """The serving benchmark measures what it says: workloads, times, and a baseline that gives the same tokens."""
 
+import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from baselines import phase_separated
 from baselines.mlx_lm_batch import MlxLmEngine
 from baselines.phase_separated import PhaseSeparatedEngine
+from serving.http_client import replay_over_http, stream_completion, token_prompt
 from serving.metrics import compare_outputs, percentile, serving_metrics
 from serving.replay import Events, Timeline, replay
 from serving.workloads import FULL, MAX_MODEL_LEN, SMALL, Request, Shape, Workload, make_workload
@@ -167,3 +171,79 @@ def test_outputs_are_compared_by_token_or_by_text():
     texts = [Timeline(0.0, text="w1 w2 w3"), Timeline(0.0, text="w4 w5 w6")]
     assert compare_outputs(ours, other, decode) == {"requests": 2, "equal": 1, "first_difference": 1}
     assert compare_outputs(ours, texts, decode) == {"requests": 2, "equal": 2, "first_difference": None}
+
+
+class StreamingServer(BaseHTTPRequestHandler):
+    """Answers with a token for each prompt token and a comment between, as mlx-lm's server sends; 8 is refused."""
+
+    most_open = now_open = 0
+    lock = threading.Lock()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.lock:
+            type(self).now_open += 1
+            type(self).most_open = max(self.most_open, self.now_open)
+        self.send_response(200 if 8 not in body["prompt"] else 400)
+        self.end_headers()
+        for token in body["prompt"][: body["max_tokens"]]:
+            choice = {"text": f" w{token}", "token_ids": [token]}
+            self.wfile.write(b": keepalive 1/2\n\n")
+            self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        with self.lock:
+            type(self).now_open -= 1
+        self.wfile.write(b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n')
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def streaming_port():
+    StreamingServer.most_open = 0
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StreamingServer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_http_client_reads_every_token_and_keeps_to_the_concurrency(streaming_port):
+    requests = [Request(0.0, [10 + i, 20 + i, 30 + i], 3) for i in range(6)]
+    workload = Workload("test", Shape("for a test", 6, 3, 3, 2, 0.0, 8), requests)
+    timelines = replay_over_http(workload, streaming_port, {"stream": True}, token_prompt)
+    assert [timeline.tokens for timeline in timelines] == [request.prompt for request in requests]
+    assert timelines[0].text == " w10 w20 w30"
+    assert all(len(t.token_times) == 3 and t.scheduled <= t.token_times[0] for t in timelines)
+    assert 1 <= StreamingServer.most_open <= 2
+
+
+def test_http_client_tells_a_refusal(streaming_port):
+    with pytest.raises(RuntimeError, match="status 400"):
+        stream_completion(streaming_port, {"prompt": [8], "max_tokens": 1})
+    workload = Workload("test", Shape("for a test", 1, 1, 1, 1, 0.0, 8), [Request(0.0, [8], 1)])
+    with pytest.raises(RuntimeError, match="1 requests failed"):
+        replay_over_http(workload, streaming_port, {}, token_prompt)
+
+
+def test_arm_without_a_record_computes_the_same_tokens(tiny_llama, monkeypatch):
+    from bench_watched import switch_record_off
+
+    from workbench import Engine, EngineConfig
+    from workbench.engine.scheduled_batch import ScheduledBatch
+
+    monkeypatch.setattr(ScheduledBatch, "to_record", ScheduledBatch.to_record)  # put back afterwards
+    outputs = []
+    for record in (True, False):
+        engine = Engine(tiny_llama, EngineConfig(max_num_batched_tokens=16, num_blocks=64))
+        if not record:
+            switch_record_off(engine)
+        for request in WORKLOAD.requests:
+            engine.add_request(request.prompt, max_tokens=6, ignore_eos=True)
+        engine.run(progress=False)
+        outputs.append([list(output.token_ids) for output in engine.outputs.values()])
+        assert (len(engine.trace) > 0) == record
+        engine.close()
+    assert outputs[0] == outputs[1] and len(outputs[0][0]) == 6

@@ -53,7 +53,7 @@ FULL = {
 }
 SMALL = {
     "random": Shape("12 requests of 128 in, 16 out", 12, 128, 16, 4, 10.0, 64),
-    "sharegpt": Shape("12 requests, 698 in and 662 out, log-normal", 12, 698, 662, 4, 10.0, 64, skewed=True),
+    "sharegpt": Shape("8 requests, 465 in and 441 out, log-normal", 8, 465, 441, 3, 10.0, 64, skewed=True),
     "long_prompt": Shape("1 request of 1,014 in, 10 out", 1, 1014, 10, 1, 0.0, 256),
     "decode_only": Shape("8 requests of 1 in, 64 out", 8, 1, 64, 8, 0.0, 64),
     "prefix_heavy": Shape("12 requests of 256 + 32 in, 8 out", 12, 288, 8, 4, 10.0, 128, shared_prefix=256),
