@@ -465,6 +465,50 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
         page.frame()
 
 
+def test_the_first_different_token_is_marked(open_page, tmp_path):
+    """Token by token: b samples another token once."""
+    from workbench.viz.export_html import to_html
+
+    trace = random_trace(3)
+    made = [(r.step, i, c) for r in trace for i, c in enumerate(r.chunks) if c.sampled is not None]
+    step, index, changed = made[len(made) // 2]
+    other = Trace(trace.meta)
+    for info in trace.requests.values():
+        other.add_request(info)
+    for record in trace:
+        chunks = list(record.chunks)
+        if record.step == step:
+            chunks[index] = msgspec.structs.replace(changed, sampled=changed.sampled + 1)
+        copy = msgspec.structs.replace(record, chunks=tuple(chunks))
+        copy.attach_block_tables(trace.block_size, [record.block_table(i) for i in range(len(chunks))])
+        other.append(copy)
+    nth = sum(c.request_id == changed.request_id for s, _, c in made if s < step)
+    to_html(trace, tmp_path / "two.html", other=other)
+    page = open_page(f"file://{tmp_path}/two.html", height=2000)
+    page.wait("view.other && view.other.numSteps > 0")
+    panel = page.root.locator("[data-panel=compare]")
+    panel.get_by_label("Rows of the requests").select_option("tokens")
+    page.frame()
+    compare_panel = "view.panels.find((p) => p.id === 'compare')"
+    found = page.view(f"{compare_panel}.rows.map(([a], row) => [a.id, {compare_panel}.tokens.differences[row]])")
+    assert dict(found) == {request: nth if request == changed.request_id else -1 for request in trace.requests}
+    row = [request for request, _ in found].index(changed.request_id)
+    x, y = page.view(
+        f"[{compare_panel}.tokens.x(argument[1] + 0.5, {compare_panel}.width), {compare_panel}.middle(argument[0])]",
+        [row, nth],
+    )
+    panel.locator("canvas").first.hover(position={"x": x, "y": y})
+    words = page.root.get_by_role("tooltip").text_content()
+    assert "the first difference" in words
+    assert f"(id {changed.sampled})" in words and f"(id {changed.sampled + 1})" in words
+    panel.locator("canvas").first.click(position={"x": x, "y": y})
+    assert page.view("view.cursor.step") == step
+    panel.get_by_role("button", name="Table").click()
+    page.frame()
+    cells = panel.locator(".wb-twin tbody tr").nth(row).locator("td").all_text_contents()
+    assert (cells[0], cells[-1]) == (changed.request_id, str(nth))
+
+
 def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
     from workbench.viz.export_html import to_html
 

@@ -1,11 +1,12 @@
-// Two runs of one workload: mirrored timelines, a lane for each run of every request, what each request gains or
-// loses, and the first step in which they part. The findings come with the packet of the second run
+// Two runs of one workload, mirrored: a above the line and b below it, in the timeline and for every request, whose rows
+// show its chunks or its tokens; what each request gains or loses, and where the two runs part. The findings come with the packet of the second run
 // (workbench/trace/compare.py); here they are only drawn.
 
 import { formatNumber, formatSeconds, h, plain, replace, setText } from "./dom.js";
 import { CanvasPanel, MARGIN, SMALL, hatch, requestLabel, text, ticks } from "./panel.js";
+import { TokenLanes, firstDifference, markDifference, writeLatency } from "./token_lanes.js";
 
-const MIRROR = 96, ROW = 22, TOP = 22, MAX_ROWS = 24;
+const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
 export class ComparePanel extends CanvasPanel {
   constructor(view) {
@@ -15,10 +16,12 @@ export class ComparePanel extends CanvasPanel {
     this.words = h("p", { class: "wb-facts" });
     this.align = h("select", { class: "wb-button", "aria-label": "Align the two runs by", onchange: () => { this.stale.add("data"); this.view.requestFrame(); } },
       h("option", { value: "step" }, "aligned by step"), h("option", { value: "arrival" }, "aligned by arrival of the request"), h("option", { value: "time" }, "aligned by time"));
+    this.rowsOf = h("select", { class: "wb-button", "aria-label": "Rows of the requests", onchange: () => { this.stale.add("data"); this.view.requestFrame(); } },
+      h("option", { value: "chunks" }, "rows: chunks"), h("option", { value: "tokens" }, "rows: tokens"));
     this.rowsElement = h("tbody");
     this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, h("table", { class: "wb-table" }, h("thead", {}, h("tr", {}, ["request", "TTFT a", "b", "Δ", "ITL a", "b", "Δ", "computed again a", "b", "Δ"].map((name) => h("th", { scope: "col" }, name)))), this.rowsElement));
     this.element.hidden = true;
-    this.tools.append(this.align);
+    this.tools.append(this.align, this.rowsOf);
     this.body.prepend(h("div", { class: "wb-bar" }, this.badge, this.jump), this.words);
     this.body.append(this.gains);
   }
@@ -36,7 +39,7 @@ export class ComparePanel extends CanvasPanel {
     if (findings.refused) {
       setText(this.badge, "cannot be compared");
       setText(this.words, findings.refused);
-      this.jump.hidden = this.align.hidden = this.gains.hidden = true;
+      this.jump.hidden = this.align.hidden = this.rowsOf.hidden = this.gains.hidden = true;
       return this.setHeight(1);
     }
     setText(this.badge, findings.badge);
@@ -46,7 +49,10 @@ export class ComparePanel extends CanvasPanel {
     const where = parted ? `First divergence: step ${parted.step}, ${plain(parted.request)}: ${plain(parted.what, 160)}.` : "The schedules never differ.";
     setText(this.words, [where, ...findings.notes.map((note) => plain(note, 240))].join(" "));
     this.rows = findings.rows.slice(0, MAX_ROWS).map(([id]) => [this.store.byId.get(id), this.other.byId.get(id)]);
-    this.setHeight(TOP + MIRROR + 18 + this.rows.length * ROW + 8);
+    this.tokens = this.rowsOf.value === "tokens" ? new TokenLanes(this.rows, [this.store, this.other]) : null;
+    const rows = this.tokens ? `bars: time since the token before, ${this.write(this.tokens.longest)} at the highest` : "cells: chunks";
+    setText(this.hintElement, `a above and dark, b below and light; ${rows}; × the first different token`);
+    this.setHeight(TOP + MIRROR + 22 + this.rows.length * ROW + 22);
     this.fillTable();
   }
 
@@ -118,23 +124,41 @@ export class ComparePanel extends CanvasPanel {
     }
   }
 
+  /** Index of the first token of a request in which the runs differ, "none" when they do not. */
+  difference(id) {
+    const found = firstDifference(this.store.byId.get(id).tokens, this.other.byId.get(id).tokens);
+    return found < 0 ? "none" : found;
+  }
+
+  /** Middle of a request's row: its first run is above, its second below. */
+  middle(row) { return TOP + MIRROR + 22 + row * ROW + ROW / 2 - 2; }
+
   drawLanes(context) {
-    const { theme } = this, colours = theme.colours;
+    const { theme, tokens } = this, colours = theme.colours;
+    if (tokens) tokens.drawAxis(context, this.width, this.middle(this.rows.length) - 2, colours);
     this.rows.forEach(([a, b], row) => {
-      const y = TOP + MIRROR + 18 + row * ROW;
-      requestLabel(context, plain(a.id, 10), MARGIN.left - 8, y + ROW / 2 - 2, colours.text, theme.hue(a.index));
-      [[this.store, a, y + 1], [this.other, b, y + 10]].forEach(([store, request, top]) => {
-        const origin = this.align.value === "arrival" ? request.arrival_step : 0;
-        for (let i = 0; i < request.chunks.length; i++) {
-          const chunk = store.chunk(request.chunks[i]), step = request.chunkSteps[i];
-          const x = this.x(store, step, origin), w = Math.max(0.8, this.x(store, step + 1, origin) - x);
-          context.fillStyle = chunk.decode ? theme.decode(a.index) : theme.prefill(a.index);
-          context.fillRect(x, chunk.decode ? top + 2 : top, w, chunk.decode ? 4 : 8);
-          if (chunk.recomputed) hatch(context, x, top, w, 8, colours.background, 3);
-        }
-      });
+      const middle = this.middle(row);
+      requestLabel(context, plain(a.id, 10), MARGIN.left - 8, middle, colours.text, theme.hue(a.index));
+      if (tokens) tokens.drawLane(context, row, this.width, middle, HALF, theme);
+      else this.drawChunks(context, a, b, middle);
       context.fillStyle = colours.hairline;
-      context.fillRect(MARGIN.left, y + ROW - 2, this.width - 16 - MARGIN.left, 1);
+      context.fillRect(MARGIN.left, middle + ROW / 2, this.width - 16 - MARGIN.left, 1);
+    });
+  }
+
+  drawChunks(context, a, b, middle) {
+    const { theme } = this, colours = theme.colours, difference = firstDifference(a.tokens, b.tokens);
+    [[this.store, a], [this.other, b]].forEach(([store, request], which) => {
+      const origin = this.align.value === "arrival" ? request.arrival_step : 0;
+      for (let i = 0; i < request.chunks.length; i++) {
+        const chunk = store.chunk(request.chunks[i]), step = request.chunkSteps[i], high = chunk.decode ? 4 : 8;
+        const x = this.x(store, step, origin), w = Math.max(0.8, this.x(store, step + 1, origin) - x), top = which ? middle + 0.5 : middle - 0.5 - high;
+        context.fillStyle = chunk.decode ? theme.decode(a.index) : theme.prefill(a.index);
+        context.fillRect(x, top, w, high);
+        if (chunk.recomputed) hatch(context, x, top, w, high, colours.background, 3);
+      }
+      const token = request.tokens[difference];
+      if (token) markDifference(context, this.x(store, token.step, origin), which ? middle + HALF / 2 : middle - HALF / 2, HALF / 2, colours.bad);
     });
   }
 
@@ -142,21 +166,25 @@ export class ComparePanel extends CanvasPanel {
 
   drawOverlay(context, width, height) {
     if (!this.other || this.findings.refused || !this.x || this.align.value === "arrival") return;
+    const bottom = this.tokens ? TOP + MIRROR : height;
     context.fillStyle = this.theme.colours.cursor;
-    context.fillRect(this.x(this.store, this.cursor.step) - 0.75, TOP - 4, 1.5, height - TOP);
+    context.fillRect(this.x(this.store, this.cursor.step) - 0.75, TOP - 4, 1.5, bottom - TOP);
   }
 
   hit(x, y) {
     if (!this.other || this.findings.refused || !this.rows) return null;
-    const pair = this.rows[Math.floor((y - TOP - MIRROR - 18) / ROW)];
+    const row = Math.round((y - this.middle(0)) / ROW), pair = y > TOP + MIRROR + 18 ? this.rows[row] : null;
     if (!pair) {
       if (this.timed || x < MARGIN.left || y > TOP + MIRROR) return null;
       const step = Math.floor(((x - MARGIN.left) / (this.width - 16 - MARGIN.left)) * this.end);
       return step < this.store.numSteps ? { step, hover: { step }, lines: [`step ${this.store.label(step)}`] } : null;
     }
-    const [a, b] = pair;
+    const [a, b] = pair, hover = { request: a.index };
+    const token = this.tokens && x >= MARGIN.left ? this.tokens.describe(row, this.tokens.at(x, this.width), writeLatency(this.store.timed())) : null;
+    if (token) return { hover, request: a, ...token };
+    const difference = firstDifference(a.tokens, b.tokens);
     const last = (request) => `${request.tokens.length} tokens, last chunk in step ${request.chunkSteps.at(-1) ?? "–"}`;
-    return { hover: { request: a.index }, request: a, lines: [plain(a.id), `a: ${last(a)}`, `b: ${last(b)}`] };
+    return { hover, request: a, lines: [plain(a.id), `a: ${last(a)}`, `b: ${last(b)}`, difference < 0 ? "the same tokens" : `the first difference is token ${difference}`] };
   }
 
   clicked(hit) {
@@ -168,8 +196,8 @@ export class ComparePanel extends CanvasPanel {
 
   tableTwin() {
     return {
-      caption: this.findings?.badge, headings: ["request", "TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"],
-      rows: (this.findings?.rows || []).map(([id, ...values]) => [plain(id), ...values.map((v, i) => (i < 4 ? this.write(v) : v))]),
+      caption: this.findings?.badge, headings: ["request", "TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b", "first different token"],
+      rows: (this.findings?.rows || []).map(([id, ...values]) => [plain(id), ...values.map((v, i) => (i < 4 ? this.write(v) : v)), this.difference(id)]),
     };
   }
 }
