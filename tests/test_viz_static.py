@@ -105,6 +105,17 @@ def test_many_sequences_are_counted_not_drawn():
 # -- the ES module ----------------------------------------------------------------------------------------------
 
 
+def test_the_module_asks_nothing_of_its_host_but_what_anywidget_defines():
+    """So it runs wherever anywidget does, VS Code's notebooks included, which no test here can drive."""
+    source = bundling.bundle()
+    asked = set(re.findall(r"(?<![.\w])(?:this\.)?model\.(\w+)", source))
+    assert asked == {"get", "set", "save_changes", "on", "off"}
+    assert not re.search(
+        r"\b(?:import\s*\(|require\s*\(|acquireVsCodeApi|Jupyter\b|window\.parent|postMessage)", source
+    )
+    assert re.findall(r"^import .*$", source, re.MULTILINE) == []
+
+
 def test_the_module_is_whole():
     source = bundling.bundle()
     assert "import " not in re.sub(r"^\s*(//|\*|/\*).*$", "", source, flags=re.MULTILINE).split("const $")[0]

@@ -38,12 +38,8 @@ class PoolChanges:
 
     def __init__(self, trace: Trace) -> None:
         self._block_size = trace.block_size
-        keyframe = trace.keyframe
-        if keyframe is None:
-            self._replay = PoolReplay(self._block_size, range(1, trace.num_blocks or 1))
-        else:
-            tables = [(request_id, list(table)) for request_id, table in keyframe.block_tables.items()]
-            self._replay = PoolReplay(self._block_size, keyframe.free_block_ids, keyframe.cached_block_ids, tables)
+        self._replay = PoolReplay.at_start_of(trace)
+        computed = trace.keyframe.num_kv_computed if trace.keyframe else {}
         self._holders: dict[int, list[str]] = {}
         self._unused: dict[str, int] = {}
         self._seen: dict[int, BlockChange] = {}
@@ -51,8 +47,7 @@ class PoolChanges:
         self._touched: dict[int, None] = dict.fromkeys(self._replay.cached)
         for request_id, table in self._replay.tables.items():
             self._take(request_id, table)
-            tokens = keyframe.num_kv_computed.get(request_id, 0) if keyframe else 0
-            self._unused[request_id] = len(table) * self._block_size - tokens
+            self._unused[request_id] = len(table) * self._block_size - computed.get(request_id, 0)
         self.num_cached = self._replay.num_cached_free
         self.num_unused_slots = sum(self._unused.values())
 
