@@ -46,10 +46,12 @@ def test_workloads_are_what_their_shapes_say(name, shapes):
 
 
 def some_requests(lengths, output_tokens, concurrency):
-    shape = Shape("for a test", len(lengths), 0, output_tokens, concurrency, 0.0, 8)
+    """Requests with prompts of these lengths; ``output_tokens`` is one number, or one for each request."""
+    shape = Shape("for a test", len(lengths), 0, 0, concurrency, 0.0, 8)
     generator = np.random.default_rng(5)
+    outputs = np.broadcast_to(output_tokens, len(lengths)).tolist()
     requests = [
-        Request(0.0, [int(token) for token in generator.integers(3, 120, length)], output_tokens) for length in lengths
+        Request(0.0, generator.integers(3, 120, length).tolist(), count) for length, count in zip(lengths, outputs)
     ]
     return Workload("test", shape, requests)
 
@@ -62,7 +64,7 @@ def alone(model, prompt, num_tokens):
     return tokens[len(prompt) :]
 
 
-WORKLOAD = some_requests([5, 20, 8, 1, 13], output_tokens=6, concurrency=3)
+WORKLOAD = some_requests([5, 20, 8, 1, 13], output_tokens=[4, 6, 2, 5, 3], concurrency=3)
 
 
 @pytest.fixture(scope="module")
