@@ -58,6 +58,12 @@ def bundled_tokenizer() -> tuple[Any, list[int], Path]:
     return tokenizer, [token for token in words if tokenizer.encode(texts[token]) == [token]], path
 
 
+def package_version(python: str, package: str) -> str:
+    """The version of a package that another Python has."""
+    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
 def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[dict[str, float], list[Timeline]]:
     """CPU seconds, passes and rows, and the timelines of an arm that replays the workload itself."""
     command = [python, str(ARM_SCRIPT), arm, workload_file, str(model)]
@@ -131,6 +137,7 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
         raise RuntimeError("a prompt is cut differently when it is sent as text")
     print(f"{name}: {workload.shape}", flush=True)
     load_average = machine()["load_average"]
+    llama_version = package_version(options.llama, "llama-cpp-python") if "llama_cpp" in options.arms else None
     runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
     first: dict[str, list[Timeline]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -156,6 +163,7 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
                 "load_average_at_start": load_average,
                 "workload": asdict(workload.shape),
                 "seed": options.seed,
+                "llama_cpp_python": llama_version,
                 **summary(runs),
                 "outputs_compared_with_workbench": {
                     arm: compare_outputs(first["workbench"], timelines, tokenizer.decode)
