@@ -209,5 +209,5 @@ def test_hostile_names_are_only_text():
 def test_repr_of_many_requests():
     workload = {**WORKLOAD, "requests": [{"id": f"r{n}", "prompt": {"len": 3}, "max_tokens": 1} for n in range(60)]}
     result = compare(simulate(workload), simulate(workload))
-    assert "... and 10 requests whose times changed less" in repr(result)
-    assert "... and 10 requests" in result._repr_html_()
+    assert "... and 40 requests whose times changed less" in repr(result)
+    assert "... and 40 requests" in result._repr_html_()

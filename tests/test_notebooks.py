@@ -8,8 +8,9 @@ import nbformat
 import numpy as np
 import pytest
 
-from workbench import course
+from workbench import Trace, course
 from workbench.course.bugs import BUGS, planted
+from workbench.engine.policy import SchedulingPolicy
 
 NOTEBOOKS = sorted(Path(__file__).parent.parent.glob("notebooks/*.ipynb"))
 MAX_CODE_CELLS = 12
@@ -84,7 +85,12 @@ def cached(num_shared, num_prompt_tokens, block_size):
     return min(num_shared, num_prompt_tokens - 1) // block_size * block_size
 
 
+def token_of(probabilities, number):
+    return int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
+
+
 ANSWERS = {
+    course.check_token_of: (token_of, lambda probabilities, number: int(np.argmax(probabilities))),
     course.check_mask: (mask, lambda cu_seqlens_q, seqused_k: np.tri(cu_seqlens_q[-1], sum(seqused_k)) > 0),
     course.check_slots: (
         lambda block_table, position, block_size: (
@@ -115,8 +121,66 @@ def test_checker(check):
     assert check(right), check(right)
     verdict = check(wrong)
     assert not verdict and "expected" in verdict.message
+    silent = check(lambda **arguments: None)
+    assert not silent and "gives None" in silent.message and "Is there a return?" in silent.message
+    other_kind = check(lambda **arguments: object())
+    assert not other_kind and "expected" in other_kind.message
     broken = check(lambda **arguments: 1 / 0)
     assert not broken and "ZeroDivisionError" in broken.message
+
+
+def test_a_wrong_matrix_is_told_its_first_wrong_cell():
+    verdict = course.check_mask(ANSWERS[course.check_mask][1])
+    assert "gives False in row 0, column 1, expected True" in verdict.message
+    verdict = course.check_mask(lambda cu_seqlens_q, seqused_k: np.zeros((2, 2)))
+    assert "gives shape (2, 2), expected (5, 5)" in verdict.message
+
+
+def test_the_number_of_steps_is_not_given_away():
+    sizes = {"num_prompt_tokens": 170, "token_budget": 32, "num_ahead": 5}
+    assert "27, 31, 31, 31, 31, 19" in course.check_num_steps(6, **sizes).message
+    for wrong in (5, 7, None):
+        verdict = course.check_num_steps(wrong, **sizes)
+        assert not verdict and "room for 27 of its 170 tokens, the second for 31" in verdict.message
+        assert "6" not in verdict.message
+
+
+def standstill():
+    sampled = set()
+
+    def condition(record):
+        stands = any(rid in sampled and rid not in record.num_kv_computed for rid in record.running)
+        sampled.update(chunk.request_id for chunk in record.chunks if chunk.sampled is not None)
+        return stands
+
+    return condition
+
+
+def test_a_condition_for_standing_still():
+    assert course.check_standstill(standstill)
+    never = course.check_standstill(lambda: lambda record: False)
+    assert not never and "holds in steps [], and chat stands still in [5, 6" in never.message
+    prefilling = course.check_standstill(lambda: lambda record: any(c.is_partial_prefill for c in record.chunks))
+    assert not prefilling and "on a healthy server" in prefilling.message
+    assert "raises TypeError" in course.check_standstill(lambda: None).message
+
+
+def test_a_policy_that_gives_up_the_fewest_computed_tokens():
+    class Fewest(SchedulingPolicy):
+        def victim(self, view):
+            return min(view.victims, key=lambda request: request.num_kv_computed)
+
+    right, default = course.check_fewest_computed(Fewest()), course.check_fewest_computed(SchedulingPolicy())
+    assert right and "3 victims" in right.message
+    assert not default and "gives up 'c'" in default.message
+
+
+def test_the_smallest_budget_for_a_recording():
+    recording = Trace.load(NOTEBOOKS[0].parent / "data" / "vllm_five_long.jsonl.gz")
+    verdicts = {budget: course.check_smallest_budget(budget, recording) for budget in range(199, 206)}
+    assert [budget for budget, verdict in verdicts.items() if verdict] == [203]
+    assert "the last first token comes in step" in verdicts[200].message and "so it does" in verdicts[204].message
+    assert "no number" in course.check_smallest_budget(None, recording).message
 
 
 def test_a_search_that_reads_everything_is_told_so():

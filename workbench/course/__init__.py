@@ -11,11 +11,16 @@ simulation, a formula) and says by an example what is wrong with it:
 from workbench.course.exercises import (
     check_cached_tokens,
     check_chunks,
+    check_fewest_computed,
     check_find_seq_idx,
     check_knobs,
     check_mask,
+    check_num_steps,
     check_recomputed,
     check_slots,
+    check_smallest_budget,
+    check_standstill,
+    check_token_of,
     check_victim,
 )
 from workbench.course.pictures import Picture, bars, matrix
@@ -27,11 +32,16 @@ __all__ = [
     "bars",
     "check_cached_tokens",
     "check_chunks",
+    "check_fewest_computed",
     "check_find_seq_idx",
     "check_knobs",
     "check_mask",
+    "check_num_steps",
     "check_recomputed",
     "check_slots",
+    "check_smallest_budget",
+    "check_standstill",
+    "check_token_of",
     "check_victim",
     "matrix",
 ]

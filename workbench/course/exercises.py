@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from workbench.course.verdict import Verdict, try_cases
+from workbench.engine.fork import fork
+from workbench.engine.policy import PolicyView, SchedulingPolicy
+from workbench.engine.request import Request
 from workbench.engine.simulate import simulate
 from workbench.trace import StepRecord, Trace
 
@@ -26,6 +29,25 @@ def _mixed_steps() -> list[StepRecord]:
     ]
     config = {"max_num_batched_tokens": 16, "block_size": 4, "num_blocks": 64}
     return [step for step in simulate({"config": config, "requests": requests}) if step.chunks]
+
+
+def check_num_steps(answer: int, *, num_prompt_tokens: int, token_budget: int, num_ahead: int) -> Verdict:
+    """Notebook 00: ``answer`` is the number of steps in which a prompt is computed.
+
+    Args:
+        answer: The reader's number.
+        num_prompt_tokens: Length of the prompt.
+        token_budget: Tokens of a step.
+        num_ahead: Length of a short prompt that came before and decodes meanwhile.
+    """
+    requests = [_single("short", num_ahead, 1000), _single("long", num_prompt_tokens)]
+    config = {"max_num_batched_tokens": token_budget, "enable_prefix_caching": False}
+    trace = simulate({"config": config, "requests": requests}, max_steps=num_prompt_tokens + 2)
+    chunks = [chunk.num_tokens for step in trace for chunk in step.chunks if chunk.request_id == "long"]
+    if answer != len(chunks):
+        room = f"the first step has room for {chunks[0]} of its {num_prompt_tokens} tokens, the second for"
+        return Verdict(False, f"{answer!r} steps; {room} {token_budget - 1}. How does it go on?")
+    return Verdict(True, f"in chunks of {', '.join(map(str, chunks))}.")
 
 
 def check_mask(answer: Callable[[list[int], list[int]], np.ndarray]) -> Verdict:
@@ -159,3 +181,88 @@ def check_knobs(workload: Mapping[str, Any], knobs: Mapping[str, Any], *, short_
             took = "has none" if request.ttft is None else f"has it after {request.ttft.steps} steps"
             return Verdict(False, f"{name} should have its first token within {bound} steps and {took}.")
     return Verdict(True, f"{len(trace.requests)} requests are within their bounds.")
+
+
+def check_token_of(answer: Callable[[np.ndarray, float], int]) -> Verdict:
+    """Notebook 09: ``answer(probabilities, number)`` is the token in whose part of [0, 1) the number lies."""
+    rng = np.random.default_rng(0)
+    cases = []
+    for _ in range(200):
+        weights = rng.integers(1, 20, rng.integers(3, 7))
+        weights[rng.integers(len(weights))] = 0  # a token that is never to be taken
+        probabilities = weights / weights.sum()
+        token = int(rng.choice(np.flatnonzero(probabilities > 0)))
+        # A number from the inside of the token's part, so that no rounding decides.
+        number = float(probabilities[:token].sum() + rng.uniform(0.1, 0.9) * probabilities[token])
+        cases.append(({"probabilities": probabilities.round(6), "number": round(number, 6)}, token))
+    return try_cases(answer, cases, lambda result, token: result == token)
+
+
+def check_standstill(make_condition: Callable[[], Callable[[StepRecord], bool]]) -> Verdict:
+    """Notebook 10: the condition holds when a running request that has sampled before gets nothing in a step.
+
+    Args:
+        make_condition: Makes a condition with an empty memory; it is handed every record of a run in order.
+    """
+    from workbench.course.bugs import planted  # which imports MLX
+
+    for bug in ("", "D"):
+        for budget in (16, 32, 48):
+            requests = [_single("chat", 5, 30), {**_single("long", 150, 3), "arrival_step": 4}]
+            config = {"max_num_batched_tokens": budget, "num_blocks": 64}
+            if bug:
+                with planted(bug):
+                    trace = simulate({"config": config, "requests": requests})
+            else:
+                trace = simulate({"config": config, "requests": requests})
+            expected = [r.step for r in trace if "chat" in r.running and "chat" not in r.num_kv_computed]
+            server = f"a {'sick' if bug else 'healthy'} server with a budget of {budget}"
+            try:
+                condition = make_condition()
+                held = [record.step for record in trace if condition(record)]
+            except Exception as problem:
+                return Verdict(False, f"on {server} it raises {type(problem).__name__}: {problem}")
+            if held != expected:
+                return Verdict(False, f"on {server} it holds in steps {held}, and chat stands still in {expected}.")
+    return Verdict(True, "it holds in every step in which somebody stands still, and in no other.")
+
+
+def check_fewest_computed(policy: SchedulingPolicy) -> Verdict:
+    """Notebook 11: ``policy.victim`` gives up the request with the fewest computed tokens."""
+    asked: list[tuple[Request, list[tuple[str, int]]]] = []
+
+    class Overheard(SchedulingPolicy):
+        def victim(self, view: PolicyView) -> Request:
+            answer = policy.victim(view)
+            asked.append((answer, [(request.request_id, request.num_kv_computed) for request in view.victims]))
+            return answer
+
+    # The last one to arrive has the longest prompt, so that it is not the victim by itself.
+    requests = [{**_single(name, 10 + 9 * i, 40), "arrival_step": i} for i, name in enumerate("abc")]
+    config = {"block_size": 4, "num_blocks": 22, "enable_prefix_caching": False}
+    simulate({"config": config, "requests": requests}, policy=Overheard())
+    for answer, victims in asked:
+        fewest = min(computed for _, computed in victims)
+        chosen = dict(victims).get(getattr(answer, "request_id", ""))
+        if chosen != fewest:
+            shown = ", ".join(f"{name} has {computed}" for name, computed in victims)
+            return Verdict(False, f"of {{{shown}}} it gives up {getattr(answer, 'request_id', answer)!r}.")
+    return Verdict(True, f"{len(asked)} victims had the fewest computed tokens.")
+
+
+def check_smallest_budget(answer: int, recording: Trace) -> Verdict:
+    """Notebook 12: a ``max_num_batched_tokens`` whose last first token is no later than recorded; one less is late."""
+
+    def last_first_token(budget: int) -> int:
+        trace = fork(recording, max_num_batched_tokens=budget) if budget else recording
+        return max(step.step for step in trace for chunk in step.chunks if chunk.arm in ("new_final", "cached_final"))
+
+    if not isinstance(answer, int) or answer < 1:
+        return Verdict(False, f"{answer!r} is no number of tokens.")
+    allowed, reached = last_first_token(0), last_first_token(answer)
+    if reached > allowed:
+        return Verdict(False, f"with {answer} the last first token comes in step {reached}, recorded was {allowed}.")
+    smaller = last_first_token(answer - 1) if answer > 1 else allowed + 1
+    if smaller <= allowed:
+        return Verdict(False, f"with {answer} it comes in step {reached}, in time; so it does with {answer - 1}.")
+    return Verdict(True, f"with {answer - 1} it would come in step {smaller}.")

@@ -48,16 +48,33 @@ def try_cases(
         shown = ", ".join(f"{name}={_short(value)}" for name, value in arguments.items())
         try:
             result = answer(**arguments)
-            right = equal(result, expected)
         except Exception as problem:
             return Verdict(False, f"{shown} raises {type(problem).__name__}: {problem}")
+        if result is None and expected is not None:
+            return Verdict(False, f"{shown} gives None, expected {_short(expected)}. Is there a return?")
+        try:
+            right = equal(result, expected)
+        except (TypeError, ValueError):  # of another kind than what is expected
+            right = False
         if not right:
-            return Verdict(False, f"{shown} gives {_short(result)}, expected {_short(expected)}.")
+            return Verdict(False, f"{shown} gives {_difference(result, expected)}.")
     return Verdict(True, f"{num_cases} cases agree.")
 
 
+def _difference(result: Any, expected: Any) -> str:
+    """Where an answer differs: of two matrices the first cell, of anything else the whole."""
+    if not isinstance(expected, np.ndarray):
+        return f"{_short(result)}, expected {_short(expected)}"
+    if np.shape(result) != expected.shape:
+        return f"shape {np.shape(result)}, expected {expected.shape}"
+    row, column = np.argwhere(np.asarray(result) != expected)[0]
+    return f"{np.asarray(result)[row, column]!s} in row {row}, column {column}, expected {expected[row, column]!s}"
+
+
 def _short(value: Any, limit: int = 400) -> str:
-    if isinstance(value, np.ndarray):
-        value = value.astype(int).tolist()
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return f"a matrix of shape {value.shape}"
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."

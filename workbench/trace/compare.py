@@ -24,7 +24,7 @@ from workbench.trace.metrics_table import number
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
-MAX_ROWS = 50
+MAX_ROWS = 20
 """Requests that a repr lists."""
 
 
