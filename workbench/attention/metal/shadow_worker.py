@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import struct
 import sys
 import time
@@ -141,6 +142,7 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve calls until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends this process by its input
     # What a compiler or a library prints must not end up between frames.
     frames, sys.stdout = sys.stdout.buffer, sys.stderr
     while (payload := receive(sys.stdin.buffer)) is not None:
