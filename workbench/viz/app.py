@@ -60,7 +60,7 @@ def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") ->
     """
 
     def session() -> Any:
-        page = TracePage(Feed(source, other), options={"theme": theme}, sizing_mode="stretch_width")
+        page = TracePage(Feed(source, other), options={"theme": theme, "page": True}, sizing_mode="stretch_width")
 
         async def refresh() -> None:
             # A long trace takes a while to encode, and the event loop has others to serve.

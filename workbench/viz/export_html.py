@@ -43,7 +43,7 @@ const unpack = async (id) => {{
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new DataView(await new Response(stream).arrayBuffer());
 }};
-const values = {{ status: {{ live: false }}, options: {{}} }};
+const values = {{ status: {{ live: false }}, options: {{ page: true }} }};
 values.packet = await unpack("packet");
 if (document.getElementById("other")) values.other = await unpack("other");
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};

@@ -13,7 +13,7 @@ MOST_VALUES = 48
 MOST_COLUMNS = 256
 """Columns of a picture of norms; more packed rows than that share columns, each with the largest norm of its rows."""
 
-LAYER_ARRAYS = {"q": "queries", "k": "new keys", "v": "new values", "out": "attention output"}
+LAYER_ARRAYS = {"q": "queries", "out": "attention output", "k": "new keys", "v": "new values"}
 """What is shown of a layer, by the names of ``LayerCapture``."""
 
 _WHAT = {
@@ -65,11 +65,12 @@ def describe_phase(name: str, made: Any) -> dict[str, Any]:
 def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
     norms = {key: np.linalg.norm(getattr(capture, key), axis=-1) for key in LAYER_ARRAYS}
     facts = [
-        (key, f"{_shape(getattr(capture, key))}norm of a head {_range(norm)}; {_not_finite(getattr(capture, key))}")
+        (key, f"{_shape(getattr(capture, key))}norm {_range(norm)}; {_not_finite(getattr(capture, key))}")
         for key, norm in norms.items()
     ]
     window = f"a sliding window of {capture.window} tokens" if capture.window > 0 else "the whole context"
     facts.append(("reads", f"{window} of {len(capture.seqused_k)} sequences, KV lengths {_values(capture.seqused_k)}"))
+    facts.append(("pictures", "the norm of each head (down) of each packed row (across); darker is larger"))
     return {
         "name": name,
         "what": "its attention has written this step's keys and values and read the context; what follows it in the "

@@ -43,7 +43,7 @@ class TraceView(anywidget.AnyWidget):
         status: State of the engine and messages for the person.
         command: What the person asked for last.
         mounted: The browser shows the view and has taken in a packet.
-        options: How the view is laid out: "theme" and "panels".
+        options: How the view is laid out: "theme", "panels", and "page" where it has a page to itself.
     """
 
     _esm = traitlets.Unicode().tag(sync=True)

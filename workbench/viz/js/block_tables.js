@@ -20,8 +20,8 @@ export class BlockTablesPanel extends CanvasPanel {
     this.rows = (this.hidden ? [...focused, ...others] : chunks).slice(0, MAX_ROWS)
       .map((chunk) => ({ chunk, blocks: store.blockTable(chunk.request, cursor.step) }));
     this.setHeight(TOP + Math.max(2, this.rows.length) * ROW + (this.hidden ? 18 : 6));
-    const space = this.width - LEFT - 54;
     const longest = Math.max(1, ...this.rows.map((row) => row.blocks.length));
+    const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54);
     this.cell = Math.max(4, Math.min(30, space / longest));
     this.fits = Math.max(1, Math.floor(space / this.cell));
   }
@@ -47,7 +47,7 @@ export class BlockTablesPanel extends CanvasPanel {
       });
       const x = LEFT + shown.length * this.cell + 4;
       const fill = chunk.end - (blocks.length - 1) * size;
-      text(context, blocks.length > shown.length ? `… ${blocks.length}` : `${fill}/${size}`, x, y + ROW / 2, colours.muted, { font: SMALL });
+      text(context, `${blocks.length > shown.length ? `… ${blocks.length}: ` : ""}${fill}/${size}`, x, y + ROW / 2, colours.muted, { font: SMALL });
     });
     if (this.hidden) text(context, `${this.hidden} more sequences: see the table`, LEFT, TOP + this.rows.length * ROW + 8, colours.muted, { font: SMALL });
   }

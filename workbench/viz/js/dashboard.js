@@ -54,6 +54,7 @@ class View {
     this.controls.element.append(this.helpElement, this.breakpointsForm.element, this.forkForm.element);
     root.append(h("style", {}, STYLE), this.controls.element, this.phaseBox.element, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
     root.classList.add("wb-root");
+    root.classList.toggle("wb-page", Boolean(this.options.page));
     root.tabIndex = -1;
     bindKeys(root, this);
     this.applyTheme();

@@ -1,6 +1,6 @@
 // A step taken phase by phase: where it stands, what the phase made, and for a layer what its attention was handed.
 
-import { formatNumber, h, plain, replace, setText } from "./dom.js";
+import { h, plain, replace, setText } from "./dom.js";
 import { SMALL, text } from "./panel.js";
 import { mix } from "./theme.js";
 
@@ -34,9 +34,10 @@ export class PhaseBox {
     this.what.title = phase.what;
     this.finishForward.hidden = !inLayer && phase.name !== "prepare";
     this.drawTrack(phase, layers);
-    replace(this.facts, phase.facts.map(([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))]));
+    // What a picture shows has its numbers in its caption.
+    replace(this.facts, phase.facts.filter(([name]) => !phase.norms?.[name]).map(([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))]));
     this.pictures.hidden = !phase.norms;
-    replace(this.pictures, Object.entries(phase.norms || {}).map(([name, norms]) => this.picture(name, norms, status.capture?.sequences || [])));
+    replace(this.pictures, Object.entries(phase.norms || {}).map(([name, norms]) => this.picture(name, norms, new Map(phase.facts).get(name), status.capture?.sequences || [])));
   }
 
   /** Every phase in order, those that are done filled; a layer is a small cell, because a model may have a hundred. */
@@ -49,13 +50,12 @@ export class PhaseBox {
   }
 
   /** Norms of every head (down) of every packed row (across): darker is larger. */
-  picture(name, norms, sequences) {
+  picture(name, norms, facts, sequences) {
     const { theme } = this.view, { colours } = theme, { columns, heads, num_rows: rows } = norms;
     const bytes = Uint8Array.from(atob(norms.picture), (c) => c.charCodeAt(0));
-    const range = `${norms.least.toPrecision(3)} to ${norms.most.toPrecision(3)}`;
     const ratio = globalThis.devicePixelRatio || 1, width = Math.max(120, Math.floor((this.element.clientWidth - 44) / 2)), height = heads * HEAD_HEIGHT + AXIS;
     const canvas = h("canvas", { role: "img", width: Math.round(width * ratio), height: Math.round(height * ratio), style: `width:${width}px;height:${height}px`,
-      "aria-label": `${name}: norm of ${heads} heads of ${rows} packed rows, ${range}` });
+      "aria-label": `${name}: norm of ${heads} heads of ${rows} packed rows, ${norms.least.toPrecision(3)} to ${norms.most.toPrecision(3)}` });
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
     context.textBaseline = "middle";
@@ -77,6 +77,6 @@ export class PhaseBox {
       }
       from = to;
     }
-    return h("figure", {}, h("figcaption", {}, h("b", {}, name), ` ${norms.what}, norm of each of ${heads} heads (down) of ${formatNumber(rows)} packed rows (across): ${range}`), canvas);
+    return h("figure", {}, h("figcaption", {}, h("b", {}, name), ` ${norms.what} · ${facts}`), canvas);
   }
 }

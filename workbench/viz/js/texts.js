@@ -1,10 +1,16 @@
 // (f) The texts as they grow; every token knows the step that made it.
 
-import { formatNumber, h, plain, replace, setText, shorten } from "./dom.js";
+import { formatNumber, h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";
 import { upperBound } from "./store.js";
 
 const MOST_TOKENS = 600, PROMPT_CHARACTERS = 220, MOST_CARDS = 40;
+
+/** The beginning and the end of a text: a chat template says the same at the beginning of every prompt. */
+function bothEnds(text, limit) {
+  const begin = Math.floor(limit / 3);
+  return text.length > limit ? `${text.slice(0, begin)} … ${text.slice(begin - limit)}` : text;
+}
 
 export class TextsPanel extends Panel {
   constructor(view) {
@@ -63,7 +69,7 @@ export class TextsPanel extends Panel {
     const chip = h("button", { class: "wb-chip", title: "Put in focus, or out of it", onclick: () => this.view.toggleFocus(request) }, h("i"), h("bdi", {}, plain(request.id)));
     const state = h("span", { class: "wb-state" });
     const abort = h("button", { class: "wb-quiet", title: `Abort ${plain(request.id)}`, onclick: () => this.view.send("abort", { request_id: request.id }) }, "Abort");
-    const prompt = h("bdi", { class: "wb-prompt" }, request.prompt ? shorten(request.prompt, PROMPT_CHARACTERS) : `${formatNumber(request.num_prompt_tokens)} prompt tokens`);
+    const prompt = h("bdi", { class: "wb-prompt" }, request.prompt ? bothEnds(request.prompt, PROMPT_CHARACTERS) : `${formatNumber(request.num_prompt_tokens)} prompt tokens`);
     const output = h("bdi", { class: "wb-output" });
     const element = h("article", { class: "wb-card", "data-request": request.index, "aria-label": `Request ${plain(request.id)}` },
       h("header", {}, chip, state, abort), prompt, output);

@@ -1,0 +1,122 @@
+"""Take the screenshots of the documentation with Chromium: ``python scripts/make_screenshots.py [name ...]``.
+
+The runs are those of ``workbench demo``, so the bundled model has to be there; times in the pictures are those of the
+machine that takes them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, sync_playwright
+
+from workbench import Engine
+from workbench.demo import CONFIG, Arrivals
+from workbench.viz import app
+from workbench.viz.export_html import to_html
+
+FOLDER = Path(__file__).parent.parent / "docs" / "images"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+SMALL_SCREEN = (1280, 800)
+
+
+@contextmanager
+def opened(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> Iterator[Locator]:
+    """The view on a page of its own."""
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+    root = page.locator(".wb-root").first
+    root.wait_for()
+    page.wait_for_timeout(1500)
+    yield root
+    context.close()
+
+
+def save(root: Locator, name: str) -> None:
+    """Save what the window shows once everything is drawn."""
+    root.page.wait_for_timeout(800)
+    root.page.screenshot(path=FOLDER / f"{name}.png")
+    print(name, flush=True)
+
+
+def look_at(root: Locator, step: int, select: int | None = None) -> None:
+    """Move the cursor to a step and choose a request for its rectangle."""
+    root.evaluate(
+        """(root, [step, select]) => {
+            root.workbench.cursor.seek(step);
+            if (select !== null) root.workbench.cursor.select(select);
+        }""",
+        [step, select],
+    )
+
+
+def take(browser: Browser, wanted: set[str]) -> None:
+    """Take the screenshots named, all of them when none is."""
+
+    def asked(name: str) -> bool:
+        return not wanted or name in wanted
+
+    with Engine("smollm2", CONFIG) as engine, tempfile.TemporaryDirectory() as folder:
+        Arrivals(engine)
+        engine.run(progress=False)
+        one, two = Path(folder) / "one.html", Path(folder) / "two.html"
+        to_html(engine.trace, one)
+        to_html(engine.trace, two, other=engine.fork(at_step=0, max_num_batched_tokens=128))
+        pages = (
+            ("dashboard-light", one, (1280, 2150), "light", 7, 1),
+            ("dashboard-dark", one, (1280, 2150), "dark", 12, 0),
+            ("dashboard-compare", two, (1280, 1100), "light", 7, None),
+        )
+        for name, path, size, scheme, step, select in pages:
+            if not asked(name):
+                continue
+            with opened(browser, f"file://{path}", size, scheme) as root:
+                look_at(root, step, select)
+                save(root, name)
+    if asked("dashboard-live") or asked("dashboard-step-into"):
+        take_live(browser)
+
+
+def take_live(browser: Browser) -> None:
+    """A live engine in the middle of its run, and in the middle of a step."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Engine("smollm2", CONFIG) as engine:
+        Arrivals(engine)
+        for _ in range(14):
+            engine.step()
+        server = app.serve(engine, port=port, threaded=True)
+        with opened(browser, f"http://127.0.0.1:{port}/", SMALL_SCREEN, "light") as root:
+            look_at(root, 7)
+            save(root, "dashboard-live")
+            root.get_by_role("button", name="Take the next step phase by phase").click()
+            for _ in range(12):
+                root.page.wait_for_timeout(500)
+                root.get_by_role("button", name="Next phase").click()
+            root.page.wait_for_timeout(500)
+            root.evaluate("(root) => root.workbench.cursor.toLive()")
+            save(root, "dashboard-step-into")
+        server.stop()
+
+
+def main() -> None:
+    """Take the screenshots that are named on the command line, or all."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("make_screenshots needs chromium on the PATH")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        take(browser, set(sys.argv[1:]))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
