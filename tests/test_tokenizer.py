@@ -91,6 +91,33 @@ def test_an_attack_is_refused(attack):
 
 
 @pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ 'x' * 1000000000000 }}",
+        "{{ [0] * 1000000000000 }}",
+        "{{ 1000000000000 * 'x' }}",
+        "{{ ('x' * 10000) * ('x' * 10000) | length }}",
+        "{{ 9 ** 9999999999 }}",
+        "{{ 'x'.ljust(1000000000000) }}",
+        "{{ 'x'.zfill(1000000000000) }}",
+        "{{ '%1000000000000d' % 1 }}",
+        "{% set n = namespace(s='x') %}{% for i in range(100) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_wants_too_much_is_refused(attack):
+    with pytest.raises(ChatTemplateError, match="allowed are 16777216"):
+        ChatTemplate(attack).render(CHAT)
+
+
+def test_a_template_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("workbench.models.tokenizer.MAX_TEMPLATE_SECONDS", 0.05)
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}.{% endfor %}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match=r"took more than 0\.05 s"):
+        ChatTemplate(source).render(CHAT)
+
+
+@pytest.mark.parametrize(
     "probe", ["strftime_now.__globals__", "lipsum.__globals__", "messages.__class__", "''.__doc__"]
 )
 def test_a_look_behind_the_curtain_shows_nothing(probe):

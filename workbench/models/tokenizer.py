@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,8 +82,57 @@ def _size_of_result(operator: str, left: Any, right: Any) -> float:
     return 0
 
 
+MAX_TEMPLATE_CHARACTERS = 2**24
+"""Longest text that a chat template may make, and longest text, list or number of anything on the way to it."""
+
+MAX_TEMPLATE_SECONDS = 10.0
+"""Longest time that a chat template may take."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which keeps a template from reaching anything, with limits on what it may use up."""
+
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuse to multiply, to add and to format what would become too large."""
+        numbers = isinstance(left, int) and isinstance(right, int)
+        length_or_count = [_size_of(value) for value in (left, right)]
+        if operator == "%" and isinstance(left, str):
+            _check_size(max(map(int, re.findall("[0-9]+", left)), default=0))
+        elif operator == "**" and numbers:
+            _check_size(left.bit_length() * right)
+        elif operator == "+" and not numbers:
+            _check_size(sum(length_or_count))
+        elif operator == "*" and not numbers:
+            _check_size(math.prod(length_or_count))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse widths and counts that are too large."""
+        for value in (*args, *kwargs.values()):
+            _check_size(value if isinstance(value, int) else 0)
+        return super().call(context, function, *args, **kwargs)
+
+
+def _size_of(value: Any) -> int:
+    """Length of a text or a list; an integer, as how often something is repeated, is itself."""
+    if isinstance(value, Sized):
+        return len(value)
+    return value if isinstance(value, int) else 1
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_TEMPLATE_CHARACTERS:
+        raise SecurityError(f"a size of {size}, allowed are {MAX_TEMPLATE_CHARACTERS}")
+
+
 class ChatTemplate:
     """A Jinja chat template, run in a sandbox: it comes with the model's file and is not trusted.
+
+    Besides what the sandbox forbids, a rendering ends when its text becomes longer than MAX_TEMPLATE_CHARACTERS or
+    takes longer than MAX_TEMPLATE_SECONDS. The time is looked at whenever text comes out; a server ends a template
+    that never puts any out by other means.
 
     Args:
         source: The template.
@@ -112,13 +164,23 @@ class ChatTemplate:
             **kw: Further variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
-            ChatTemplateError: The template refused the messages, failed, or tried what the sandbox forbids.
+            ChatTemplateError: The template refused the messages, failed, tried what the sandbox forbids, or took too
+                much time or space.
         """
         variables = {"tools": None, **self._variables, **kw}
+        deadline = time.monotonic() + MAX_TEMPLATE_SECONDS
+        parts: list[str] = []
+        size = 0
         try:
-            return self._template.render(
+            for part in self._template.generate(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **variables
-            )
+            ):
+                parts.append(part)
+                size += len(part)
+                _check_size(size)
+                if time.monotonic() > deadline:
+                    raise ChatTemplateError(f"the model's chat template took more than {MAX_TEMPLATE_SECONDS:g} s")
+            return "".join(parts)
         except ChatTemplateError:
             raise
         except Exception as problem:  # a template is a program: whatever it raises is its failure, not ours
