@@ -221,6 +221,17 @@ def test_a_rank_that_only_suffered_is_not_blamed(ranks, capsys, monkeypatch):
     assert "rank 0 of 3 ends the job: rank 2 is gone" in capsys.readouterr().err
 
 
+def test_an_orderly_end_does_not_hide_a_lost_rank(ranks, capsys, monkeypatch):
+    monkeypatch.setattr(links, "CAUSE_SECONDS", 60.0)
+    job = ranks()
+    job.sockets[2][0].shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: job.links[0]._news)
+    with pytest.raises(Left):
+        job.links[0].close()
+    job.wait_until_left(0, 1)
+    assert job.left[0] == EXIT_STATUS and "rank 0 of 3 ends the job: rank 2 is gone" in capsys.readouterr().err
+
+
 def test_a_rank_that_fails_is_named_with_its_reason(ranks, capsys):
     job = ranks()
     with pytest.raises(Left):

@@ -184,12 +184,14 @@ class Link:
             _start("link-end", self._judge)
 
     def _judge(self) -> None:
-        """Tell every rank why the job ends: a rank that is gone explains one that failed."""
-        if self._closed.wait(CAUSE_SECONDS):
-            return
+        if not self._closed.wait(CAUSE_SECONDS):
+            self._tell_why()
+
+    def _tell_why(self) -> None:
+        """End the job on every rank with the reason: a rank that is gone explains one that failed."""
         with self._verdict:
-            reasons = sorted(self._news.values(), key=lambda news: not news[0])
-        reason = f"{reasons[0][1]} ({self.doing})"
+            gone_first = sorted(self._news.values(), key=lambda news: not news[0])
+        reason = f"{gone_first[0][1]} ({self.doing})"
         self.broadcast(Kind.END, reason.encode())
         self._end(reason)
 
@@ -202,8 +204,13 @@ class Link:
         print(f"workbench: rank {self.rank} of {self.size} ends the job: {reason}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Say farewell and close the connections; on rank 0 the other ranks are told that the job is done."""
+        """Say farewell and close the connections; on rank 0 the other ranks are told that the job is done.
+
+        A job that has lost a rank ends as such: a launcher that asks the other ranks to end should not hide it.
+        """
         if not self._closed.is_set():
+            if any(gone for gone, _ in self._news.values()):
+                self._tell_why()
             self._closed.set()
             self.broadcast(Kind.STOP)
         for connection in self._peers.values():
