@@ -144,9 +144,9 @@ def test_a_client_that_goes_away_is_aborted(server):
     assert server.metric("vllm:kv_cache_usage_perc") == free_before
 
 
-def test_a_full_queue_is_429_with_retry_after(server):
-    status, headers, text = server.ask("POST", "/v1/completions", {"prompt": [[3]] * 17, "max_tokens": 1})
-    assert status == 429 and headers["Retry-After"] and json.loads(text)["error"]["code"] == "rate_limit_exceeded"
+def test_more_answers_than_fit_the_queue_are_refused(server):
+    status, _, text = server.ask("POST", "/v1/completions", {"prompt": [[3]] * 17, "max_tokens": 1})
+    assert status == 400 and "limit of 16" in json.loads(text)["error"]["message"]
 
 
 def test_pages_of_other_sites_are_refused(server):

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from serve_helpers import ENGINE, ChatTokenizer, make_chat_model, serving
@@ -100,6 +101,29 @@ def test_what_a_template_refuses_is_the_clients_fault(server):
     with pytest.raises(openai.BadRequestError, match="wants a user's message") as refusal:
         chat(server, MESSAGES[:1])
     assert "Traceback" not in str(refusal.value)
+
+
+class EndlessTokenizer(ChatTokenizer):
+    """Renders one conversation for ever."""
+
+    def apply_chat_template(self, messages, add_generation_prompt=True):
+        while messages[0]["content"] == "w99":
+            time.sleep(0.001)
+        return super().apply_chat_template(messages, add_generation_prompt)
+
+
+def test_a_template_that_does_not_end_is_ended(model):
+    from workbench import Engine, EngineConfig
+
+    endless = [{"role": "user", "content": "w99"}]
+    with (
+        Engine(replace(model, tokenizer=EndlessTokenizer()), EngineConfig(**ENGINE)) as engine,
+        serving(engine, prepare_seconds=0.5) as server,
+    ):
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match=r"more than 0\.5 s"):
+                chat(server, endless)
+            assert chat(server).usage.completion_tokens == 10
 
 
 # -- sampling fields -------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ def same(records):
 def test_the_trace_stream_is_the_trace(server, tmp_path, num_open):
     engine = server.engine
     complete(server, [9, 8, 7], 3)
+    wait_for(lambda: engine.state == "idle")
     for i in range(num_open):  # 8 of them run and 4 wait when the reader comes
         engine.add_request([20 + i] * 9, max_tokens=12, ignore_eos=True)
     for _ in range(5 if num_open else 0):

@@ -8,19 +8,17 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from workbench.engine.config import SamplingParams
 from workbench.engine.trace_window import keyframe_of
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
+from workbench.serve.preparation import Preparation
 from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
+from workbench.serve.stream import Delta, Stream
 from workbench.trace import Keyframe, RequestInfo, StepRecord
 
 if TYPE_CHECKING:
@@ -29,88 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("workbench")
 
-T = TypeVar("T")
-
 WATCH_SECONDS = 1.0
 """Time between two looks at whether the engine still runs while requests are open."""
 
-
-@dataclass(frozen=True)
-class Delta:
-    """What one step added to a request.
-
-    Attributes:
-        token_ids: Sampled tokens.
-        text: Their text, without what might be the beginning of a stop string.
-        logprobs: One {token_id: log-probability} per token, when asked for.
-        finish_reason: Set in the last one: "length", "stop", "error" or "abort".
-    """
-
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[dict[int, float], ...] = ()
-    finish_reason: str | None = None
-
-
 StepListener = Callable[[StepRecord, list[RequestInfo]], None]
 """Called on the event loop with each step and the requests that arrived before it."""
-
-
-class Stream:
-    """One request as the server sees it. ``async for delta in stream`` ends with the request.
-
-    Args:
-        request_id: The engine's request id.
-        sampling: How it is sampled.
-    """
-
-    def __init__(self, request_id: str, sampling: SamplingParams) -> None:
-        self.request_id = request_id
-        self.sampling = sampling
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
-        self.deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        self.ended = False
-        # Only the engine's thread uses what follows.
-        self._held_back = max((len(stop) for stop in sampling.stop), default=1) - 1
-        self._text = ""
-        self._sent = 0
-        self._num_logprobs = 0
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self.ended:
-            raise StopAsyncIteration
-        delta = await self.deltas.get()
-        self.ended = delta.finish_reason is not None
-        return delta
-
-    def advance(
-        self, token_id: int | None, text: str, output: Callable[[], RequestOutput], reason: str | None
-    ) -> Delta:
-        """What a step added; called on the engine's thread.
-
-        Args:
-            token_id: The token it sampled, if any.
-            text: The text that the token added.
-            output: Gives the request's output so far; not free of cost.
-            reason: Why the request ended with this step, None while it goes on.
-        """
-        self._text += text
-        logprobs: tuple[dict[int, float], ...] = ()
-        current = output() if reason is not None or self.sampling.logprobs is not None else None
-        if current is not None and current.logprobs is not None:
-            logprobs = current.logprobs[self._num_logprobs :]
-            self._num_logprobs = len(current.logprobs)
-        if reason is not None and current is not None:
-            # The end of the text is the engine's: without a stop string, with what an incomplete character left.
-            self._text = current.text
-        upto = len(self._text) - (0 if reason is not None else self._held_back)
-        upto = max(self._sent, upto)
-        new, self._sent = self._text[self._sent : upto], upto
-        return Delta(() if token_id is None else (token_id,), new, logprobs, reason)
 
 
 class EngineBridge:
@@ -131,8 +52,7 @@ class EngineBridge:
         self._loop = loop
         self._streams: dict[str, Stream] = {}
         self._preparing = 0
-        # One thread: tokenizers and templates are not all safe to use from several at once.
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare")
+        self.preparation = Preparation(settings.prepare_seconds)
         self._last_step = -1
         self._remove_listener = engine.on_step(self._after_step)
 
@@ -153,10 +73,12 @@ class EngineBridge:
             requests: For each its id, prompt (text, token ids or messages), sampling and priority.
 
         Raises:
-            ApiError: The queue is full, the server is ending, or a request is refused.
+            ApiError: The queue is full or too short, the server is ending, or a request is refused.
         """
         if self.draining:
             raise unavailable("the server is shutting down and takes no more requests")
+        if len(requests) > self.limit:
+            raise ApiError(400, f"{len(requests)} answers at once are more than the server's limit of {self.limit}")
         if self.num_open + len(requests) > self.limit:
             raise too_many_requests(self.limit)
         self._preparing += len(requests)
@@ -164,7 +86,7 @@ class EngineBridge:
         try:
             for request_id, prompt, sampling, priority in requests:
                 stream = Stream(request_id, sampling)
-                await self.prepare(lambda p=prompt, s=stream, n=priority: self._add(p, s, n))
+                await self.preparation.run(lambda p=prompt, s=stream, n=priority: self._add(p, s, n))
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -183,40 +105,6 @@ class EngineBridge:
         except BaseException:
             self._streams.pop(stream.request_id, None)
             raise
-        stream.num_prompt_tokens = len(self.engine.output(stream.request_id).prompt_token_ids)
-
-    async def prepare(self, work: Callable[[], T]) -> T:
-        """Run a template or the tokenizer beside the event loop, within a time limit.
-
-        Raises:
-            ApiError: It took too long, or refused what it was given.
-        """
-        thread: list[int] = []
-        done = threading.Event()
-
-        def run() -> T:
-            thread.append(threading.get_ident())
-            try:
-                return work()
-            finally:
-                done.set()
-
-        future = self._loop.run_in_executor(self._preparer, run)
-        try:
-            while not thread and not future.done():  # the limit is on the work, not on the wait for its turn
-                await asyncio.wait([future], timeout=0.05)
-            return await asyncio.wait_for(asyncio.shield(future), self.settings.prepare_seconds)
-        except TimeoutError:
-            if thread and not done.is_set():
-                _raise_in(thread[0], _TookTooLong)
-            await asyncio.wait([future], timeout=1.0)
-            raise ApiError(
-                400, f"the prompt took more than {self.settings.prepare_seconds:g} s to render and tokenize"
-            ) from None
-        except _TookTooLong:
-            raise ApiError(400, "the prompt took too long to render and tokenize") from None
-        except ValueError as problem:
-            raise ApiError(400, str(problem)) from None
 
     async def follow_steps(self, listener: StepListener) -> tuple[list[RequestInfo], Keyframe]:
         """Call a function with every step from now on, until it is taken from ``step_listeners``.
@@ -255,17 +143,19 @@ class EngineBridge:
 
     def _after_step(self, record: StepRecord) -> None:
         try:
-            messages = self._messages(record)
-        except Exception:
+            requests = self.engine.trace.requests
+            arrivals = [requests[request_id] for request_id in record.arrived]
+            messages = self._messages(record, arrivals)
+            for request_id in {*record.finished, *record.aborted}:
+                self.engine.forget(request_id)
+            self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
+        except Exception:  # the engine goes on, whatever becomes of the server
             log.exception("step %d could not be delivered", record.step)
-            messages = []
-        requests = self.engine.trace.requests
-        arrivals = [requests[request_id] for request_id in record.arrived]
-        for request_id in {*record.finished, *record.aborted}:
-            self.engine.forget(request_id)
-        self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
 
-    def _messages(self, record: StepRecord) -> list[tuple[Stream, Delta]]:
+    def _messages(self, record: StepRecord, arrivals: list[RequestInfo]) -> list[tuple[Stream, Delta]]:
+        for info in arrivals:
+            if (stream := self._streams.get(info.request_id)) is not None:
+                stream.num_prompt_tokens = info.num_prompt_tokens
         ended = dict.fromkeys(record.aborted, "abort") | dict(record.finish_reasons)
         messages = []
         for chunk in record.chunks:
@@ -323,13 +213,4 @@ class EngineBridge:
             self.abort(stream)
             stream.deltas.put_nowait(Delta(finish_reason="abort"))
         self._remove_listener()
-        self._preparer.shutdown(wait=False, cancel_futures=True)
-
-
-class _TookTooLong(BaseException):
-    """Raised inside a template that does not end; not an Exception, which a template's runner may catch."""
-
-
-def _raise_in(thread: int, problem: type[BaseException]) -> None:
-    """Raise an exception in another thread when it next runs Python code."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(problem))
+        self.preparation.close()

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from workbench.engine.config import SamplingParams
-from workbench.serve.bridge import Delta, Stream
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.handlers import ApiHandler
 from workbench.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
 from workbench.serve.responses import Answer, joined
+from workbench.serve.stream import Delta, Stream
 
 
 class CompletionsHandler(ApiHandler):

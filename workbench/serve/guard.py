@@ -74,7 +74,7 @@ def check_host(headers: HTTPHeaders, allowed: tuple[str, ...]) -> None:
         ApiError: Status 403.
     """
     host = _name_of(headers.get("Host", ""))
-    if not (is_address(host) or host in LOOPBACK_NAMES or host in allowed):
+    if not (is_address(host) or host in LOOPBACK_NAMES or host in map(str.lower, allowed)):
         raise ApiError(
             403, "this Host is not served: call the server by its address, or start it with --allowed-host NAME"
         )

@@ -157,7 +157,7 @@ class Tokenize(ApiHandler):
                 return tokenizer.encode(body.prompt)
             return tokenizer.encode(tokenizer.apply_chat_template([m.as_dict() for m in body.messages or ()]))
 
-        tokens = await self.bridge.prepare(encode)
+        tokens = await self.bridge.preparation.run(encode)
         self.answer({"tokens": tokens, "count": len(tokens), "max_model_len": self.bridge.engine.config.max_model_len})
 
 

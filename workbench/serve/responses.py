@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.models.tokenizer import Tokenizer
-from workbench.serve.bridge import Delta, Stream
+from workbench.serve.stream import Delta, Stream
 
 FINISH_REASONS = {"stop": "stop", "length": "length"}
 """OpenAI's word for each of the engine's reasons that a client may see as an answer."""
