@@ -175,6 +175,18 @@ def test_a_layer_is_shown_with_its_norms_and_its_weights(engine):
     assert "layer" not in step_into(feed)
 
 
+def test_every_view_sees_where_a_step_stands_whoever_took_it_there(engine):
+    first, second = Feed(engine), Feed(engine)
+    engine.add_request([5, 6, 7], max_tokens=4)
+    while step_into(first)["name"] != "layer 0":
+        pass
+    assert second.status()["phase"]["name"] == "layer 0" and second.status()["weights"]["row"] == 2
+    engine.step_into()
+    assert first.status()["phase"]["name"] == second.status()["phase"]["name"] == "layer 1"
+    engine.step()
+    assert engine.phase is None and first.status()["phase"] is None and second.status()["phase"] is None
+
+
 def test_the_forward_pass_is_finished_in_one_go_and_a_chosen_row_stays(engine):
     feed = Feed(engine)
     engine.add_request(list(range(5, 30)), max_tokens=4)

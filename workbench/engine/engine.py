@@ -51,6 +51,7 @@ class Engine:
         config: The configuration with ``max_model_len`` resolved.
         trace: The record of every step so far, or of the newest ``keep_steps``; always on.
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
+        phase: What ``step_into()`` gave last while its step is not over, for whoever looks on; None otherwise.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -85,6 +86,7 @@ class Engine:
         self._running = False
         self._handover = threading.Lock()  # between a loop that finds nothing to do and a start() that brings work
         self._phases: Phases | None = None
+        self.phase: tuple[str, Any] | None = None
         self._thread.call(lambda: self._load(model, config or EngineConfig(), policy, keep_steps))
 
     def _load(
@@ -217,7 +219,7 @@ class Engine:
 
     def _step(self) -> StepRecord | None:
         phases = self._phases or self._begin()
-        self._phases = None
+        self._phases = self.phase = None
         if phases is None:
             return None
         while True:
@@ -256,15 +258,20 @@ class Engine:
                 if self._phases is None:
                     return None
             try:
-                return self._phases.send(layers if begun else None)
+                self.phase = self._phases.send(layers if begun else None)
+                return self.phase
             except StopIteration as stop:
-                self._phases = None
+                self._phases = self.phase = None
                 return self._finish(stop.value)
+            except BaseException:
+                self._phases = self.phase = None
+                raise
 
         return self._thread.call(advance)
 
     def _give_up_step(self) -> None:
-        phases, self._phases = self._phases, None
+        phases = self._phases
+        self._phases = self.phase = None
         if phases is not None:
             phases.close()
 

@@ -36,9 +36,10 @@ class Feed:
     Args:
         source: A Trace, a function that returns one, or a controller: an object with ``trace``, ``state``,
             ``start()``, ``pause()``, ``step()``, ``add_request(prompt, **params)`` and ``abort(request_id)``, such as
-            an Engine. With ``breakpoints`` it has breakpoints, with ``step_into`` a step can be taken phase by phase,
-            with ``fork`` it can be asked what would have been, with ``capture`` the weights of a layer can be seen.
-            A run that forgets its oldest steps goes on in another Trace; the view then begins anew with that.
+            an Engine. With ``breakpoints`` it has breakpoints, with ``step_into`` and ``phase`` a step can be taken
+            phase by phase, with ``fork`` it can be asked what would have been, with ``capture`` the weights of a
+            layer can be seen. A run that forgets its oldest steps goes on in another Trace; the view then begins anew
+            with that.
         other: A second trace to compare with.
     """
 
@@ -49,7 +50,8 @@ class Feed:
         self.trace = self._newest_trace()
         self._other = other
         self._other_sent: Trace | None = None
-        self._phase: dict[str, Any] | None = None
+        self._phase: tuple[str, Any] | None = None
+        self._phase_facts: dict[str, Any] | None = None
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._mounted = False
@@ -117,13 +119,14 @@ class Feed:
         """What the view says about the engine, and what it can ask of it."""
         if self.controller is None:
             return {"live": False, "watching": self._watching, "message": self._message}
+        self._follow_phase()
         status = {
             "live": True,
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
             "can": [name for name in ("breakpoints", "step_into", "fork", "capture") if hasattr(self.controller, name)],
-            "phase": self._phase,
+            "phase": self._phase_facts,
         }
         if self._capture is not None:
             status["capture"] = {
@@ -137,6 +140,20 @@ class Feed:
             status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
             status["stopped_by"] = breakpoints.stopped_by
         return status
+
+    def _follow_phase(self) -> None:
+        """Describe the phase a step stands at, whoever took it there; of a layer also what a row looks at."""
+        phase = getattr(self.controller, "phase", None)
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._phase_facts = describe_phase(*phase) if phase is not None else None
+        if self._phase_facts is not None and "layer" in self._phase_facts:
+            layer = self._capture = phase[1]
+            # The row a person has chosen stays from layer to layer; at first the last one of the first sequence.
+            chosen = self._weights is not None and self._weights["step"] == layer.step
+            row = self._weights["row"] if chosen else layer.cu_seqlens_q[1] - 1
+            self._attempt(lambda: self._do_show_weights(row))
 
     # -- from the view ---------------------------------------------------------------------------------------
 
@@ -187,30 +204,17 @@ class Feed:
         self._other_sent = None
 
     def _do_start(self) -> None:
-        self._phase = None
         self._engine().start()
 
     def _do_pause(self) -> None:
         self._in_background(self._engine().pause)
 
     def _do_step(self) -> None:
-        self._phase = None
         self._in_background(self._engine().step)
 
     def _do_step_into(self, layers: bool = True) -> None:
         engine = self._engine("step_into")
-
-        def advance() -> None:
-            made = engine.step_into(layers=layers)
-            phase = describe_phase(*made) if isinstance(made, tuple) else None
-            if phase is not None and "layer" in phase:
-                self._capture = made[1]
-                # The row a person has chosen stays from layer to layer; at first the last one of the first sequence.
-                chosen = self._weights is not None and self._weights["step"] == made[1].step
-                self._do_show_weights(self._weights["row"] if chosen else made[1].cu_seqlens_q[1] - 1)
-            self._phase = phase
-
-        self._in_background(advance)
+        self._in_background(lambda: engine.step_into(layers=layers))
 
     def _do_add_request(self, prompt: str, **params: Any) -> None:
         self._engine().add_request(prompt, **params)

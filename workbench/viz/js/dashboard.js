@@ -83,6 +83,7 @@ class View {
       this.model.save_changes();
     }
     if (before === 0 && this.store.numSteps && !this.live && !this.status.watching) this.openRecording();
+    if (forgotten) this.changed("data");
     if (this.store.numSteps !== before || forgotten) this.cursor.grown();
     else this.changed("data");
   }
