@@ -1,12 +1,15 @@
-"""The documentation's figures are what the views draw now."""
+"""The documentation's figures are what the views draw now, and its reference what the docstrings say."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "make_figures.py"
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
-def test_figures_are_up_to_date():
-    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("script", ["make_figures.py", "make_reference.py"])
+def test_what_is_made_by_a_script_is_up_to_date(script):
+    done = subprocess.run([sys.executable, SCRIPTS / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
