@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "attention": {"trace", "msl"},
     "models": {"attention"},
     "engine": {"trace", "attention", "models"},
+    "distributed": {"engine", "models"},
     "course": {"trace", "engine", "viz"},
 }
 TOP_FLOOR = {"blas", "cache_folder"}
