@@ -296,6 +296,9 @@ class OneOther:
         self.wrong = wrong
         self.sent = []
 
+    def fail(self, reason):
+        raise AssertionError(reason)
+
     def broadcast(self, kind, payload=b""):
         self.sent.append((kind, payload))
 
@@ -325,6 +328,16 @@ def leading(monkeypatch):
 def test_ranks_that_differ_do_not_start(leading, wrong):
     with pytest.raises(ValueError, match=f"ranks disagree on {next(iter(wrong))}: .* on rank 0, .* on rank 1"):
         leading(**wrong)
+
+
+def test_ranks_that_wait_for_each_other_end_the_job(leading, monkeypatch):
+    monkeypatch.setattr("workbench.distributed.ranks.READY_SECONDS", 0.1)
+    failed = threading.Event()
+    monkeypatch.setattr(OneOther, "fail", lambda self, reason: failed.set())
+    monkeypatch.setattr(OneOther, "receive", lambda self: failed.wait(20) and Message(Kind.READY, b"{}", 1))
+    with pytest.raises(ValueError, match="ranks disagree"):
+        leading()
+    assert failed.is_set()
 
 
 def test_every_pass_of_rank_0_is_told_to_the_others(leading):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -18,6 +19,9 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.load import LoadedModel
+
+READY_SECONDS = 600
+"""From the first rank's request for runners to the last rank's answer, which includes what is left of its loading."""
 
 
 class SharedRunner(ModelRunner):
@@ -66,12 +70,19 @@ class LeadingRunner(SharedRunner):
     def __init__(self, model: LoadedModel, config: EngineConfig, link: Link) -> None:
         link.doing = "making the runners"
         link.broadcast(Kind.OPEN, json.dumps(config.to_dict()).encode())
+        # Ranks that come to different findings run different passes, and then wait for each other for ever.
+        late = f"the ranks do not serve the model alike, or one takes more than {READY_SECONDS} s to load it"
+        too_late = threading.Timer(READY_SECONDS, link.fail, [late])
+        too_late.daemon = True
+        too_late.start()
         try:
             super().__init__(model, config, link)
             self._check_that_ranks_agree()
         except Exception:
             link.broadcast(Kind.CLOSE)
             raise
+        finally:
+            too_late.cancel()
 
     def _check_that_ranks_agree(self) -> None:
         own = _facts(self)
