@@ -112,3 +112,25 @@ def serve():
     yield serve_
     for server in servers:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def long_trace():
+    from viz_traces import workload
+
+    from workbench import simulate
+
+    return simulate(workload(3, num_requests=40, max_num_batched_tokens=24, max_num_seqs=8), max_steps=260)
+
+
+@pytest.fixture
+def page_of(open_page, tmp_path):
+    """Open a trace as a single-file page."""
+
+    def page_of_(trace, **options):
+        trace.to_html(tmp_path / "trace.html")
+        page = open_page(f"file://{tmp_path}/trace.html", **options)
+        page.wait(f"view.store.numSteps === {len(trace)}")
+        return page
+
+    return page_of_

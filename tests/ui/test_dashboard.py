@@ -2,33 +2,11 @@
 
 import json
 
-import msgspec
 import pytest
-from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace, workload
+from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
-from workbench import Trace, simulate
-from workbench.trace.records import KernelLaunch
+from workbench import simulate
 from workbench.viz.layout.columns import columns_of
-from workbench.viz.layout.packed_batch import readable_scale
-from workbench.viz.layout.pool import pool_columns
-
-
-@pytest.fixture(scope="module")
-def long_trace():
-    return simulate(workload(3, num_requests=40, max_num_batched_tokens=24, max_num_seqs=8), max_steps=260)
-
-
-@pytest.fixture
-def page_of(open_page, tmp_path):
-    """Open a trace as a single-file page."""
-
-    def page_of_(trace, **options):
-        trace.to_html(tmp_path / "trace.html")
-        page = open_page(f"file://{tmp_path}/trace.html", **options)
-        page.wait(f"view.store.numSteps === {len(trace)}")
-        return page
-
-    return page_of_
 
 
 def test_the_last_frame_is_the_last_step_of_a_live_run(open_page, serve, long_trace):
@@ -110,41 +88,6 @@ def test_stepping_back_gives_the_same_pool_as_stepping_on(page_of):
     )
 
 
-def test_browser_and_python_agree_on_the_readable_scale(page_of):
-    import random
-
-    page = page_of(random_trace(1))
-    rng = random.Random(5)
-    for _ in range(30):
-        sizes = [rng.choice((1, 1, 3, 40, 700)) for _ in range(rng.randint(1, 60))]
-        width, least = rng.uniform(50, 900), rng.uniform(0, 30)
-        expected = [[s.x0, s.x1, s.broken] for s in readable_scale(sizes, width, least)]
-        drawn = page.view(
-            "view.geometry.readableScale(...argument).map((s) => [s.x0, s.x1, s.broken])", [sizes, width, least]
-        )
-        for ours, theirs in zip(expected, drawn, strict=True):
-            assert ours == pytest.approx(theirs)
-        assert page.view("view.geometry.poolColumns(argument)", sum(sizes)) == pool_columns(sum(sizes))
-
-
-def test_tiles_are_classified_as_the_mask_says(page_of):
-    page = page_of(random_trace(1))
-    wrong = page.view(
-        """(() => {
-            const seen = (q, k, window) => k <= q && (window <= 0 || k > q - window);
-            for (const window of [0, 3, 7]) for (let q0 = 0; q0 < 12; q0 += 3) for (let q1 = q0 + 1; q1 < q0 + 6; q1++)
-              for (let k0 = 0; k0 < 16; k0 += 2) for (let k1 = k0 + 1; k1 < k0 + 5; k1++) {
-                let cells = 0, some = 0;
-                for (let q = q0; q < q1; q++) for (let k = k0; k < k1; k++) { cells++; some += seen(q, k, window); }
-                const kind = some === 0 ? "skipped" : some === cells ? "full" : "diagonal";
-                if (view.geometry.tileKind(q0, q1, k0, k1, window) !== kind) return [q0, q1, k0, k1, window, kind];
-              }
-            return null;
-        })()"""
-    )
-    assert wrong is None
-
-
 def test_keys(page_of, long_trace):
     page = page_of(long_trace)
     page.root.focus()
@@ -212,50 +155,6 @@ def test_looking_back_while_the_engine_goes_on(open_page, serve, long_trace):
     controller.pause()
 
 
-def test_hovering_a_block_lights_its_owner_everywhere(page_of, long_trace):
-    page = page_of(long_trace, height=2600)
-    step = next(record.step for record in long_trace if len(record.chunks) >= 4)
-    page.view("view.cursor.seek(argument)", step)
-    page.frame()
-    record = long_trace[step]
-    block = record.block_table(2)[0]
-    x, y = page.view("view.panels.find((p) => p.id === 'pool').xy(argument).map((v) => v + 3)", block)
-    page.root.locator("[data-panel=pool] canvas").first.hover(position={"x": x, "y": y})
-    hover = page.view("view.cursor.hover")
-    owner = long_trace.pool_state(step).owners(block)[0]
-    assert hover["block"] == block and list(long_trace.requests)[hover["request"]] == owner
-    assert hover["kv"] == [0, long_trace.block_size]
-    assert owner in page.root.get_by_role("tooltip").text_content()
-    page.frame()
-    assert (
-        page.view(
-            """['packed', 'tables', 'kernel', 'gantt'].filter((id) => {
-            const canvas = view.panels.find((p) => p.id === id).overlay;
-            const { width, height } = canvas;
-            return !width || canvas.getContext("2d").getImageData(0, 0, width, height).data.every((v) => v === 0);
-        })"""
-        )
-        == []
-    ), "a panel shows nothing of the hover"
-
-
-def test_clicking_a_sequence_shows_its_rectangle(page_of, long_trace):
-    page = page_of(long_trace)
-    step = next(r.step for r in long_trace if r.num_prefill_tokens > 4 and len(r.chunks) > 2)
-    page.view("view.cursor.seek(argument)", step)
-    page.frame()
-    index = next(i for i, chunk in enumerate(long_trace[step].chunks) if not chunk.is_decode)
-    chunk = long_trace[step].chunks[index]
-    packed = "view.panels.find((p) => p.id === 'packed')"
-    page.root.locator("[data-panel=packed] canvas").first.click(
-        position={"x": 120, "y": page.view(f"{packed}.rowY({index}) + 4")}
-    )
-    page.frame()
-    rectangle = "view.panels.find((p) => p.id === 'rectangle')"
-    assert page.view(f"{rectangle}.mode") == "one"
-    assert page.view(f"{rectangle}.shape") == [chunk.num_tokens, chunk.end]
-
-
 def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     page = page_of(long_trace, height=2600)
     page.view("view.cursor.seek(60)")
@@ -272,48 +171,6 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     for canvas in page.root.locator("canvas[role=img]").all():
         assert canvas.get_attribute("aria-label") and canvas.get_attribute("tabindex") == "0"
     assert page.root.locator("[aria-live=polite]").count() == 1
-
-
-def test_the_threadgroups_of_a_shadow_launch(page_of):
-    """One row per threadgroup with the blocks it read; hovering a block lights the threadgroups that read it."""
-    trace = random_trace(3)
-    step = next(r.step for r in trace if len(r.chunks) == 3 and r.num_prefill_tokens > 8)
-    record, size = trace[step], trace.block_size
-    tables = [record.block_table(i) for i in range(3)]
-    twice = [(i, chunk, head) for i, chunk in enumerate(record.chunks) for head in (0, 1)]
-    blocks = [[[i, head, 0], tables[i][: -(-c.end // size)]] for i, c, head in twice]
-    items = [[i, record.cu_seqlens_q[i], c.num_tokens, 0, c.end, 0, 1] for i, c in enumerate(record.chunks)]
-    launch = {"threadgroups": 6, "buffers": {}, "kv_blocks": blocks, "kv_bytes": [64 * c.end for _, c, _ in twice]}
-    shadow = {"layer": 2, "faults": [], "max_difference": 2e-7, "block_q": 64}
-    details = {"shadow": {**shadow, "work_items": items, "launches": [launch]}}
-    kernel = KernelLaunch("cpu", num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32", details=details)
-    traced = msgspec.structs.replace(record, kernel=kernel)
-    traced.attach_block_tables(size, tables)
-    replayed = Trace(trace.meta)
-    for info in trace.requests.values():
-        replayed.add_request(info)
-    for original in trace:
-        replayed.append(traced if original is record else original)
-    page = page_of(replayed, height=2600)
-    page.view("view.cursor.seek(argument)", step)
-    page.frame()
-    panel = page.root.locator("[data-panel=kernel]")
-    words = panel.locator(".wb-facts").text_content()
-    assert "6 threadgroups for 3 work items" in words and "on layer 2 beside the step (shadow launch)" in words
-    assert "difference from the engine's own attention 2.0e-7" in words
-    kernel_panel = "view.panels.find((p) => p.id === 'kernel')"
-    spans = page.view(f"{kernel_panel}.rows.map((row) => {kernel_panel}.spans(row))")
-    whole = [[[k, min(k + size, c.end)] for k in range(0, c.end, size)] for _, c, _ in twice]
-    assert spans == whole
-    panel.get_by_role("button", name="Table").click()
-    page.frame()
-    cells = panel.locator(".wb-twin tbody tr").nth(3).locator("td").all_text_contents()
-    assert cells[0] == "(1, 1, 0)" and cells[-2:] == [" ".join(map(str, blocks[3][1])), str(64 * record.chunks[1].end)]
-    panel.get_by_role("button", name="Table").click()
-    panel.get_by_label("Rows", exact=True).select_option("work items")
-    page.frame()
-    planned = sum(-(-chunk.num_tokens // 32) for chunk in record.chunks)
-    assert page.view(f"{kernel_panel}.rows.length") == planned
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -444,121 +301,3 @@ def test_a_breakpoint_is_set_hit_and_removed_in_the_page(open_page, serve, long_
     assert "block 60 is taken" in page.root.locator(".wb-title .wb-badge").text_content()
     dialog.get_by_role("button", name="Remove").click()
     page.wait("view.status.breakpoints.length === 0")
-
-
-def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
-    from workbench.trace.compare import compare
-    from workbench.viz.export_html import to_html
-
-    other = simulate(workload(3, num_requests=40, max_num_batched_tokens=64, max_num_seqs=8), max_steps=260)
-    to_html(long_trace, tmp_path / "two.html", other=other)
-    page = open_page(f"file://{tmp_path}/two.html", height=2000)
-    page.wait("view.other && view.other.numSteps > 0")
-    panel = page.root.locator("[data-panel=compare]")
-    found = compare(long_trace, other)
-    panel.get_by_role("button", name="Go to the first divergence").click()
-    assert page.view("view.cursor.step") == found.first_divergence.step
-    assert panel.locator(".wb-badge").text_content() == found.badge
-    assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests)
-    for alignment in ("arrival", "time", "step"):
-        panel.get_by_label("Align the two runs by").select_option(alignment)
-        page.frame()
-
-
-def test_the_first_different_token_is_marked(open_page, tmp_path):
-    """Token by token: b samples another token once."""
-    from workbench.viz.export_html import to_html
-
-    trace = random_trace(3)
-    made = [(r.step, i, c) for r in trace for i, c in enumerate(r.chunks) if c.sampled is not None]
-    step, index, changed = made[len(made) // 2]
-    other = Trace(trace.meta)
-    for info in trace.requests.values():
-        other.add_request(info)
-    for record in trace:
-        chunks = list(record.chunks)
-        if record.step == step:
-            chunks[index] = msgspec.structs.replace(changed, sampled=changed.sampled + 1)
-        copy = msgspec.structs.replace(record, chunks=tuple(chunks))
-        copy.attach_block_tables(trace.block_size, [record.block_table(i) for i in range(len(chunks))])
-        other.append(copy)
-    nth = sum(c.request_id == changed.request_id for s, _, c in made if s < step)
-    to_html(trace, tmp_path / "two.html", other=other)
-    page = open_page(f"file://{tmp_path}/two.html", height=2000)
-    page.wait("view.other && view.other.numSteps > 0")
-    panel = page.root.locator("[data-panel=compare]")
-    panel.get_by_label("Rows of the requests").select_option("tokens")
-    page.frame()
-    compare_panel = "view.panels.find((p) => p.id === 'compare')"
-    found = page.view(f"{compare_panel}.rows.map(([a], row) => [a.id, {compare_panel}.tokens.differences[row]])")
-    assert dict(found) == {request: nth if request == changed.request_id else -1 for request in trace.requests}
-    row = [request for request, _ in found].index(changed.request_id)
-    x, y = page.view(
-        f"[{compare_panel}.tokens.x(argument[1] + 0.5, {compare_panel}.width), {compare_panel}.middle(argument[0])]",
-        [row, nth],
-    )
-    panel.locator("canvas").first.hover(position={"x": x, "y": y})
-    words = page.root.get_by_role("tooltip").text_content()
-    assert "the first difference" in words
-    assert f"(id {changed.sampled})" in words and f"(id {changed.sampled + 1})" in words
-    panel.locator("canvas").first.click(position={"x": x, "y": y})
-    assert page.view("view.cursor.step") == step
-    panel.get_by_role("button", name="Table").click()
-    page.frame()
-    cells = panel.locator(".wb-twin tbody tr").nth(row).locator("td").all_text_contents()
-    assert (cells[0], cells[-1]) == (changed.request_id, str(nth))
-
-
-def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
-    from workbench.viz.export_html import to_html
-
-    to_html(long_trace, tmp_path / "two.html", other=random_trace(1))
-    page = open_page(f"file://{tmp_path}/two.html", height=2000)
-    page.wait("view.other")
-    page.frame()
-    assert "different requests" in page.root.locator("[data-panel=compare] .wb-facts").text_content()
-
-
-@pytest.mark.parametrize("range_mode", ["fit", "window"])
-def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long_trace, range_mode):
-    """While the axis stands still only new steps are drawn; the pixels are those of a whole drawing."""
-    controller = ReplayingController(long_trace)
-    for _ in range(130):
-        controller.step()
-    page = open_page(serve(controller), height=1900)
-    page.wait("view.store.numSteps === 130")
-    if range_mode == "window":
-        page.view("view.cursor.zoom(0.4)")
-        page.view("view.cursor.toLive()")
-    grown = "view.panels.filter((panel) => panel.drawNew)"
-    page.view(
-        f"""{grown}.forEach((panel) => {{
-            panel.times = 0;
-            const drawNew = panel.drawNew;
-            panel.drawNew = (axis) => {{ panel.times++; drawNew.call(panel, axis); }};
-        }})"""
-    )
-    ranges = set()
-    for step in range(131, 161):
-        controller.step()
-        page.wait(f"view.store.numSteps === {step}")
-        page.frame()
-        ranges.add(tuple(page.view("view.cursor.range")))
-        different = (
-            page.view(
-                f"""{grown}.filter((panel) => {{
-                const pixels = () => panel.canvas.toDataURL();
-                const drawn = pixels(), times = panel.times;
-                panel.picture = null;
-                panel.stale.add("data");
-                panel.frame();
-                return drawn !== pixels();
-            }}).map((panel) => panel.id)"""
-            )
-            if step % 5 == 0
-            else []
-        )
-        assert different == []
-    assert 1 < len(ranges) < 12, "the axis moves now and then, and not with every step"
-    times = page.view(f"{grown}.map((panel) => [panel.id, panel.times])")
-    assert all(count > 8 for _, count in times), times

@@ -1,7 +1,8 @@
 // (c) Block tables: for each scheduled request its logical blocks in order, with the physical ids.
 
 import { formatNumber, plain } from "./dom.js";
-import { CanvasPanel, MONO, SMALL, requestLabel, text } from "./panel.js";
+import { MONO, SMALL, requestLabel, text } from "./drawing.js";
+import { CanvasPanel } from "./panel.js";
 
 const LEFT = 84, ROW = 18, TOP = 20, MAX_ROWS = 16;
 

@@ -3,7 +3,9 @@
 // (workbench/trace/compare.py); here they are only drawn.
 
 import { formatNumber, formatSeconds, h, plain, replace, setText } from "./dom.js";
-import { CanvasPanel, MARGIN, SMALL, hatch, requestLabel, text, ticks } from "./panel.js";
+import { SMALL, hatch, requestLabel, text, ticks } from "./drawing.js";
+import { CanvasPanel } from "./panel.js";
+import { MARGIN } from "./step_axis.js";
 import { TokenLanes, firstDifference, markDifference, writeLatency } from "./token_lanes.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;

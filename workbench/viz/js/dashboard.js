@@ -5,7 +5,7 @@
 import { ComparePanel } from "./compare.js";
 import { Controls, bindKeys, keyList } from "./controls.js";
 import { Cursor } from "./cursor.js";
-import { h, replace } from "./dom.js";
+import { h } from "./dom.js";
 import { BlockTablesPanel } from "./block_tables.js";
 import { EventsPanel } from "./events.js";
 import { GanttPanel } from "./gantt.js";
@@ -22,6 +22,7 @@ import { TextsPanel } from "./texts.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Theme, inkOn } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
+import { Tooltip } from "./tooltip.js";
 import { WeightsPanel } from "./weights.js";
 
 const PANELS = {
@@ -258,26 +259,6 @@ class View {
     this.media.removeEventListener("change", this.mediaChanged);
     this.tooltip.element.remove();
     if (this.frameRequest) cancelAnimationFrame(this.frameRequest);
-  }
-}
-
-class Tooltip {
-  constructor() {
-    this.element = h("div", { class: "wb-tooltip", role: "tooltip", hidden: true });
-  }
-  show(x, y, lines) {
-    const text = lines.join("\n");
-    if (text !== this.text) {
-      replace(this.element, lines.map((line, i) => h("div", i ? {} : { class: "wb-tooltip-title" }, line)));
-      this.text = text;
-    }
-    this.element.hidden = false;
-    const box = this.element.getBoundingClientRect();
-    this.element.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
-    this.element.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 12) : y + 18}px`;
-  }
-  hide() {
-    this.element.hidden = true;
   }
 }
 

@@ -1,7 +1,8 @@
 // (b) Chunks of every request over the steps, and how far its KV has come.
 
 import { formatNumber, h, plain } from "./dom.js";
-import { SMALL, StepAxis, dashes, eventMark, hatch, requestLabel, text, textWidth } from "./panel.js";
+import { SMALL, dashes, eventMark, hatch, requestLabel, text, textWidth } from "./drawing.js";
+import { StepAxis } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { upperBound } from "./store.js";
 

@@ -1,7 +1,8 @@
 // (g) The attention kernel: what each work item, or each threadgroup of a real launch, computes and reads.
 
 import { formatNumber, h, plain, setText } from "./dom.js";
-import { CanvasPanel, MONO, SMALL, hatch, text, ticks } from "./panel.js";
+import { MONO, SMALL, hatch, text, ticks } from "./drawing.js";
+import { CanvasPanel } from "./panel.js";
 import { bytesPerPosition, formatBytes, shadowFacts, threadgroupsOf, workOf, workTotals } from "./work.js";
 
 const LEFT = 84, TOP = 20, GAUGE = 56, BYTES = 52, MAX_ROWS = 240;

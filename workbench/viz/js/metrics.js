@@ -1,7 +1,8 @@
 // (e) Metrics as small multiples on the shared step axis; every one says its unit and its value at the cursor.
 
 import { formatNumber, formatSeconds } from "./dom.js";
-import { MARGIN, SMALL, StepAxis, text } from "./panel.js";
+import { SMALL, text } from "./drawing.js";
+import { MARGIN, StepAxis } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 
 const ROW = 46, TOP = 4;

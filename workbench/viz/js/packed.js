@@ -1,8 +1,9 @@
 // (d) The packed batch: the query rows of all sequences one after another, and each sequence against its KV.
 
 import { formatNumber, plain } from "./dom.js";
+import { BOLD, MONO, SMALL, hatch, requestLabel, text, textWidth, ticks } from "./drawing.js";
 import { readableScale } from "./geometry.js";
-import { BOLD, CanvasPanel, MONO, SMALL, hatch, requestLabel, text, textWidth, ticks } from "./panel.js";
+import { CanvasPanel } from "./panel.js";
 import { mix } from "./theme.js";
 
 const LEFT = 84, RIGHT = 16, RIBBON = 20;

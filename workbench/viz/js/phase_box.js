@@ -1,7 +1,7 @@
 // A step taken phase by phase: where it stands, what the phase made, and for a layer what its attention was handed.
 
 import { h, plain, replace, setText } from "./dom.js";
-import { SMALL, text } from "./panel.js";
+import { SMALL, text } from "./drawing.js";
 import { mix } from "./theme.js";
 
 const BEFORE = ["schedule", "prepare"], AFTER = ["forward", "sample", "record"];

@@ -1,8 +1,9 @@
 // (c) The KV pool: one cell per physical block, always at the same place, and the numbers beside it.
 
 import { formatNumber, plain } from "./dom.js";
+import { SMALL, hatch, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
-import { CanvasPanel, SMALL, hatch, text, textWidth } from "./panel.js";
+import { CanvasPanel } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
 import { mix } from "./theme.js";
 import { readersOf } from "./work.js";

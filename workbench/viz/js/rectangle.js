@@ -2,8 +2,9 @@
 // whole block-diagonal mask cell by cell.
 
 import { formatNumber, plain } from "./dom.js";
+import { MONO, SMALL, text, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
-import { CanvasPanel, MONO, SMALL, text, ticks } from "./panel.js";
+import { CanvasPanel } from "./panel.js";
 import { mix } from "./theme.js";
 import { workOf } from "./work.js";
 

@@ -3,7 +3,9 @@
 // nothing at all.
 
 import { h } from "./dom.js";
-import { CanvasPanel, MARGIN, StepAxis, clearedContext } from "./panel.js";
+import { clearedContext } from "./drawing.js";
+import { CanvasPanel } from "./panel.js";
+import { MARGIN, StepAxis } from "./step_axis.js";
 
 /** Pixels that the marks of a step may reach beyond its column. */
 const REACH = 8;

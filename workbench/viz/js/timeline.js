@@ -1,7 +1,8 @@
 // (a) Step timeline: tokens of every step against the budget, decodes below, prefill above.
 
 import { formatNumber, formatSeconds, plain } from "./dom.js";
-import { SMALL, StepAxis, dashes, eventMark, hatch, text, ticks } from "./panel.js";
+import { SMALL, dashes, eventMark, hatch, text, ticks } from "./drawing.js";
+import { StepAxis } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;

@@ -2,7 +2,8 @@
 // two texts part.
 
 import { formatNumber, formatSeconds, plain } from "./dom.js";
-import { MARGIN, SMALL, text, ticks } from "./panel.js";
+import { SMALL, text, ticks } from "./drawing.js";
+import { MARGIN } from "./step_axis.js";
 
 /** Index of the first token in which two lists differ, or in which one of them has ended; -1 when they are the same. */
 export function firstDifference(a, b) {
