@@ -228,7 +228,7 @@ def _json_lines(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
         for number_, text in enumerate(file, start=1):
             try:
                 line = json.loads(text)
-            except ValueError as problem:
+            except (ValueError, RecursionError) as problem:
                 raise ValueError(f"{path}, line {number_}: not JSON: {problem}") from None
             if not isinstance(line, dict):
                 raise ValueError(f"{path}, line {number_}: must be an object, got {line!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -17,11 +17,21 @@ from workbench.engine.cost_model import CostModel
 from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request import Request
 from workbench.engine.scheduler import Scheduler
-from workbench.engine.workload import Arrival, arrival_order, made_up_token, read_json_workload, read_workload
+from workbench.engine.workload import (
+    MAX_WORKLOAD_TOKENS,
+    Arrival,
+    arrival_order,
+    made_up_token,
+    read_json_workload,
+    read_workload,
+)
 from workbench.trace import Trace, TraceMeta
 
 MAX_STEPS = 100_000
 """Steps of a simulation at most, unless asked otherwise."""
+
+MAX_REQUESTS = 1_000_000
+"""Requests of a simulation that keeps every step."""
 
 STUCK_AFTER = 3
 """Steps without a single token, with requests left and nothing to come, after which a simulation gives up."""
@@ -137,11 +147,12 @@ def simulate_requests(
         The trace, with ``end`` set.
 
     Raises:
-        ValueError: ``max_steps`` is below 1, or a configuration changes the KV cache's shape.
+        ValueError: ``max_steps`` is below 1, there are too many requests to keep in memory, or a configuration
+            changes the KV cache's shape.
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
-    pending = deque(sorted(arrivals, key=arrival_order))
+    pending = deque(sorted(_in_memory(arrivals), key=arrival_order))
     aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
     described = config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {})
     trace = Trace(meta or TraceMeta(source="simulation", config=described, versions=_versions()))
@@ -190,6 +201,19 @@ def simulate_requests(
                 return trace
     trace.end = "done"
     return trace
+
+
+def _in_memory(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The arrivals, as long as there are not too many to be kept together with a trace of all steps."""
+    num_tokens = 0
+    for index, arrival in enumerate(arrivals):
+        num_tokens += len(arrival.prompt_token_ids)
+        if index == MAX_REQUESTS or num_tokens > MAX_WORKLOAD_TOKENS:
+            raise ValueError(
+                f"a simulation that keeps every step takes {MAX_REQUESTS} requests and {MAX_WORKLOAD_TOKENS} prompt "
+                "tokens at most: use simulate_at_scale, or leave --trace out"
+            )
+        yield arrival
 
 
 def _versions() -> dict[str, str]:

@@ -27,6 +27,12 @@ from workbench.engine.request import Request
 MAX_PROMPT_TOKENS = 10_000_000
 """Longest prompt a workload may ask for; a misplaced digit should not fill the memory."""
 
+MAX_WORKLOAD_TOKENS = 2**25
+"""Prompt tokens of all requests of a workload, which are in memory together (33.5 million, about 1.2 GiB)."""
+
+MAX_NESTING = 8
+"""Parts within parts of a prompt."""
+
 _REQUEST_FIELDS = ("id", "prompt", "max_tokens", "arrival_step", "arrival_time", "priority", "abort_step")
 
 
@@ -98,6 +104,12 @@ def read_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[E
     requests = source.get("requests")
     if not isinstance(requests, list | tuple):
         raise ValueError(f"requests must be a list, got {requests!r}")
+    num_tokens = sum(_check_request(f"requests[{index}]", request) for index, request in enumerate(requests))
+    if num_tokens > MAX_WORKLOAD_TOKENS:
+        raise ValueError(
+            f"the prompts of all requests have {num_tokens} tokens, allowed are {MAX_WORKLOAD_TOKENS}: describe the "
+            "requests under generate, which makes them one by one"
+        )
     arrivals = [_read_request(index, request) for index, request in enumerate(requests)]
     first_index: dict[str, int] = {}
     for index, arrival in enumerate(arrivals):
@@ -118,31 +130,36 @@ def read_json_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> Ma
     path = Path(source)
     try:
         workload = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is not a JSON file: {problem}") from None
     if not isinstance(workload, dict):
         raise ValueError(f"{path} must hold an object with config and requests, got a {type(workload).__name__}")
     return workload
 
 
-def _read_request(index: int, request: Any) -> Arrival:
-    place = f"requests[{index}]"
+def _check_request(place: str, request: Any) -> int:
+    """Check a request's id and prompt, before anything is made of it; returns the prompt's tokens."""
     if not isinstance(request, Mapping):
         raise ValueError(f"{place} must be an object, got {request!r}")
     _check_fields(place, request, _REQUEST_FIELDS)
     request_id = request.get("id")
     if not isinstance(request_id, str) or not request_id:
         raise ValueError(f"{place}.id must be a string that is not empty, got {request_id!r}")
-    prompt = _read_prompt(f"{place}.prompt", request.get("prompt"), request_id)
-    if not prompt:
+    num_tokens = _count_tokens(f"{place}.prompt", request.get("prompt"))
+    if not num_tokens:
         raise ValueError(f"{place}.prompt is empty: give at least one token")
+    return num_tokens
+
+
+def _read_request(index: int, request: Mapping[str, Any]) -> Arrival:
+    place = f"requests[{index}]"
     arrival_step = _whole(place, request, "arrival_step", 0, 0)
     arrives_at = request.get("arrival_time")
     if arrives_at is not None:
         arrives_at = number(f"{place}.arrival_time", arrives_at, 0.0)
     return Arrival(
-        request_id,
-        prompt,
+        request["id"],
+        _make_prompt(request["prompt"], request["id"]),
         SamplingParams(max_tokens=_whole(place, request, "max_tokens", 16, 1), ignore_eos=True),
         priority=_whole(place, request, "priority", 0, -MAX_INT32),
         arrival_step=arrival_step,
@@ -152,29 +169,38 @@ def _read_request(index: int, request: Any) -> Arrival:
     )
 
 
-def _read_prompt(place: str, prompt: Any, seed: str) -> list[int]:
+def _count_tokens(place: str, prompt: Any, depth: int = 0) -> int:
+    """Check a prompt; returns its tokens without making them."""
     if isinstance(prompt, list | tuple):
         for position, token in enumerate(prompt):
             if type(token) is not int or not 0 <= token <= MAX_INT32:
                 raise ValueError(f"{place}[{position}] must be a token id from 0 to {MAX_INT32}, got {token!r}")
-        return list(prompt)
+        return len(prompt)
     if isinstance(prompt, Mapping) and "parts" in prompt:
         _check_fields(place, prompt, ("parts",))
         parts = prompt["parts"]
         if not isinstance(parts, list | tuple):
             raise ValueError(f"{place}.parts must be a list of prompts, got {parts!r}")
-        token_ids: list[int] = []
-        for number, part in enumerate(parts):
-            token_ids += _read_prompt(f"{place}.parts[{number}]", part, seed)
-        return token_ids
+        if depth == MAX_NESTING:
+            raise ValueError(f"{place} holds parts within parts more than {MAX_NESTING} deep")
+        return sum(_count_tokens(f"{place}.parts[{i}]", part, depth + 1) for i, part in enumerate(parts))
     if not isinstance(prompt, Mapping):
         raise ValueError(f"{place} must be a list of token ids, {{len, seed}} or {{parts}}, got {prompt!r}")
     _check_fields(place, prompt, ("len", "seed"))
     length = _whole(place, prompt, "len", None, 1, MAX_PROMPT_TOKENS)
     if length is None:
         raise ValueError(f"{place}.len is missing: give the number of tokens, from 1 to {MAX_PROMPT_TOKENS}")
+    return length
+
+
+def _make_prompt(prompt: Any, seed: str) -> list[int]:
+    """The tokens of a prompt that was checked."""
+    if isinstance(prompt, list | tuple):
+        return list(prompt)
+    if "parts" in prompt:
+        return [token for part in prompt["parts"] for token in _make_prompt(part, seed)]
     seed = prompt.get("seed", seed)
-    return [made_up_token(f"p{seed}:{position}") for position in range(length)]
+    return [made_up_token(f"p{seed}:{position}") for position in range(prompt["len"])]
 
 
 def _check_fields(place: str, value: Mapping[str, Any], known: Iterable[str]) -> None:
