@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "WORKBENCH_API_KEY"
 
 KEEP_STEPS = 10_000
-"""Steps the trace of a server keeps: some 12 kB each with 16 sequences, and minutes of traffic to look back at."""
+"""Steps the trace of a server keeps: some 11 kB each with 16 sequences, and minutes of traffic to look back at."""
 
 
 def add_serve_parser(subparsers: Any) -> None:
