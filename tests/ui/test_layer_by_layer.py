@@ -58,7 +58,9 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
 def test_the_rest_of_a_forward_pass_in_one_press(open_page, serve, engine):
     engine.add_request(list(range(5, 40)), max_tokens=4)
     page = open_page(serve(engine))
-    press(page, "Take the next step phase by phase")
+    page.root.focus()
+    page.page.keyboard.press("i")
+    page.wait("view.status.phase && view.status.phase.name === 'schedule'")
     press(page, "Next phase")
     assert press(page, "Next phase") == "layer 0"
     assert press(page, "Finish the forward pass") == "forward"

@@ -6,7 +6,7 @@ const SPEEDS = [1, 4, 8, 20, 60];
 
 export const KEYS = [
   ["Space", "play or pause the cursor"], ["← →", "one step back or on"], ["Shift + ← →", "ten steps"], ["Home End", "first and last step"],
-  ["P N", "previous and next event"], ["[ ]", "zoom the step axis out and in"], ["0", "fit all steps"], ["B", "breakpoints"], ["/", "filter requests"],
+  ["P N", "previous and next event"], ["[ ]", "zoom the step axis out and in"], ["0", "fit all steps"], ["I", "step into: the next phase of a step"], ["B", "breakpoints"], ["/", "filter requests"],
   ["C", "compare"], ["T", "every panel as a table"], ["Esc", "follow the newest step"], ["?", "this list"],
 ];
 
@@ -20,7 +20,7 @@ export class Controls {
     this.run = button("Run", "Run the engine until nothing is left to do", send("start"), { class: "wb-button wb-primary" });
     this.pause = button("Pause", "Pause the engine after the step under way", send("pause"));
     this.stepEngine = button("Step", "Let the engine take one step", send("step"));
-    this.into = button("Step into", "Take the next step phase by phase", send("step_into"));
+    this.into = button("Step into", "Take the next step phase by phase", () => view.stepInto());
     this.breakpoints = button("Breakpoints", "Pause the engine on a condition (B)", () => view.toggleBreakpoints());
     this.fork = button("What if", "The same run under another configuration from this step on", () => view.toggleFork());
     this.add = button("Add request", "Queue another request", () => this.toggleForm());
@@ -130,7 +130,7 @@ export function bindKeys(root, view) {
       " ": () => controls.togglePlay(),
       ArrowLeft: () => cursor.seek(cursor.step - (event.shiftKey ? 10 : 1)), ArrowRight: () => cursor.seek(cursor.step + (event.shiftKey ? 10 : 1)),
       Home: () => cursor.seek(0), End: () => cursor.seek(cursor.last), p: () => cursor.seekEvent(-1), n: () => cursor.seekEvent(1),
-      "[": () => cursor.zoom(1.5), "]": () => cursor.zoom(1 / 1.5), 0: () => cursor.fit(), "/": () => controls.filter.focus(), b: () => view.toggleBreakpoints(),
+      "[": () => cursor.zoom(1.5), "]": () => cursor.zoom(1 / 1.5), 0: () => cursor.fit(), "/": () => controls.filter.focus(), i: () => view.stepInto(), b: () => view.toggleBreakpoints(),
       c: () => view.toggleCompare(), t: () => view.toggleTables(), "?": () => view.toggleHelp(), Escape: () => view.escape(),
     };
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;

@@ -224,6 +224,11 @@ class View {
     const on = this.panels.some((panel) => !panel.asTable);
     for (const panel of this.panels) panel.showTable(on);
   }
+  stepInto() {
+    if (!this.can("step_into")) return this.say("Only a live engine's step can be stepped into.");
+    if (this.status.state === "running") return this.say("The engine is running: pause it, then step into its next step.");
+    this.send("step_into");
+  }
   toggleBreakpoints() {
     if (!this.can("breakpoints")) return this.say("Breakpoints need a live engine: a recording can only be looked at.");
     this.breakpointsForm.element.hidden = !this.breakpointsForm.element.hidden;

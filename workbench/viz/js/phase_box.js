@@ -10,7 +10,7 @@ const HEAD_HEIGHT = 7, AXIS = 14;
 export class PhaseBox {
   constructor(view) {
     this.view = view;
-    this.next = h("button", { class: "wb-button wb-primary", onclick: () => view.send("step_into") }, "Next phase");
+    this.next = h("button", { class: "wb-button wb-primary", title: "On to the next phase (I)", onclick: () => view.stepInto() }, "Next phase");
     this.finishForward = h("button", { class: "wb-button", title: "Run the layers that are left, and stop after the last", onclick: () => view.send("step_into", { layers: false }) }, "Finish the forward pass");
     this.title = h("strong", {});
     this.what = h("span", { class: "wb-hint" });
