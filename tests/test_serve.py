@@ -120,6 +120,31 @@ def test_refusals_of_the_client(server):
     assert server.ask("GET", "/nowhere")[0] == 404
 
 
+def test_a_body_that_is_too_large_is_refused(server):
+    status, _, text = server.ask("POST", "/v1/completions", {"prompt": "w3 " * 30_000})
+    assert status == 413 and "allowed are 65536" in json.loads(text)["error"]["message"]
+
+
+def test_every_refusal_has_openais_shape_and_says_nothing_of_the_server(server):
+    for method, path, body in (
+        ("GET", "/nowhere", None),
+        ("PUT", "/v1/completions", "{}"),
+        ("POST", "/v1/completions", "not JSON"),
+        ("POST", "/v1/completions", '{"prompt": "\\ud800"}'),
+        ("POST", "/v1/completions", '{"prompt": [1e400]}'),
+        ("POST", "/v1/completions", '{"prompt": [3], "logit_bias": {"x": 1}}'),
+        ("POST", "/v1/completions", '{"prompt": ["w3"], "seed": 99999999999999999999}'),
+        ("POST", "/v1/chat/completions", '{"messages": []}'),
+        ("POST", "/tokenize", '{"prompt": "not words"}'),
+        ("GET", "/v1/models/another", None),
+    ):
+        status, headers, text = server.ask(method, path, body)
+        error = json.loads(text)["error"]
+        assert 400 <= status < 500 and set(error) == {"message", "type", "param", "code"}, (path, text)
+        assert headers["Content-Type"].startswith("application/json")
+        assert not re.search(r"Traceback|File |\.py|/home|/work|/root", text), text
+
+
 def test_tokenize_and_dashboard(server):
     assert json.loads(server.ask("POST", "/tokenize", {"prompt": "w3 w4"})[2])["tokens"] == [3, 4]
     status, _, page = server.ask("GET", "/dashboard")

@@ -67,9 +67,11 @@ class Server:
             exclude_cookies=[COOKIE],
         )
         guard = Guard(settings, make_api(self.bridge), dashboard)
+        # Tornado hangs up on a body beyond its limit; one that is not much too large is told so.
+        most = 4 * settings.max_body_bytes
         self._http = HTTPServer(
-            guard, max_buffer_size=settings.max_body_bytes + 65536, max_body_size=settings.max_body_bytes,
-            max_header_size=32768, idle_connection_timeout=300, body_timeout=60,
+            guard, max_buffer_size=most + 65536, max_body_size=most, max_header_size=32768,
+            idle_connection_timeout=300, body_timeout=60,
         )  # fmt: skip
         self._http.add_sockets(sockets)
         self._bokeh = BaseServer(IOLoop.current(), dashboard, self._http)
