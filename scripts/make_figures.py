@@ -11,10 +11,37 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lanes import lanes
+
 from workbench import simulate
+from workbench.engine.cost_model import CostModel
+from workbench.engine.policies import Deadline, DecodeFirst, ShortestRemainingFirst
+from workbench.engine.policy import SchedulingPolicy
 from workbench.viz import reprs, svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
+
+MANY = {
+    "config": {"max_num_batched_tokens": 128, "num_blocks": 400, "max_num_seqs": 16},
+    "requests": [
+        {"id": "stream", "prompt": {"len": 8}, "max_tokens": 24},
+        {"id": "long A", "prompt": {"len": 1000}, "max_tokens": 3},
+        {"id": "long B", "prompt": {"len": 900}, "max_tokens": 3},
+        {"id": "short 1", "prompt": {"len": 20}, "max_tokens": 5, "arrival_step": 2},
+        {"id": "short 2", "prompt": {"len": 20}, "max_tokens": 5, "arrival_step": 4},
+        {"id": "medium", "prompt": {"len": 150}, "max_tokens": 5, "arrival_step": 5},
+        {"id": "short 3", "prompt": {"len": 20}, "max_tokens": 5, "arrival_step": 9},
+    ],
+}
+LIMITS = {"max_num_partial_prefills": 3, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 200}
+ORDERS: dict[str, tuple[str, dict[str, int], SchedulingPolicy | None]] = {
+    "vllm": ("vLLM V1's order", {}, None),
+    "limits": ("max_num_partial_prefills=3, max_long_partial_prefills=1", LIMITS, None),
+    "shortest": ("ShortestRemainingFirst(aging=64)", {}, ShortestRemainingFirst(aging=64)),
+    "decode-first": ("DecodeFirst(max_prefill_tokens=64)", {}, DecodeFirst(max_prefill_tokens=64)),
+    "deadline": ("Deadline(base=0.3, per_prompt_token=0.002)", {}, Deadline(base=0.3, per_prompt_token=0.002)),
+}
+"""Pictures of one workload: title, configuration and policy."""
 
 
 def figures() -> Iterator[tuple[str, str]]:
@@ -34,13 +61,23 @@ def figures() -> Iterator[tuple[str, str]]:
     yield "packed-batch", svg.packed_batch(step, focus)
     yield "block-tables", svg.block_tables(step, focus)
     yield "timeline", svg.timeline(list(mixed))
+    chunked = {
+        "config": {"max_num_batched_tokens": 64, "num_blocks": 64},
+        "requests": [
+            {"id": "chat", "prompt": {"len": 12}, "max_tokens": 20},
+            {"id": "long", "prompt": {"len": 500}, "max_tokens": 8, "arrival_step": 4},
+        ],
+    }
+    yield "chunked-prefill", lanes("500 tokens arrive while chat decodes; budget 64", simulate(chunked), 25)
+    whole = {**chunked["config"], "max_num_batched_tokens": 512}
+    yield "whole-prefill", lanes("The same with a budget of 512", simulate(chunked, config=whole), 25)
     tight = simulate(
         {
             "config": {"max_num_batched_tokens": 64, "num_blocks": 13, "block_size": 8, "enable_prefix_caching": False},
             "requests": [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 24} for i in range(3)],
         }
     )
-    yield "preemption", svg.timeline(list(tight))
+    yield "preemption", lanes("12 blocks of 8 tokens for three requests that grow to 44", tight, 35)
     shared = simulate(
         {
             "config": {"max_num_batched_tokens": 128, "num_blocks": 48},
@@ -56,10 +93,17 @@ def figures() -> Iterator[tuple[str, str]]:
         }
     )
     yield "prefix-cache", svg.block_tables(shared[7], reprs.focus_of(shared.requests))
+    for name, (title, limits, policy) in ORDERS.items():
+        yield (
+            f"policy-{name}",
+            lanes(title, simulate(MANY, config=limits, policy=policy, cost_model=CostModel(fixed=0.1))),
+        )
 
 
 def standalone(figure: str) -> str:
-    """A file of its own: the views' styles in their light theme, on white."""
+    """A file of its own: the views' styles in their light theme, on white. What is one already stays as it is."""
+    if figure.startswith("<svg xmlns"):
+        return figure
     width, height = re.search(r'width="(\d+)" height="(\d+)"', figure).groups()
     style = re.sub(r"@media \(prefers-color-scheme:dark\)\{.*?\}\}", "", reprs.STYLE)
     inner = figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
