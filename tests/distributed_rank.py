@@ -7,6 +7,8 @@ from pathlib import Path
 import workbench  # noqa: F401
 
 PROMPTS = {"a": [5, 17, 3, 88, 41, 9, 60], "b": [2, 7], "c": list(range(30, 53)), "late": [11, 12, 13]}
+SMOLLM2_CONFIG = {"max_num_batched_tokens": 16, "num_blocks": 16}
+SMOLLM2_PROMPTS = {"x": "The capital of France is", "y": "A list of prime numbers: 2, 3, 5, 7, 11, 13, 17"}
 WORK = {0: ["c", "a"], 1: ["b"]}
 MAX_TOKENS = {"a": 6, "c": 12, "b": 2, "late": 3}
 CONFIG = {"max_num_batched_tokens": 16, "block_size": 4, "num_blocks": 64, "max_model_len": 96}
@@ -148,17 +150,25 @@ def watch_passes(engine, rank, passes, arrives):
 
 
 def bundled(options):
-    """SmolLM2 through the way a command takes."""
-    from workbench.distributed.job import run_job
+    """SmolLM2 the way a command takes, all weights loaded and the first layers of it run."""
+    from workbench.distributed import job
     from workbench.engine.config import EngineConfig
 
+    load_whole = job.load_model
+
+    def load_model(*arguments, **named):
+        loaded = load_whole(*arguments, **named)
+        del loaded.model.model.layers[options["num_layers"] :]
+        return loaded
+
     def lead(_, make_engine):
-        with make_engine(EngineConfig(max_num_batched_tokens=32, num_blocks=16)) as engine:
-            results = tokens_and_logits(engine, {"x": "The capital of France is"}, max_tokens=3)
+        with make_engine(EngineConfig(**SMOLLM2_CONFIG)) as engine:
+            results = tokens_and_logits(engine, SMOLLM2_PROMPTS, max_tokens=4)
         Path(options["out"]).write_text(json.dumps(results))
         return 0
 
-    return run_job("smollm2", lead)
+    job.load_model = load_model
+    return job.run_job("smollm2", lead)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Several ranks as real processes on 127.0.0.1: what they compute together, and what happens when one is lost."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed_jobs import TESTS, Job, free_ports
-from distributed_rank import CONFIG, MAX_TOKENS, PROMPTS, tokens_and_logits
+from distributed_rank import CONFIG, MAX_TOKENS, PROMPTS, SMOLLM2_CONFIG, SMOLLM2_PROMPTS, tokens_and_logits
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
@@ -25,6 +26,19 @@ def largest_difference(logits, expected):
     logits, expected = np.array(logits), np.array(expected)
     assert logits.shape == expected.shape
     return np.abs(logits - expected).max() / expected.std()
+
+
+def launch(size, *arguments):
+    """Run Python on several ranks with MLX's own launcher."""
+    launcher = Path(sys.executable).with_name("mlx.launch")
+    command = [launcher, "-n", size, "-p", free_ports(size), "--", sys.executable, *arguments]
+    # The launcher turns without rest when its standard input is at its end.
+    silent, writer = os.pipe()
+    try:
+        return subprocess.run([*map(str, command)], stdin=silent, capture_output=True, text=True, timeout=240)
+    finally:
+        os.close(silent)
+        os.close(writer)
 
 
 # -- one model over all ranks --------------------------------------------------------------------------------
@@ -51,33 +65,24 @@ def test_two_ranks_give_the_tokens_and_logits_of_one_until_one_is_killed(tmp_pat
     assert again["tokens"] == together["tokens"]  # a second engine over the same ranks, with another pool
 
 
-def test_three_ranks_give_the_tokens_and_logits_of_one_with_smollm2(smollm2, tmp_path):
-    out = tmp_path / "out.json"
-    command = ["-n", "3", "-p", free_ports(3), "--", sys.executable, TESTS / "distributed_rank.py", "bundled"]
-    launched = subprocess.run(
-        [Path(sys.executable).with_name("mlx.launch"), *map(str, command), json.dumps({"out": str(out)})],
-        stdin=subprocess.PIPE,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def test_three_ranks_give_the_tokens_and_logits_of_one_with_smollm2(smollm2, tmp_path, monkeypatch):
+    out, num_layers = (
+        tmp_path / "out.json",
+        6,
+    )  # three ranks on two cores wait 20 ms and more for each of 2 sums a layer
+    options = json.dumps({"out": str(out), "num_layers": num_layers})
+    launched = launch(3, TESTS / "distributed_rank.py", "bundled", options)
     assert out.exists(), launched.stderr
     together = json.loads(out.read_text())
-    with Engine(smollm2, EngineConfig(max_num_batched_tokens=32, num_blocks=16)) as engine:
-        alone = tokens_and_logits(engine, {"x": "The capital of France is"}, max_tokens=3)
-    assert tuple(together["tokens"]["x"]) == alone["tokens"]["x"]
+    monkeypatch.setattr(smollm2.model.model, "layers", smollm2.model.model.layers[:num_layers])
+    with Engine(smollm2, EngineConfig(**SMOLLM2_CONFIG)) as engine:
+        alone = tokens_and_logits(engine, SMOLLM2_PROMPTS, max_tokens=4)
+    assert {name: tuple(tokens) for name, tokens in together["tokens"].items()} == alone["tokens"]
     assert largest_difference(together["logits"], alone["logits"]) < 1e-4
 
 
 def test_two_ranks_cannot_share_smollm2_and_say_so_before_it_is_loaded(smollm2, tmp_path):
-    command = ["-n", "2", "-p", free_ports(2), "--", sys.executable, "-m", "workbench", "bench"]
-    launched = subprocess.run(
-        [Path(sys.executable).with_name("mlx.launch"), *map(str, command)],
-        stdin=subprocess.PIPE,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    launched = launch(2, "-m", "workbench", "bench")
     refusal = "'smollm2' has 9 query heads and 3 KV heads, which 2 ranks cannot share evenly: use 1 or 3"
     assert refusal in launched.stderr and "Traceback" not in launched.stderr
     assert launched.stdout.strip() == ""
