@@ -233,6 +233,27 @@ def test_a_queue_that_is_full_refuses_until_there_is_room(server):
     assert server.ask("POST", "/v1/completions", {"prompt": [3], "max_tokens": 1})[0] == 200
 
 
+def test_a_lost_client_is_aborted_within_one_step(server, monkeypatch):
+    engine, gate, aborts = server.engine, threading.Event(), []
+    wait_for(lambda: engine.state == "idle")
+    abort = engine.abort
+    monkeypatch.setattr(engine, "abort", lambda name: (abort(name), aborts.append(name)))
+    remove = engine.on_step(lambda record: gate.wait(60))
+    try:
+        body = {"model": "tiny-llama", "prompt": PROMPT, "max_tokens": 240, "stream": True, "extra_body": NO_EOS}
+        stream = server.openai().completions.create(**body)
+        next(iter(stream))  # the first token is here, and the engine waits before its next step
+        following = engine.scheduler.step
+        stream.close()
+        wait_for(lambda: aborts)
+    finally:
+        gate.set()
+        remove()
+    wait_for(lambda: engine.state == "idle" and not server.server.bridge.num_open)
+    assert [record.step for record in engine.trace if aborts[0] in record.aborted] == [following]
+    assert engine.scheduler.num_free_blocks == ENGINE["num_blocks"] - 1
+
+
 def test_a_thousand_clients_that_go_away(server):
     """Before the first token, in the middle, or while they wait: their blocks come back, and nothing else stays."""
     engine, bridge = server.engine, server.server.bridge
