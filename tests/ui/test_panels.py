@@ -144,6 +144,7 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
     panel.get_by_role("button", name="Go to the first divergence").click()
     assert page.view("view.cursor.step") == found.first_divergence.step
     assert panel.locator(".wb-badge").text_content() == found.badge
+    assert "Times are in steps" in panel.locator(".wb-facts").text_content()
     assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests)
     for alignment in ("arrival", "time", "step"):
         panel.get_by_label("Align the two runs by").select_option(alignment)

@@ -49,7 +49,8 @@ export class ComparePanel extends CanvasPanel {
     const parted = findings.first_divergence;
     this.jump.hidden = !parted;
     const where = parted ? `First divergence: step ${parted.step}, ${plain(parted.request)}: ${plain(parted.what, 160)}.` : "The schedules never differ.";
-    setText(this.words, [where, ...findings.notes.map((note) => plain(note, 240))].join(" "));
+    const unit = findings.unit === "s" ? "" : "Times are in steps, because one of the runs has no clock.";
+    setText(this.words, [where, unit, ...findings.notes.map((note) => plain(note, 240))].filter(Boolean).join(" "));
     this.rows = findings.rows.slice(0, MAX_ROWS).map(([id]) => [this.store.byId.get(id), this.other.byId.get(id)]);
     this.tokens = this.rowsOf.value === "tokens" ? new TokenLanes(this.rows, [this.store, this.other]) : null;
     const rows = this.tokens ? `bars: time since the token before, ${this.write(this.tokens.longest)} at the highest` : "cells: chunks";
