@@ -200,6 +200,18 @@ def test_a_job_that_is_done_ends_without_a_word(ranks, capsys):
     assert job.left == {} and capsys.readouterr().err == ""
 
 
+def test_a_rank_that_has_said_farewell_is_not_missed_but_another_still_is(ranks, capsys):
+    job = ranks()
+    job.links[2].close()
+    job.links[1].send(0, Kind.READY)
+    assert job.links[0].receive() == Message(Kind.READY, b"", 1)
+    wait_until(lambda: not job.links[0]._readers[1].is_alive())
+    assert job.left == {} and job.links[0]._news == {}
+    job.sockets[1][0].shutdown(socket.SHUT_RDWR)
+    job.wait_until_left(0)
+    assert "rank 1 is gone" in capsys.readouterr().err
+
+
 def test_a_connection_that_closes_ends_every_rank_and_names_the_lost_one(ranks, capsys):
     job = ranks()
     job.links[0].doing = "in forward pass 7"

@@ -53,7 +53,7 @@ class Kind(enum.IntEnum):
     READY = 2  # the runner is there [its facts as JSON]
     STEP = 3  # run a forward pass [packed batch]
     CLOSE = 4  # drop the runner
-    STOP = 5  # the job is done
+    STOP = 5  # farewell; from rank 0: the job is done
     FAILED = 6  # this rank cannot go on [why, UTF-8]
     END = 7  # the job has ended early [why, UTF-8]
 
@@ -99,6 +99,7 @@ class Link:
         self._heard = dict.fromkeys(peers, time.monotonic())
         self._verdict = threading.Lock()
         self._news: dict[int, tuple[bool, str]] = {}  # by rank: whether it is gone, and what to say
+        self._departed: set[int] = set()  # ranks that have said farewell
         self._closed = threading.Event()
         self._readers = [_start(f"link-{peer}", self._read, peer, connection) for peer, connection in peers.items()]
         _start("link-beat", self._beat)
@@ -134,8 +135,10 @@ class Link:
                 elif message.kind is Kind.END:
                     self._end(message.payload.decode())
                 elif message.kind is Kind.STOP:
-                    self._closed.set()
-                    self._inbox.put(message)
+                    self._departed.add(peer)
+                    if self.rank:  # rank 0 has no more work for anybody
+                        self._closed.set()
+                        self._inbox.put(message)
                 elif message.kind is not Kind.BEAT:
                     self._inbox.put(message)
         except EOFError:
@@ -173,7 +176,7 @@ class Link:
 
     def _bad_news(self, rank: int, *, gone: bool, what: str) -> None:
         """Note what happened to a rank; on rank 0 the job's end is near, elsewhere it is here."""
-        if self._closed.is_set():
+        if self._closed.is_set() or rank in self._departed:
             return
         with self._verdict:
             first = not self._news
