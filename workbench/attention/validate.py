@@ -48,8 +48,23 @@ def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: A
         raise ValueError(f"q has head_dim {head_dim} and the caches have {k_cache.shape[3]}; they must agree")
     if num_heads % num_kv_heads:
         raise ValueError(f"q has {num_heads} heads, which is not a multiple of the caches' {num_kv_heads} KV heads")
-    if sinks is not None and tuple(np.shape(sinks)) != (num_heads,):
-        raise ValueError(f"sinks has shape {tuple(np.shape(sinks))}; it must be [num_heads] = [{num_heads}]")
+    if sinks is not None:
+        _check_sinks(sinks, num_heads)
+
+
+def _check_sinks(sinks: Any, num_heads: int) -> None:
+    if isinstance(sinks, mx.array):
+        shape, numbers = sinks.shape, mx.issubdtype(sinks.dtype, mx.floating)
+    else:
+        try:
+            array = np.asarray(sinks)
+        except ValueError:
+            raise ValueError(f"sinks must be a list of [num_heads] = [{num_heads}] numbers, got {sinks!r}") from None
+        shape, numbers = array.shape, array.dtype.kind in "fiu"
+    if tuple(shape) != (num_heads,):
+        raise ValueError(f"sinks has shape {tuple(shape)}; it must be [num_heads] = [{num_heads}]")
+    if not numbers:
+        raise ValueError(f"sinks must hold floating-point numbers, got {sinks!r}")
 
 
 def validate_options(softmax_scale: float, window_size: tuple[int, int], softcap: float) -> None:

@@ -241,7 +241,7 @@ def _split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
 def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The file's bytes, decompressed; a gzip stream that is cut off gives what can be had of it."""
     total = 0
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:  # a number would be an open file of somebody else's
         gzipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
