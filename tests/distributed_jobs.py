@@ -57,7 +57,7 @@ class Job:
     def output(self, rank):
         return self._outputs[rank].read_text()
 
-    def wait_for(self, rank, text, seconds=60):
+    def wait_for(self, rank, text, seconds=120):
         """Wait until a rank has printed something."""
         deadline = time.monotonic() + seconds
         while text not in self.output(rank):
@@ -65,7 +65,7 @@ class Job:
             assert time.monotonic() < deadline, f"rank {rank} did not print {text!r}:\n{self.output(rank)}"
             time.sleep(0.05)
 
-    def wait(self, *ranks, seconds=60):
+    def wait(self, *ranks, seconds=120):
         """Exit statuses of the ranks, all of them by default."""
         deadline = time.monotonic() + seconds
         for rank in ranks or range(len(self.processes)):
