@@ -73,9 +73,9 @@ def validate_options(softmax_scale: float, window_size: tuple[int, int], softcap
     Raises:
         ValueError: A value is outside of its range.
     """
-    if not math.isfinite(softmax_scale):
-        raise ValueError(f"softmax_scale is {softmax_scale}; it must be finite")
-    if not (math.isfinite(softcap) and softcap >= 0):
+    if not _is_finite(softmax_scale):
+        raise ValueError(f"softmax_scale is {softmax_scale!r}; it must be finite")
+    if not (_is_finite(softcap) and softcap >= 0):
         raise ValueError(f"softcap is {softcap}; it must be finite and at least 0 (0 turns it off)")
     if len(window_size) != 2 or not all(isinstance(side, int | np.integer) for side in window_size):
         raise ValueError(f"window_size is {window_size!r}; it must be two integers, (left, right)")
@@ -84,6 +84,13 @@ def validate_options(softmax_scale: float, window_size: tuple[int, int], softcap
         raise ValueError(f"window_size has left {left}; it must be at least 0, or -1 for no window")
     if right not in (0, -1):
         raise ValueError(f"window_size has right {right}; it must be 0 or -1: attention is causal")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):  # no number, or an integer that no float can hold
+        return False
 
 
 def int32_array(name: str, values: mx.array | np.ndarray | Sequence[Any], ndim: int) -> np.ndarray:
