@@ -10,7 +10,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not i
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 
 ENGINE = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "block_size": 4, "num_blocks": 64, "max_model_len": 24}
-EXAMPLES = 30
+EXAMPLES = 15
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 
 

@@ -12,7 +12,6 @@ import concurrent.futures
 import http.client
 import json
 import random
-import statistics
 import sys
 import threading
 import time
@@ -81,23 +80,20 @@ def main():
     requests = make_requests(options.requests, options.max_tokens)
     expected, offline_seconds = offline_answers(requests)
     server = ServerProcess(engine=ENGINE, keep_steps=options.keep_steps)
-    health, memory, over = [], [], threading.Event()
+    memory, over = [], threading.Event()
 
-    def probe():
+    def watch_memory():
         while not over.wait(0.1):
-            start = time.perf_counter()
-            server.ask("GET", "/health")
-            health.append(time.perf_counter() - start)
             memory.append(resident_mib(server.process.pid))
 
-    prober = threading.Thread(target=probe)
-    prober.start()
+    watcher = threading.Thread(target=watch_memory)
+    watcher.start()
     start = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(options.streams) as pool:
         results = list(pool.map(lambda request: stream(server.port, *request), requests))
     seconds = time.perf_counter() - start
     over.set()
-    prober.join()
+    watcher.join()
     last_words = server.end()
     report = {
         "requests": options.requests,
@@ -106,7 +102,6 @@ def main():
         "different": sum(tokens != answer for (tokens, _), answer in zip(results, expected)),
         "seconds": round(seconds, 2),
         "offline_seconds": round(offline_seconds, 2),
-        "health_p99_ms": round(1000 * statistics.quantiles(health, n=100)[98], 1),
         "memory_mib": [round(memory[len(memory) * k // 10]) for k in range(10) if memory[0]] + [round(memory[-1] or 0)],
         "all_blocks_free": f"free blocks {ENGINE['num_blocks'] - 1}" in last_words,
     }
