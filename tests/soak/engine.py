@@ -49,6 +49,9 @@ SHORT_LIVED = (
 KEEP_STEPS = 2000
 STEPS_PER_DRAIN = 2000
 MAX_OPEN = 40
+WARM_UP_TENTHS = 2
+"""Tenths of the run in which memory may grow: six minutes of thirty."""
+
 RSS_LIMIT = 0.02
 """Largest change of resident memory after the warm-up, as a fraction."""
 
@@ -254,11 +257,11 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
 
 
 def report(run: Soak, samples: list[tuple[float, int, int]], minutes: float) -> dict[str, Any]:
-    """The result as JSON can hold it. Memory is compared by medians of tenths of the run, the first being warm-up."""
+    """The result as JSON can hold it. Memory is compared by medians of tenths of the run; two are warm-up."""
     tenths = [samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] for i in range(10)]
     rss = [statistics.median(sample[1] for sample in tenth) for tenth in tenths]
     objects = [statistics.median(sample[2] for sample in tenth) for tenth in tenths]
-    change = max(abs(value / rss[1] - 1) for value in rss[1:])
+    change = max(abs(value / rss[WARM_UP_TENTHS] - 1) for value in rss[WARM_UP_TENTHS:])
     if change > RSS_LIMIT:
         run.problem(f"resident memory changed by {change:.1%} after the warm-up, allowed are {RSS_LIMIT:.0%}")
     return {
