@@ -53,37 +53,11 @@ class Tokenizer(Protocol):
         ...
 
 
-MAX_PRODUCT = 2**20
-"""Largest length of a repeated text or list, and largest number of bits of a power, in a chat template."""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, without the operators that can take for ever in one go, which no time limit interrupts.
-
-    Intercepted, they are also no longer carried out while a template is compiled.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Carry out an operator, unless its result would be huge."""
-        if _size_of_result(operator, left, right) > MAX_PRODUCT:
-            raise SecurityError(f"the result of {operator} would be too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _size_of_result(operator: str, left: Any, right: Any) -> float:
-    """Bits of a product or power of integers, length of a repeated text or list, 0 for anything else."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-    for items, times in ((left, right), (right, left)):
-        if hasattr(items, "__len__") and isinstance(times, int):
-            return len(items) * times
-    return 0
-
-
 MAX_TEMPLATE_CHARACTERS = 2**24
 """Longest text that a chat template may make, and longest text, list or number of anything on the way to it."""
+
+MAX_INTEGER_BITS = 4096
+"""Size of the integers a chat template may compute; operations on large ones take long in one go."""
 
 MAX_TEMPLATE_SECONDS = 10.0
 """Longest time that a chat template may take."""
@@ -100,8 +74,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         length_or_count = [_size_of(value) for value in (left, right)]
         if operator == "%" and isinstance(left, str):
             _check_size(max(map(int, re.findall("[0-9]+", left)), default=0))
-        elif operator == "**" and numbers:
-            _check_size(left.bit_length() * right)
+        elif operator in ("*", "**") and numbers:
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            _check_size(bits, MAX_INTEGER_BITS)
         elif operator == "+" and not numbers:
             _check_size(sum(length_or_count))
         elif operator == "*" and not numbers:
@@ -122,9 +97,9 @@ def _size_of(value: Any) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_TEMPLATE_CHARACTERS:
-        raise SecurityError(f"a size of {size}, allowed are {MAX_TEMPLATE_CHARACTERS}")
+def _check_size(size: int, limit: int = MAX_TEMPLATE_CHARACTERS) -> None:
+    if size > limit:
+        raise SecurityError(f"a size of {size}, allowed are {limit}")
 
 
 class ChatTemplate:
