@@ -13,7 +13,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from conftest import WordTokenizer, make_tiny_llama
+from word_llama import WordTokenizer, make_tiny_llama
 
 ENGINE = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "block_size": 4, "num_blocks": 128, "max_model_len": 256}
 ROLES = {"system": 101, "user": 102, "assistant": 103}

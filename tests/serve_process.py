@@ -7,7 +7,7 @@ import workbench  # noqa: F401
 
 
 def main(options):
-    from conftest import make_tiny_llama
+    from word_llama import make_tiny_llama
 
     from workbench.engine.config import EngineConfig
     from workbench.engine.engine import Engine

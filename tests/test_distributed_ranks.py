@@ -74,7 +74,7 @@ def test_three_ranks_give_the_tokens_and_logits_of_one_with_smollm2(smollm2, tmp
     launched = launch(3, TESTS / "distributed_rank.py", "bundled", options)
     assert out.exists(), launched.stderr
     together = json.loads(out.read_text())
-    monkeypatch.setattr(smollm2.model.model, "layers", smollm2.model.model.layers[:num_layers])
+    monkeypatch.setitem(smollm2.model.model, "layers", smollm2.model.model.layers[:num_layers])
     with Engine(smollm2, EngineConfig(**SMOLLM2_CONFIG)) as engine:
         alone = tokens_and_logits(engine, SMOLLM2_PROMPTS, max_tokens=4)
     assert {name: tuple(tokens) for name, tokens in together["tokens"].items()} == alone["tokens"]

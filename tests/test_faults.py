@@ -343,7 +343,7 @@ except OSError as problem:
     print("save:", problem.strerror)
 print("kept:", open(path, "rb").read() == old)
 
-from conftest import make_tiny_llama
+from word_llama import make_tiny_llama
 from workbench import Engine, EngineConfig
 with Engine(make_tiny_llama(), EngineConfig(num_blocks=40)) as engine:
     engine.trace.record_to(sys.argv[2])

@@ -226,7 +226,7 @@ def test_an_engine_dropped_in_the_middle_ends_quietly(tmp_path):
     script = tmp_path / "dropped.py"
     script.write_text(
         "import gc\n"
-        "from conftest import make_tiny_llama\n"
+        "from word_llama import make_tiny_llama\n"
         "from workbench import Engine, EngineConfig\n"
         "def stand():\n"
         "    engine = Engine(make_tiny_llama(), EngineConfig(num_blocks=16, max_model_len=64))\n"

@@ -54,9 +54,9 @@ def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), 
         batch = scheduler.schedule()
         truths[step, "scheduled"] = PoolTruth.of(scheduler)
         if step in failures:
-            record = scheduler.fail(batch)
             # What the failed batch had published never came to be: a record of the step does not show it.
-            truths[step, "scheduled"].cached = set(scheduler.kv_cache.block_pool.cached_blocks)
+            truths[step, "scheduled"].cached -= set(batch.cached_block_ids)
+            record = scheduler.fail(batch)
         else:
             tokens = [chunk.request.num_tokens % 7 if chunk.samples else None for chunk in batch.chunks]
             record = scheduler.update(batch, tokens)

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from conftest import make_tiny_llama
+from word_llama import make_tiny_llama
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
 from workbench.trace import StepRecord

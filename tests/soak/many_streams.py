@@ -41,7 +41,7 @@ def resident_mib(pid):
 
 
 def offline_answers(requests):
-    from conftest import make_tiny_llama
+    from word_llama import make_tiny_llama
 
     from workbench import Engine, EngineConfig, SamplingParams
 

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 APP = """
 import panel as pn
-from conftest import make_tiny_llama
+from word_llama import make_tiny_llama
 
 from workbench import Engine, EngineConfig
 from workbench.viz.app import make_app
