@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving
@@ -107,7 +108,7 @@ def test_the_dashboards_websocket_is_on_the_same_port_behind_the_same_guard(serv
     assert status == 200 and KEY not in page
     token = re.search(r'"token":\s*"([^"]+)"', page)[1]
 
-    async def connect(**headers):
+    async def handshake(headers):
         request = HTTPRequest(f"ws://127.0.0.1:{server.port}/dashboard/ws", headers=headers, connect_timeout=60)
         socket = await websocket_connect(request, subprotocols=["bokeh", token])
         try:
@@ -115,17 +116,22 @@ def test_the_dashboards_websocket_is_on_the_same_port_behind_the_same_guard(serv
         finally:
             socket.close()
 
+    def connect(**headers):
+        # In a thread of its own: while Playwright is about, a loop runs in this one.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: asyncio.run(handshake(headers))).result()
+
     def refused(**headers):
         with pytest.raises(HTTPClientError) as refusal:
-            asyncio.run(connect(**headers))
+            connect(**headers)
         return refusal.value.code
 
     own = f"http://127.0.0.1:{server.port}"
     assert refused() == 401 and refused(Origin=own) == 401
     assert refused(Origin="http://evil.example", **cookie) == 403
     assert refused(Origin=own, Cookie="workbench_api_key=guess") == 401
-    assert asyncio.run(connect(Origin=own, **cookie))["msgtype"] == "ACK"
-    assert asyncio.run(connect(**BEARER))["msgtype"] == "ACK"
+    assert connect(Origin=own, **cookie)["msgtype"] == "ACK"
+    assert connect(**BEARER)["msgtype"] == "ACK"
 
 
 def test_the_scripts_of_the_page_are_the_servers_own(server):
