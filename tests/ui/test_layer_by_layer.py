@@ -49,7 +49,7 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
     page.wait("view.status.weights.request === 'short'")
     page.frame()
     assert weights.locator(".wb-weights span").count() == 3
-    assert page.view("view.store.numSteps") == 1
+    page.wait("view.store.numSteps === 1")
     assert press(page, "Finish the step") is None
     page.wait("view.store.numSteps === 2")
     assert box.is_hidden()
@@ -66,5 +66,5 @@ def test_the_rest_of_a_forward_pass_in_one_press(open_page, serve, engine):
     assert press(page, "Finish the forward pass") == "forward"
     assert page.root.get_by_role("button", name="Finish the forward pass").is_hidden()
     page.root.get_by_role("button", name="Run the engine").click()
-    page.wait("view.status.state === 'idle'")
-    assert len(engine.trace) == page.view("view.store.numSteps") == 5
+    page.wait("view.status.state === 'idle' && view.store.numSteps === 5")
+    assert len(engine.trace) == 5
