@@ -2,6 +2,7 @@
 
 import pytest
 from gguf_files import byte_tokenizer
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
@@ -169,6 +170,53 @@ def test_the_wrapper_of_a_hugging_face_tokenizer(fast_tokenizer):
     assert "<|im_start|>assistant\n" in tokenizer.apply_chat_template(CHAT)
     with pytest.raises(ChatTemplateError, match="no tools here"):
         tokenizer.apply_chat_template([{"role": "tool", "content": ""}])
+
+
+def wrapped(fast_tokenizer, template):
+    """The tokenizer of a model in a folder, with another template, as mlx-lm loads it and as transformers does."""
+    backend = FastTokenizer.from_str(fast_tokenizer.backend_tokenizer.to_str())
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in ("<think>", "</think>")])
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="<|im_end|>", chat_template=template
+    )
+    return TokenizerWrapper(plain), plain
+
+
+@pytest.mark.parametrize("attack", ["{{ 'x' * 16777217 }}", "{{ 9 ** 9999 }}"])
+def test_a_template_from_a_folder_has_the_same_limits(fast_tokenizer, attack):
+    for tokenizer in wrapped(fast_tokenizer, attack):
+        with pytest.raises(ChatTemplateError, match=r"SecurityError.*allowed are (16777216|4096)"):
+            HuggingFaceTokenizer(tokenizer).apply_chat_template(CHAT)
+
+
+def test_a_template_from_a_folder_sees_what_it_would_see_in_mlx_lm(fast_tokenizer):
+    source = (
+        "{{ bos_token }}{{ eos_token }}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+        "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.content }}{% endgeneration %}"
+        "{{ x }}{% endfor %}{{ documents is none }}{{ tools }}"
+    )
+    for tokenizer in wrapped(fast_tokenizer, source):
+        expected = tokenizer.apply_chat_template(CHAT, tokenize=False)
+        assert HuggingFaceTokenizer(tokenizer).apply_chat_template(CHAT) == expected
+    assert "True" in expected and "Be brief.1" in expected
+
+
+def test_a_model_may_have_another_template_for_tools(fast_tokenizer):
+    both, _ = wrapped(fast_tokenizer, {"default": "talk", "tool_use": "{{ tools[0].name }}"})
+    tokenizer = HuggingFaceTokenizer(both)
+    assert tokenizer.apply_chat_template(CHAT) == "talk"
+    assert tokenizer.apply_chat_template(CHAT, tools=[{"name": "f"}]) == "f"
+    neither, _ = wrapped(fast_tokenizer, {"other": "", "tool_use": ""})
+    with pytest.raises(ChatTemplateError, match="multiple chat templates with no default"):
+        HuggingFaceTokenizer(neither).apply_chat_template(CHAT)
+
+
+def test_what_mlx_lm_renders_by_its_own_code_stays_its(fast_tokenizer):
+    def render(messages, add_generation_prompt, **variables):
+        return f"{len(messages)} messages, thinking {variables['enable_thinking']}"
+
+    tokenizer = HuggingFaceTokenizer(TokenizerWrapper(fast_tokenizer, chat_template=render))
+    assert tokenizer.apply_chat_template(CHAT, enable_thinking=True) == "2 messages, thinking True"
 
 
 def test_no_special_tokens_are_added_even_where_the_tokenizer_would(fast_tokenizer):

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 Message = Mapping[str, Any]
@@ -102,6 +105,17 @@ def _check_size(size: int, limit: int = MAX_TEMPLATE_CHARACTERS) -> None:
         raise SecurityError(f"a size of {size}, allowed are {limit}")
 
 
+class _Generation(Extension):
+    """``{% generation %}``, by which templates mark the model's own words for training: rendered as what it holds."""
+
+    tags = frozenset(("generation",))
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block's content."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
     """A Jinja chat template, run in a sandbox: it comes with the model's file and is not trusted.
 
@@ -119,7 +133,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         # Hugging Face's settings, which templates are written for.
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -142,7 +156,7 @@ class ChatTemplate:
             ChatTemplateError: The template refused the messages, failed, tried what the sandbox forbids, or took too
                 much time or space.
         """
-        variables = {"tools": None, **self._variables, **kw}
+        variables = {"tools": None, "documents": None, **self._variables, **kw}
         deadline = time.monotonic() + MAX_TEMPLATE_SECONDS
         parts: list[str] = []
         size = 0
@@ -188,6 +202,7 @@ class HuggingFaceTokenizer:
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.adds_bos = self.bos_token_id is not None and tokenizer.encode("a")[:1] == [self.bos_token_id]
         self.has_chat_template = bool(getattr(tokenizer, "has_chat_template", tokenizer.chat_template))
+        self._templates: dict[str, ChatTemplate] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens written out in it are recognised; none are added."""
@@ -198,7 +213,12 @@ class HuggingFaceTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
-        """The text of a conversation, rendered by transformers (in Jinja's sandbox).
+        """The text of a conversation, as the model was trained to see it.
+
+        Args:
+            messages: {"role": ..., "content": ...}, oldest first.
+            add_generation_prompt: End with the words that make the model answer.
+            **kw: Further variables of the template, such as ``tools`` or ``enable_thinking``.
 
         Raises:
             ChatTemplateError: There is no template, or it refuses these messages.
@@ -206,14 +226,38 @@ class HuggingFaceTokenizer:
         if not self.has_chat_template:
             raise ChatTemplateError(NO_TEMPLATE)
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **kw
-            )
+            if _has_own_renderer(self._tokenizer):
+                return self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **kw
+                )
+            source = self._tokenizer.get_chat_template(tools=kw.get("tools"))
         except Exception as problem:
             raise ChatTemplateError(f"the model's chat template failed: {type(problem).__name__}: {problem}") from None
+        return self._template(source).render(messages, add_generation_prompt, **kw)
+
+    def _template(self, source: str) -> ChatTemplate:
+        """One of the model's templates: it may have another for tools."""
+        if source not in self._templates:
+            variables = dict(self._tokenizer.special_tokens_map)
+            if hasattr(self._tokenizer, "has_thinking"):  # mlx-lm's default
+                variables["enable_thinking"] = self._tokenizer.has_thinking
+            self._templates[source] = ChatTemplate(source, variables)
+        return self._templates[source]
 
     def __repr__(self) -> str:
         return f"HuggingFaceTokenizer({self.vocab_size} tokens)"
+
+
+def _has_own_renderer(tokenizer: Any) -> bool:
+    """Conversations are rendered by code of mlx-lm or transformers, and not by a template from the model's files."""
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from transformers import PreTrainedTokenizerBase
+
+    if isinstance(tokenizer, TokenizerWrapper):
+        if tokenizer._chat_template is not None:
+            return True
+        tokenizer = tokenizer._tokenizer
+    return type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template
 
 
 NO_TEMPLATE = "this model has no chat template: give the prompt as text"
