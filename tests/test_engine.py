@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.engine.detokenizer import IncrementalDetokenizer
+from workbench.engine.request_book import Entry
 
 CONFIG = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, block_size=4, num_blocks=32, max_model_len=64)
 
@@ -324,6 +326,36 @@ def test_stream_yields_the_text_of_the_output(smollm2):
     stop = text[5:8]
     stopped = list(engine.stream("The capital of France is", SamplingParams(max_tokens=8, stop=stop)))
     assert "".join(stopped) == text[: text.index(stop)]
+
+
+def test_a_stream_loses_nothing_when_the_request_ends_while_it_looks(smollm2, monkeypatch):
+    engine = Engine(smollm2, EngineConfig(num_blocks=64))
+    look = Entry.output
+
+    def look_just_before_the_end(entry):
+        so_far = look(entry)
+        engine.run(progress=False)  # as a background run may
+        return so_far
+
+    monkeypatch.setattr(Entry, "output", look_just_before_the_end)
+    pieces = list(engine.stream("The capital of France is", SamplingParams(max_tokens=8)))
+    [output] = engine.outputs.values()
+    assert len(output.token_ids) == 8 and "".join(pieces) == output.text
+
+
+def test_an_output_with_a_finish_reason_is_whole(smollm2, monkeypatch):
+    engine = Engine(smollm2, EngineConfig(num_blocks=64))
+    reasons = []
+    flush = IncrementalDetokenizer.flush
+
+    def flush_and_look(detokenizer):
+        reasons.append(engine.output("r0").finish_reason)
+        return flush(detokenizer)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "flush", flush_and_look)
+    engine.add_request("The capital of France is", SamplingParams(max_tokens=2))
+    engine.run(progress=False)
+    assert reasons == [None] and engine.output("r0").finish_reason == "length"
 
 
 def test_logprobs_come_with_each_token(engine):

@@ -443,19 +443,19 @@ class Engine:
 
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
         """
-        request_id = self.add_request(prompt, sampling)
-        entry = self._book[request_id]
-        longest = max((len(stop) for stop in entry.request.sampling.stop), default=1)
+        entry = self._book[self.add_request(prompt, sampling)]
+        held_back = max((len(stop) for stop in entry.request.sampling.stop), default=1) - 1
         done = 0
-        while entry.finish_reason is None:
+        output = entry.output()
+        while output.finish_reason is None:
             if self._running:
                 time.sleep(0.01)
-            elif self.step() is None:
-                break
-            text = self.output(request_id).text
-            upto = len(text) if entry.finish_reason else max(done, len(text) - longest + 1)
+            else:
+                self.step()
+            output = entry.output()
+            upto = len(output.text) - (held_back if output.finish_reason is None else 0)
             if upto > done:
-                yield text[done:upto]
+                yield output.text[done:upto]
                 done = upto
 
     def peek_next_batch(self) -> tuple[bool, int]:

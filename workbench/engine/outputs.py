@@ -11,7 +11,7 @@ class RequestOutput:
 
     Attributes:
         request_id: The request.
-        prompt: The prompt as text; decoded when it was given as tokens.
+        prompt: The prompt as text, "" when it was given as token ids.
         prompt_token_ids: The prompt.
         token_ids: Sampled tokens, an end-of-sequence token included.
         text: Their text, without the end-of-sequence token and without a stop string that ended it.

@@ -50,8 +50,12 @@ class Entry:
         return self.detokenizer.append(token_id), bool(self.detokenizer.stopped_by)
 
     def output(self) -> RequestOutput:
-        """The output so far."""
-        request = self.request
+        """The output so far.
+
+        What has a ``finish_reason`` is whole, from whichever thread it is asked for: the reason is set last
+        (``RequestBook.settle``) and read first.
+        """
+        request, finish_reason = self.request, self.finish_reason
         tokens = tuple(request.token_ids)
         return RequestOutput(
             request_id=request.request_id,
@@ -59,7 +63,7 @@ class Entry:
             prompt_token_ids=tokens[: request.num_prompt_tokens],
             token_ids=tokens[request.num_prompt_tokens :],
             text=self.detokenizer.text if self.detokenizer else "",
-            finish_reason=self.finish_reason,
+            finish_reason=finish_reason,
             logprobs=tuple(self.logprobs) if request.sampling.logprobs is not None else None,
             error=self.error,
         )
@@ -185,15 +189,15 @@ class RequestBook:
         return tokens, texts, finish
 
     def settle(self, record: StepRecord) -> None:
-        """Note which requests ended with a step, or were aborted before it."""
+        """Complete the outputs of the requests that ended with a step."""
         for request_id, reason in record.finish_reasons.items():
             entry = self.entries[request_id]
-            entry.finish_reason = reason
             if entry.detokenizer is not None and not entry.detokenizer.stopped_by and not entry.error:
                 try:
                     entry.detokenizer.flush()
                 except Exception:
                     log.exception("the text of request %r lacks its last characters", request_id)
+            entry.finish_reason = reason
 
     def take_ended(self) -> list[RequestOutput]:
         """Outputs of the requests that ended and have not been taken before, in order of arrival."""
