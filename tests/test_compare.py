@@ -69,6 +69,25 @@ def test_the_first_divergence_and_its_reason():
     assert "config: long_prefill_token_threshold 0 -> 16" in result.notes
 
 
+def test_fields_that_only_one_configuration_has_are_counted_and_few_are_named():
+    def with_config(**config) -> Trace:
+        return Trace(TraceMeta(source="elsewhere", config=config))
+
+    of_an_engine = with_config(
+        block_size=16, num_blocks=64, seed=0, attention_backend="cpu", watermark=0.0, policy="fcfs"
+    )
+    recorded = with_config(block_size=16, num_blocks=80, tensor_parallel_size=1)
+    assert compare(recorded, of_an_engine).notes == (
+        "config: num_blocks 80 -> 64",
+        "config, in one trace only: tensor_parallel_size 1 in a; 4 fields in b",
+    )
+    policy = with_config(block_size=16, scheduling_policy="ShortestFirst()")
+    assert compare(with_config(block_size=16), policy).notes == (
+        "config, in one trace only: scheduling_policy 'ShortestFirst()' in b",
+    )
+    assert compare(recorded, recorded).notes == ()
+
+
 def test_the_largest_change_comes_first():
     workload = {**WORKLOAD, "requests": WORKLOAD["requests"][::-1]}
     result = compare(simulate(workload), simulate(workload, config={"long_prefill_token_threshold": 16}))

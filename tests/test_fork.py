@@ -33,6 +33,12 @@ def test_a_fork_without_changes_is_the_same_run():
     trace = simulate(WORKLOAD)
     again = fork(trace)
     assert len(again) == len(trace) and same_steps(trace, again)
+    assert again.meta.source == "simulation, forked at step 0"
+
+
+def test_a_fork_says_what_was_changed():
+    forked = fork(simulate(WORKLOAD), 3, max_num_batched_tokens=8, max_num_seqs=2)
+    assert forked.meta.source == "simulation, forked at step 3 with max_num_batched_tokens=8, max_num_seqs=2"
 
 
 def test_a_fork_keeps_the_steps_before_it_and_changes_the_rest():

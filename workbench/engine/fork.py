@@ -46,6 +46,7 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
             f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
             "step (keep_steps=None), or a whole recording"
         )
+    changes = ", ".join(f"{name}={value!r}" for name, value in config_changes.items())
     policy = config_changes.get("policy")
     if isinstance(policy, SchedulingPolicy):
         del config_changes["policy"]
@@ -87,7 +88,7 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
     described = changed.to_dict()
     if isinstance(policy, SchedulingPolicy):
         described["scheduling_policy"] = repr(policy)
-    source = f"{trace.meta.source}, forked at step {at_step}"
+    source = f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else "")
     return simulate_requests(
         recorded if at_step else changed,
         arrivals,

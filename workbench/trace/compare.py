@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 """Requests that a repr lists."""
 
+MAX_FIELDS = 3
+"""Fields that one configuration alone has, named up to this many and counted beyond."""
+
 
 @dataclass(frozen=True)
 class RequestComparison:
@@ -262,13 +265,25 @@ def _notes(a: Trace, b: Trace) -> list[str]:
     if moved:
         steps = f"{a.requests[moved[0]].arrival_step} in a, {b.requests[moved[0]].arrival_step} in b"
         notes.append(f"{len(moved)} requests arrive in different steps, the first is {moved[0]}: {steps}")
-    names = sorted({*a.config, *b.config})
     changed = [
-        f"{name} {a.config.get(name)!r} -> {b.config.get(name)!r}"
-        for name in names
-        if a.config.get(name) != b.config.get(name)
+        f"{name} {a.config[name]!r} -> {b.config[name]!r}"
+        for name in sorted(a.config.keys() & b.config.keys())
+        if a.config[name] != b.config[name]
     ]
-    return [*notes, *([f"config: {', '.join(changed)}"] if changed else [])]
+    if changed:
+        notes.append(f"config: {', '.join(changed)}")
+    one_sided = [known for known in (_known_only("a", a, b), _known_only("b", b, a)) if known]
+    if one_sided:
+        notes.append(f"config, in one trace only: {'; '.join(one_sided)}")
+    return notes
+
+
+def _known_only(name: str, one: Trace, other: Trace) -> str:
+    """The fields of one configuration that the other has no word for: a few by name, many as a number."""
+    fields = sorted(one.config.keys() - other.config.keys())
+    if len(fields) > MAX_FIELDS:
+        return f"{len(fields)} fields in {name}"
+    return ", ".join(f"{field} {one.config[field]!r}" for field in fields) + f" in {name}" if fields else ""
 
 
 def _ttft(metrics: RequestMetrics, unit: str) -> float | None:
