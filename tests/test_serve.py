@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from serve_helpers import ENGINE, ServerProcess
@@ -120,9 +122,29 @@ def test_refusals_of_the_client(server):
     assert server.ask("GET", "/nowhere")[0] == 404
 
 
-def test_a_body_that_is_too_large_is_refused(server):
-    status, _, text = server.ask("POST", "/v1/completions", {"prompt": "w3 " * 30_000})
+@pytest.mark.parametrize("size", [65537, 10_000_000])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(server, size, chunked):
+    body = (b" " * 50_000 for _ in range(0, size, 50_000)) if chunked else b" " * size
+    status, _, text = server.ask("POST", "/v1/completions", body)
     assert status == 413 and "allowed are 65536" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process's memory from /proc")
+def test_a_body_that_is_too_large_is_not_kept(server):
+    def peak():
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+    before = peak()
+    assert server.ask("POST", "/v1/completions", b" " * 200_000_000)[0] == 413
+    assert peak() < before + 20_000_000
+
+
+def test_a_body_of_the_largest_size_is_read(server):
+    body = json.dumps({"prompt": "w3 w4"})
+    status, _, text = server.ask("POST", "/tokenize", body + " " * (65536 - len(body)))
+    assert status == 200 and json.loads(text)["tokens"] == [3, 4]
 
 
 def test_every_refusal_has_openais_shape_and_says_nothing_of_the_server(server):
@@ -137,6 +159,7 @@ def test_every_refusal_has_openais_shape_and_says_nothing_of_the_server(server):
         ("POST", "/v1/chat/completions", '{"messages": []}'),
         ("POST", "/tokenize", '{"prompt": "not words"}'),
         ("GET", "/v1/models/another", None),
+        ("POST", "/v1/completions", b"\xff" * 70_000),
     ):
         status, headers, text = server.ask(method, path, body)
         error = json.loads(text)["error"]

@@ -1,4 +1,4 @@
-"""Who may ask at all: Host, Origin and API key, checked before any handler sees a request.
+"""Who may ask at all, and how much: Host, Origin, API key and the body's size, before any handler sees a request.
 
 One router stands before the API, the dashboard, its websocket and the trace alike, so that none can be forgotten.
 
@@ -7,16 +7,24 @@ One router stands before the API, the dashboard, its websocket and the trace ali
 - *Origin*: browsers let any page open a websocket or post a form to any server, and say which page it was.
 - *API key*: compared in constant time. A browser cannot add the header to a page or a websocket, so /dashboard takes
   the key once as ``?api_key=`` and turns it into a cookie that scripts cannot read and other sites cannot send.
+- *Body*: one that is too large is read to its end and dropped: a client that is still sending would not see an answer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
-from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest
+from tornado.httputil import (
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerRequest,
+    RequestStartLine,
+    ResponseStartLine,
+)
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
@@ -43,8 +51,13 @@ class Guard(Router):
         self._api = api
         self._dashboard = dashboard
 
-    def find_handler(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate | None:
-        """The application that answers a request, or the refusal."""
+    def find_handler(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
+        """What answers a request: one of the applications, or a refusal."""
+        limit = self._settings.max_body_bytes
+        too_large = ApiError(413, f"the body is too large: allowed are {limit} bytes")
+        return BodyLimit(self._find(request, **kwargs), limit, lambda: self._refuse(request, too_large))
+
+    def _find(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
         try:
             check_host(request.headers, self._settings.allowed_hosts)
             check_origin(request.headers)
@@ -53,9 +66,12 @@ class Guard(Router):
                     return self._api.get_handler_delegate(request, SignIn, {"cookie": cookie})
                 check_api_key(request.headers, self._settings.api_key)
         except ApiError as refusal:
-            return self._api.get_handler_delegate(request, Refusal, {"refusal": refusal})
+            return self._refuse(request, refusal)
         application = self._dashboard if _is_dashboard(request.path) else self._api
         return application.find_handler(request, **kwargs)
+
+    def _refuse(self, request: HTTPServerRequest, refusal: ApiError) -> HTTPMessageDelegate:
+        return self._api.get_handler_delegate(request, Refusal, {"refusal": refusal})
 
     def _sign_in(self, request: HTTPServerRequest) -> str | None:
         """The cookie to set, when a browser brings the right key to the dashboard."""
@@ -135,6 +151,47 @@ def _equal(given: str, expected: str) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class BodyLimit(HTTPMessageDelegate):
+    """Hands a request on as it comes, or a refusal in its place once its body is too large.
+
+    Args:
+        delegate: Takes the request.
+        limit: Bytes of its body at most.
+        refuse: Makes what takes its place; that sees no body.
+    """
+
+    def __init__(self, delegate: HTTPMessageDelegate, limit: int, refuse: Callable[[], HTTPMessageDelegate]) -> None:
+        self._delegate = delegate
+        self._left = limit
+        self._refuse = refuse
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        """Hand on the headers."""
+        self._headers = start_line, headers
+        return self._delegate.headers_received(start_line, headers)
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        """Hand on a part of the body, or drop it."""
+        was_within = self._left >= 0
+        self._left -= len(chunk)
+        if self._left >= 0:
+            return self._delegate.data_received(chunk)
+        if was_within:
+            self._delegate = self._refuse()
+            return self._delegate.headers_received(*self._headers)
+        return None
+
+    def finish(self) -> None:
+        """The request is whole."""
+        self._delegate.finish()
+
+    def on_connection_close(self) -> None:
+        """The client went away."""
+        self._delegate.on_connection_close()
 
 
 class Refusal(RequestHandler):

@@ -37,11 +37,6 @@ class ApiHandler(RequestHandler):
         self.bridge = bridge
         self.gone = asyncio.Event()
 
-    async def prepare(self) -> None:
-        """Refuse a body that is too large."""
-        if len(self.request.body) > (most := self.bridge.settings.max_body_bytes):
-            raise ApiError(413, f"the body has {len(self.request.body)} bytes, allowed are {most}")
-
     def on_connection_close(self) -> None:
         """Note that the client went away."""
         self.gone.set()

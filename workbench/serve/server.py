@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,8 @@ from workbench.viz.app import make_app
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
-log = logging.getLogger("workbench")
+BODY_SECONDS = 60
+"""Time that the body of a request may take to come."""
 
 
 class Server:
@@ -67,11 +67,10 @@ class Server:
             exclude_cookies=[COOKIE],
         )
         guard = Guard(settings, make_api(self.bridge), dashboard)
-        # Tornado hangs up on a body beyond its limit; one that is not much too large is told so.
-        most = 4 * settings.max_body_bytes
         self._http = HTTPServer(
-            guard, max_buffer_size=most + 65536, max_body_size=most, max_header_size=32768,
-            idle_connection_timeout=300, body_timeout=60,
+            # The guard answers a body that is too large; Tornado would only hang up.
+            guard, max_body_size=1 << 40, body_timeout=BODY_SECONDS,
+            max_header_size=32768, idle_connection_timeout=300,
         )  # fmt: skip
         self._http.add_sockets(sockets)
         self._bokeh = BaseServer(IOLoop.current(), dashboard, self._http)
