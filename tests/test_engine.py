@@ -343,6 +343,20 @@ def test_a_stream_loses_nothing_when_the_request_ends_while_it_looks(smollm2, mo
     assert len(output.token_ids) == 8 and "".join(pieces) == output.text
 
 
+def test_a_background_run_that_cannot_go_on_says_so(engine, monkeypatch, caplog):
+    def broken():
+        raise RuntimeError("planted")
+
+    engine.add_request(prompt(1))
+    monkeypatch.setattr(engine.scheduler, "schedule", broken)
+    engine.start()
+    until = time.monotonic() + 10
+    while engine.state == "running" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert engine.state == "paused"
+    assert "a step could not be taken" in caplog.text and "planted" in caplog.text
+
+
 def test_an_output_with_a_finish_reason_is_whole(smollm2, monkeypatch):
     engine = Engine(smollm2, EngineConfig(num_blocks=64))
     reasons = []

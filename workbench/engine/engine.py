@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,11 @@ from workbench.engine.outputs import RequestOutput
 from workbench.engine.pipeline import Phases, Pipeline
 from workbench.engine.policy import SchedulingPolicy
 from workbench.engine.request_book import Entry, RequestBook
+from workbench.engine.run_loop import RunLoop
 from workbench.engine.sampler import Sampler
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.shadow import start_shadow
+from workbench.engine.step_under_way import StepUnderWay
 from workbench.engine.trace_window import TraceWindow
 from workbench.engine.validation import resolve_config
 from workbench.models.capture import LayerCapture
@@ -51,7 +52,6 @@ class Engine:
         config: The configuration with ``max_model_len`` resolved.
         trace: The record of every step so far, or of the newest ``keep_steps``; always on.
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
-        phase: What ``step_into()`` gave last while its step is not over, for whoever looks on; None otherwise.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -82,11 +82,8 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._listeners: list[Callable[[StepRecord], None]] = []
         self.breakpoints = Breakpoints()
-        self._pause = threading.Event()
-        self._running = False
-        self._handover = threading.Lock()  # between a loop that finds nothing to do and a start() that brings work
-        self._phases: Phases | None = None
-        self.phase: tuple[str, Any] | None = None
+        self._loop = RunLoop(self._thread, self._inbox, self.breakpoints)
+        self._under_way = StepUnderWay()
         self._thread.call(lambda: self._load(model, config or EngineConfig(), policy, keep_steps))
 
     def _load(
@@ -218,15 +215,8 @@ class Engine:
         return self._thread.call(self._step)
 
     def _step(self) -> StepRecord | None:
-        phases = self._phases or self._begin()
-        self._phases = self.phase = None
-        if phases is None:
-            return None
-        while True:
-            try:
-                next(phases)
-            except StopIteration as stop:
-                return self._finish(stop.value)
+        record = self._under_way.finish(self._begin)
+        return None if record is None else self._finish(record)
 
     def step_into(self, *, layers: bool = True) -> tuple[str, Any] | StepRecord | None:
         """Take one phase of a step: "schedule", "prepare", "layer 0", ..., "forward", "sample", then the record.
@@ -252,28 +242,15 @@ class Engine:
         """
 
         def advance() -> tuple[str, Any] | StepRecord | None:
-            begun = self._phases is not None
-            if not begun:
-                self._phases = self._begin()
-                if self._phases is None:
-                    return None
-            try:
-                self.phase = self._phases.send(layers if begun else None)
-                return self.phase
-            except StopIteration as stop:
-                self._phases = self.phase = None
-                return self._finish(stop.value)
-            except BaseException:
-                self._phases = self.phase = None
-                raise
+            made = self._under_way.advance(self._begin, stop_at_layers=layers)
+            return self._finish(made) if isinstance(made, StepRecord) else made
 
         return self._thread.call(advance)
 
-    def _give_up_step(self) -> None:
-        phases = self._phases
-        self._phases = self.phase = None
-        if phases is not None:
-            phases.close()
+    @property
+    def phase(self) -> tuple[str, Any] | None:
+        """What ``step_into()`` gave last while its step is not over, for whoever looks on; None otherwise."""
+        return self._under_way.phase
 
     def _empty_inbox(self) -> None:
         """Do what was asked since the last step; never in the middle of one, whose requests must stay as they are."""
@@ -345,49 +322,25 @@ class Engine:
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
         """
-        self._pause.clear()
         with tqdm(total=self._book.num_tokens_left(), desc=self.name, unit="tok", disable=not progress) as bar:
 
             def show(record: StepRecord) -> None:
                 bar.update(record.num_tokens)
                 bar.set_postfix_str(f"{len(record.running)} running, {len(record.waiting)} waiting", refresh=False)
 
-            self._thread.call(lambda: self._loop(show), interrupt=self._pause.set)
+            self._loop.run(self._step, after_step=show)
             # Requests that stopped early, or were computed twice, make the estimate wrong; the end is the end.
             bar.total = bar.n + self._book.num_tokens_left()
             bar.refresh()
         return self._book.take_ended()
 
-    def _loop(self, after_step: Callable[[StepRecord], None] = lambda record: None) -> None:
-        self._running = True
-        self.breakpoints.stopped_by = None
-        try:
-            while not self._pause.is_set():
-                if (record := self._step()) is None:
-                    with self._handover:
-                        if not self._inbox:
-                            self._running = False
-                            return
-                    continue
-                after_step(record)
-                if self.breakpoints.check(record):
-                    return
-        finally:
-            self._running = False
-
     def start(self) -> None:
         """Run in the background until there is nothing to do, or until pause(); returns at once."""
-        self._pause.clear()
-        with self._handover:
-            if self._running:
-                return
-            self._running = True
-            self._thread.submit(self._loop)
+        self._loop.start(self._step)
 
     def pause(self) -> None:
         """Stop a background run after the step that is under way, and wait for it."""
-        self._pause.set()
-        self._thread.call(lambda: None)
+        self._loop.pause()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> Callable[[], None]:
         """Call a function with the record of every step, on the engine's thread, before the next step is taken.
@@ -434,7 +387,7 @@ class Engine:
     @property
     def state(self) -> str:
         """One of "running" (in the background or in run()), "paused" (work is left) and "idle"."""
-        if self._running:
+        if self._loop.running:
             return "running"
         return "paused" if self._inbox or self.scheduler.has_unfinished_requests() else "idle"
 
@@ -448,7 +401,7 @@ class Engine:
         done = 0
         output = entry.output()
         while output.finish_reason is None:
-            if self._running:
+            if self._loop.running:
                 time.sleep(0.01)
             else:
                 self.step()
@@ -462,7 +415,7 @@ class Engine:
         """Whether the next step holds a prefill, and how many tokens it has; nothing is changed but the queue."""
 
         def peek() -> tuple[bool, int]:
-            if self._phases is None:
+            if not self._under_way.begun:
                 self._empty_inbox()
             return self.scheduler.peek_next_batch()
 
@@ -494,9 +447,9 @@ class Engine:
 
     def close(self) -> None:
         """Stop after the step under way and end the engine's thread. The trace stays readable."""
-        self._pause.set()
-        if self._phases is not None:
-            self._thread.call(self._give_up_step)
+        self._loop.pause_soon()
+        if self._under_way.begun:
+            self._thread.call(self._under_way.give_up)
         if self._shadow is not None:
             self._shadow.close()
         self._thread.close()
