@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_helpers import PoolTruth, run_scheduler
 
-from workbench import EngineConfig
+from workbench import EngineConfig, simulate
+from workbench.engine.policy import SchedulingPolicy
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta, pool_state
 from workbench.trace.pool_state import CACHED, FREE, KEYFRAME_STEPS, OWNED, RESERVED
 
@@ -111,6 +112,23 @@ def test_a_slice_saved_and_loaded_knows_its_pool(tmp_path):
     deeper = loaded[10:20]
     deeper.save(tmp_path / "deeper.jsonl")
     assert Trace.load(tmp_path / "deeper.jsonl").pool_state(3).block_tables == trace.pool_state(83).block_tables
+
+
+class FirstRests(SchedulingPolicy):
+    """Leaves the first running request out in steps 5 to 12."""
+
+    def running_order(self, view):
+        return view.running[1:] if 5 <= view.step <= 12 else view.running
+
+
+def test_a_slice_of_a_slice_knows_who_has_rested_since_before_both(tmp_path):
+    requests = [{"id": name, "prompt": {"len": 10}, "max_tokens": 20} for name in "abc"]
+    trace = simulate({"config": {"block_size": 4}, "requests": requests}, policy=FirstRests())
+    trace[6:].save(tmp_path / "slice.jsonl")
+    Trace.load(tmp_path / "slice.jsonl")[2:].save(tmp_path / "deeper.jsonl")
+    deeper = Trace.load(tmp_path / "deeper.jsonl")
+    assert deeper.keyframe.num_kv_computed == trace[8:].keyframe.num_kv_computed
+    assert list(deeper) == list(trace[8:])
 
 
 def test_a_trace_of_other_rules_is_marked_and_never_raises():

@@ -158,6 +158,9 @@ class PoolHistory:
                         computed.setdefault(chunk.request_id, chunk.end)
                 if len(computed) == len(tables):
                     break
+            if self._trace.keyframe is not None:  # for who has not been scheduled since the trace began
+                before = self._trace.keyframe.num_kv_computed
+                computed = {name: before[name] for name in tables if name in before} | computed
             return Keyframe(
                 step=self._trace[index].step,
                 block_tables=tables,
