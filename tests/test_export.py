@@ -108,3 +108,10 @@ def test_files(tmp_path, monkeypatch):
 def test_slices_begin_at_their_first_step():
     events = list(chrome_events(simulate({"requests": [{"id": "a", "prompt": [5], "max_tokens": 9}]})[4:6]))
     assert [event["ts"] for event in slices(events, 1)] == [0.0, 1000.0]
+
+
+def test_who_runs_when_a_slice_begins_does_not_wait_in_it():
+    requests = [{"id": name, "prompt": [5], "max_tokens": 9} for name in "ab"]
+    part = simulate({"config": {"max_num_seqs": 1}, "requests": requests})[4:12]
+    waits = [event for event in chrome_events(part) if event["name"] == "waiting"]
+    assert [event["tid"] for event in waits] == [2], "b waits for a, and a runs"

@@ -92,7 +92,12 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
         yield _named("thread_name", _REQUESTS, track, request_id)
         yield _event("M", "thread_sort_index", _REQUESTS, track, args={"sort_index": track})
     clock = _Clock(records)
-    waits_since = {request_id: ("waiting", clock.arrival(info)) for request_id, info in trace.requests.items()}
+    running = trace.keyframe.block_tables if trace.keyframe is not None else {}  # before the first step
+    waits_since = {
+        request_id: ("waiting", clock.arrival(info))
+        for request_id, info in trace.requests.items()
+        if request_id not in running
+    }
     for index, record in enumerate(records):
         start, duration = clock.span(index)
         yield from _engine_events(record, start, duration, trace.num_blocks)
