@@ -30,6 +30,7 @@ from workbench.trace import (
     TraceMeta,
     TraceWriter,
     file,
+    storage,
 )
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -210,6 +211,44 @@ def test_a_full_disk_ends_the_recording_not_the_run(tmp_path, whole, caplog):
     ]
 
 
+def test_a_recording_that_is_ended_while_a_step_comes(tmp_path, whole, monkeypatch):
+    trace = Trace(whole.meta)
+    for info in whole.requests.values():
+        trace.add_request(info)
+    writer = trace.record_to(tmp_path / "t.jsonl")
+    trace.append(whole[0])
+    write = writer.write
+
+    def close_first(line):
+        writer.write = write
+        writer.close()
+        write(line)
+
+    monkeypatch.setattr(writer, "write", close_first)
+    trace.append(whole[1])
+    trace.append(whole[2])
+    assert len(trace) == 3 and len(Trace.load(tmp_path / "t.jsonl")) == 1
+
+
+def test_a_recording_misses_no_step_that_comes_while_it_catches_up(tmp_path, whole, monkeypatch):
+    trace = Trace(whole.meta)
+    for info in whole.requests.values():
+        trace.add_request(info)
+    trace.append(whole[0])
+    engine = threading.Thread(target=lambda: [trace.append(record) for record in whole[1:]])
+    lines_of = storage.lines_of
+
+    def slow_lines(trace):
+        yield from lines_of(trace)
+        engine.start()
+        engine.join(0.2)
+
+    monkeypatch.setattr(storage, "lines_of", slow_lines)
+    with trace.record_to(tmp_path / "t.jsonl"):
+        engine.join()
+    assert list(Trace.load(tmp_path / "t.jsonl")) == list(whole)
+
+
 # -- whole or not at all ---------------------------------------------------------------------------------------
 
 
@@ -348,6 +387,8 @@ def changed(index: int, value) -> dict:
         ([step(0, free_blocks=10)], "more free blocks than the pool's 9"),
         ([step(0, free_blocks=-1)], "free_blocks"),
         ([step(0, cached_block_ids=[2**40])], "cached_block_ids"),
+        ([step(0, cached_block_ids=[10])], "cached_block_ids holds block 10, the pool has blocks 0 to 9"),
+        ([step(0, unscheduled_block_ids={"a": [10]})], "unscheduled_block_ids holds block 10"),
         ([step(0, waiting=["ghost"])], "waiting of step 0 names 'ghost'"),
         ([REQUEST, step(chunks=[CHUNK])], "scheduled in step 0 but not admitted"),
         ([REQUEST, changed(1, -1)], "chunks"),

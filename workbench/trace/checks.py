@@ -112,6 +112,9 @@ class BlockTableReplay:
             raise TraceError(f"step {record.step} follows step {self._next_step - 1}: steps must be contiguous")
         self._next_step = record.step + 1
         self._check_names(record)
+        self._check_block_ids("cached_block_ids", record.cached_block_ids)
+        for block_ids in record.unscheduled_block_ids.values():
+            self._check_block_ids("unscheduled_block_ids", block_ids)
         tables, computed = self._tables, self._computed
         for request_id in (*record.aborted, *record.preempted):
             tables.pop(request_id, None)

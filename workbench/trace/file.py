@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,7 @@ class TraceWriter:
         gzipped = is_gzip_path(path)
         self.path = Path(path)
         self.num_steps = 0
+        self._lock = threading.RLock()  # between the thread that records and the one that ends the recording
         self._raw = open(self.path, "wb")  # noqa: SIM115 - closed by close()
         # With no file name and no time: the same trace gives the same bytes.
         self._file: BinaryIO = (
@@ -119,29 +121,36 @@ class TraceWriter:
         Args:
             line: The record.
             flush: Hand it to the operating system at once. Costs some compression in a .gz file.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The writer has been closed.
         """
-        self._file.write(encode_line(line))
-        if flush:
-            self._file.flush()
-        self.num_steps += line.__struct_config__.tag == "step"
+        encoded = encode_line(line)
+        with self._lock:
+            self._file.write(encoded)
+            if flush:
+                self._file.flush()
+            self.num_steps += line.__struct_config__.tag == "step"
 
     @property
     def closed(self) -> bool:
-        """Whether the end line was written."""
+        """Whether nothing more can be written."""
         return self._raw.closed
 
     def close(self, reason: TraceEndReason = "") -> None:
         """Write the end line and close the file; does nothing the second time."""
-        if self._raw.closed:
-            return
-        try:
-            self.write(TraceEnd(reason, self.num_steps), flush=False)
-            if self._file is not self._raw:
-                self._file.close()
-            self._raw.flush()
-            os.fsync(self._raw.fileno())
-        finally:
-            self._raw.close()
+        with self._lock:
+            if self._raw.closed:
+                return
+            try:
+                self.write(TraceEnd(reason, self.num_steps), flush=False)
+                if self._file is not self._raw:
+                    self._file.close()
+                self._raw.flush()
+                os.fsync(self._raw.fileno())
+            finally:
+                self._raw.close()
 
     def abandon(self) -> None:
         """Close the file as it is, where nothing more can be written: without an end line, and without an error."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
 from workbench.trace import display, storage
 from workbench.trace.checks import BlockTableReplay, TraceError, block_size_of, num_blocks_of
-from workbench.trace.file import TraceWriter
+from workbench.trace.recording import Recording
 from workbench.trace.records import (
     Event,
     Keyframe,
@@ -23,36 +22,14 @@ from workbench.trace.records import (
     TraceLine,
     TraceMeta,
 )
+from workbench.trace.requests import Requests
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from workbench.trace.file import TraceWriter
     from workbench.trace.metrics import TraceMetrics
     from workbench.trace.pool_state import Moment, PoolState
-
-log = logging.getLogger("workbench")
-
-
-class _Requests(Mapping[str, RequestInfo]):
-    """Requests by id, in order of arrival. May be iterated while the engine adds to it."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, RequestInfo] = {}
-
-    def __getitem__(self, request_id: str) -> RequestInfo:
-        return self._by_id[request_id]
-
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._by_id
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._by_id))
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __repr__(self) -> str:
-        return f"requests({', '.join(map(repr, self))})"
 
 
 class Trace:
@@ -89,13 +66,12 @@ class Trace:
         self.num_blocks = num_blocks_of(meta)
         self.end: TraceEndReason = ""
         self.problems: list[str] = []
-        self.requests = _Requests()
+        self.requests = Requests()
         self._keyframe: Keyframe | None = None
         self._steps: list[StepRecord] = []
-        self._requests_before: list[int] = []
-        """For each request, in order, how many steps had been taken when it was added."""
         self._replay = BlockTableReplay(meta)
-        self._writer: TraceWriter | None = None
+        self._recording: Recording | None = None
+        self._writing = threading.Lock()  # between whoever appends and a recording that catches up with the trace
         self._whole: Trace = self
         self._offset = 0
         self._lazy: dict[str, Any] = {}
@@ -110,10 +86,10 @@ class Trace:
             TraceError: The request id is in the trace already, or the trace is a slice.
         """
         self._check_writable()
-        self._replay.add_request(info)
-        self._requests_before.append(len(self._steps))
-        self.requests._by_id[info.request_id] = info
-        self._stream(info)
+        with self._writing:
+            self._replay.add_request(info)
+            self.requests.add(info, len(self._steps))
+            self._record(info)
 
     def start_from(self, keyframe: Keyframe) -> None:
         """Begin in the middle of a run: takes the block tables and the free queue from the keyframe.
@@ -122,9 +98,10 @@ class Trace:
             TraceError: There are steps already, or the keyframe names an unknown request or a block twice.
         """
         self._check_writable()
-        self._replay.start_from(keyframe)
-        self._keyframe = keyframe
-        self._stream(keyframe)
+        with self._writing:
+            self._replay.start_from(keyframe)
+            self._keyframe = keyframe
+            self._record(keyframe)
 
     def append(self, record: StepRecord) -> None:
         """Add the next step. A record that comes without block tables is checked and given them.
@@ -133,12 +110,13 @@ class Trace:
             TraceError: The record is not the next step, or does not follow from those before it.
         """
         self._check_writable()
-        if not record.has_block_tables:
-            self._replay.follow(record)
-        elif self._steps and record.step != self._steps[-1].step + 1:
-            raise TraceError(f"step {record.step} follows step {self._steps[-1].step}: steps must be contiguous")
-        self._steps.append(record)
-        self._stream(record)
+        with self._writing:
+            if not record.has_block_tables:
+                self._replay.follow(record)
+            elif self._steps and record.step != self._steps[-1].step + 1:
+                raise TraceError(f"step {record.step} follows step {self._steps[-1].step}: steps must be contiguous")
+            self._steps.append(record)
+            self._record(record)
 
     def record_to(self, path: str | os.PathLike[str]) -> TraceWriter:
         """Write the trace to a file while it grows: what there is now, then every step as it is appended.
@@ -152,28 +130,13 @@ class Trace:
             The writer; its ``close(reason)`` ends the recording.
         """
         self._check_writable()
-        writer = TraceWriter(path, self.meta)
-        try:
-            for line in storage.lines_of(self):
-                writer.write(line, flush=False)
-        except BaseException:
-            writer.abandon()
-            raise
-        self._writer = writer
-        return writer
+        with self._writing:
+            self._recording = Recording(path, self.meta, storage.lines_of(self))
+            return self._recording.writer
 
-    def _stream(self, line: TraceLine) -> None:
-        if self._writer is None:
-            return
-        if self._writer.closed:
-            self._writer = None
-            return
-        try:
-            self._writer.write(line)
-        except OSError as problem:
-            log.warning("recording to %s stopped: %s", self._writer.path, problem)
-            self._writer.abandon()
-            self._writer = None
+    def _record(self, line: TraceLine) -> None:
+        if self._recording is not None and not self._recording.write(line):
+            self._recording = None
 
     def _check_writable(self) -> None:
         if self._whole is not self:
@@ -192,21 +155,22 @@ class Trace:
             TraceError: The trace is a slice or does not hold the keyframe's step.
         """
         self._check_writable()
-        start = keyframe.step - self[0].step if len(self) else 0
-        if not 0 <= start < len(self):
-            raise TraceError(f"a trace cannot go on from step {keyframe.step}: it has {self.steps_in_words}")
-        first = self[start]
-        unfinished = {*first.running, *first.waiting, *first.aborted}
-        trace = Trace(self.meta)
-        for before, info in self.arrivals():
-            if before > start or info.request_id in unfinished:
-                trace.add_request(info)
-                trace._requests_before[-1] = max(0, before - start)
-        trace.start_from(keyframe)
-        trace._steps = self._steps[start:]
-        trace.problems = list(self.problems)
-        self._writer, trace._writer = None, self._writer
-        return trace
+        with self._writing:
+            start = keyframe.step - self[0].step if len(self) else 0
+            if not 0 <= start < len(self):
+                raise TraceError(f"a trace cannot go on from step {keyframe.step}: it has {self.steps_in_words}")
+            first = self[start]
+            unfinished = {*first.running, *first.waiting, *first.aborted}
+            trace = Trace(self.meta)
+            for before, info in self.arrivals():
+                if before > start or info.request_id in unfinished:
+                    trace._replay.add_request(info)
+                    trace.requests.add(info, max(0, before - start))
+            trace.start_from(keyframe)
+            trace._steps = self._steps[start:]
+            trace.problems = list(self.problems)
+            self._recording, trace._recording = None, self._recording
+            return trace
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -259,7 +223,7 @@ class Trace:
 
     def arrivals(self) -> list[tuple[int, RequestInfo]]:
         """Each request, in order, with the number of steps in the trace before it was added."""
-        return list(zip(tuple(self._requests_before), self.requests.values()))
+        return self.requests.arrivals()
 
     @property
     def events(self) -> list[Event]:
@@ -294,8 +258,7 @@ class Trace:
         part.problems = list(self.problems)
         for before, info in self.arrivals():
             if before < stop or stop == len(self):
-                part._requests_before.append(max(0, before - start))
-                part.requests._by_id[info.request_id] = info
+                part.requests.add(info, max(0, before - start))
         if stop == len(self):
             part.end = self.end
         return part
