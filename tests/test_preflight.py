@@ -1,6 +1,7 @@
 """How a model is served is found out by running it; a model that cannot be served is refused with the reason."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,7 +15,7 @@ from workbench.attention.backend import get_backend
 from workbench.engine.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.models import preflight as preflight_module
-from workbench.models.preflight import UnsupportedModelError, preflight
+from workbench.models.preflight import UnsupportedModelError, preflight, preflight_once
 
 
 @pytest.fixture(autouse=True)
@@ -250,3 +251,22 @@ def test_the_second_engine_over_a_model_takes_the_first_ones_result(tiny_llama, 
     monkeypatch.setitem(norm, "weight", 2 * norm.weight)  # a module is a dictionary of its arrays
     serve("gather")
     assert runs == ["gather", "dense", "gather"]
+
+
+def test_weights_that_took_the_place_of_others_are_tested_anew(monkeypatch):
+    tested = []
+    monkeypatch.setattr(preflight_module, "preflight", lambda model, backend: tested.append(model.weight) or "result")
+    loaded = SimpleNamespace(model=nn.Linear(4, 4, bias=False), preflights={})
+    for _ in range(2):
+        assert preflight_once(loaded, get_backend("gather")) == "result"
+    assert len(tested) == 1
+    place = id(loaded.model.weight)
+    tested.clear()
+    del loaded.model["weight"]  # the next array may have its id
+    others = []
+    while id(array := mx.random.normal((4, 4))) != place:
+        others.append(array)
+        assert len(others) < 10_000
+    loaded.model.weight = array
+    preflight_once(loaded, get_backend("gather"))
+    assert len(tested) == 1

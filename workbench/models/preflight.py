@@ -9,6 +9,7 @@ Sliding windows are narrowed for the while, or a few tokens would never leave th
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,12 +145,14 @@ def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightR
     Raises:
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
-    weights = tuple(id(array) for _, array in tree_flatten(loaded.model.parameters()))
+    weights = [array for _, array in tree_flatten(loaded.model.parameters())]
     key = (backend, str(mx.default_device()))
-    known = loaded.preflights.get(key)
-    if known is None or known[0] != weights:
-        known = loaded.preflights[key] = (weights, preflight(loaded.model, backend))
-    return known[1]
+    seen, result = loaded.preflights.get(key, ((), None))
+    # Weak references: an array that is gone must not live on here, and another may get its id.
+    if result is None or len(seen) != len(weights) or any(ref() is not array for ref, array in zip(seen, weights)):
+        result = preflight(loaded.model, backend)
+        loaded.preflights[key] = (tuple(map(weakref.ref, weights)), result)
+    return result
 
 
 def _narrow(cache: Any, window: int) -> None:
