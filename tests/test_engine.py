@@ -43,6 +43,7 @@ def free_blocks(engine):
         ([True], r"prompt\[0\]=True"),
         (b"bytes", "got bytes"),
         (17, "got int"),
+        (np.int64(17), "got int64"),
         (None, "got NoneType"),
     ],
 )

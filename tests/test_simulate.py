@@ -142,6 +142,21 @@ def test_waiting_for_an_arrival_or_an_abort_is_not_being_stuck():
     assert trace[9].aborted == ("too big",) and trace[9].finished == ("small",)
 
 
+def test_time_goes_on_behind_a_request_that_can_never_run():
+    trace = simulate(
+        {
+            "config": {"num_blocks": 4, "block_size": 4},
+            "cost_model": {"fixed": 0.01},
+            "requests": [
+                {"id": "too large", "prompt": {"len": 100}, "arrival_time": 0.0},
+                {"id": "later", "prompt": {"len": 4}, "arrival_time": 50.0},
+            ],
+        }
+    )
+    assert trace.end == "stuck" and len(trace) < 20
+    assert trace[-1].waiting == ("too large", "later") and trace[-1].time >= 50
+
+
 def test_an_abort_of_what_has_ended_or_not_begun():
     ended = simulate(one(max_tokens=1, abort_step=5))
     assert (ended.end, len(ended)) == ("done", 1)

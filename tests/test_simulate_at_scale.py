@@ -3,6 +3,7 @@
 import gc
 import random
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,9 +36,18 @@ def full() -> Trace:
     return simulate_requests(CONFIG, requests(), lambda request: 0, cost_model=MODEL)
 
 
-def test_the_summary_is_that_of_the_full_trace(full):
-    summary, expected = simulate_at_scale(CONFIG, requests(), MODEL), full.metrics().summary
+def with_aborts():
+    """The same requests, of which every seventh is given up, before it arrives, while it waits or while it runs."""
+    for index, arrival in enumerate(requests()):
+        yield replace(arrival, abort_step=int(2.2 * index) + index % 21 + 8 if index % 7 == 0 else None)
+
+
+@pytest.mark.parametrize("arrivals", [requests, with_aborts])
+def test_the_summary_is_that_of_the_full_trace(arrivals):
+    full = simulate_requests(CONFIG, arrivals(), lambda request: 0, cost_model=MODEL)
+    summary, expected = simulate_at_scale(CONFIG, arrivals(), MODEL), full.metrics().summary
     assert expected.num_preemptions > 0, "the workload does not reach what it is for"
+    assert any(record.aborted for record in full) == (arrivals is with_aborts)
     assert summary.end == full.end == "done"
     assert summary.num_steps == expected.num_steps and summary.num_requests == summary.num_finished == 300
     assert summary.num_tokens == expected.num_scheduled_tokens
@@ -100,6 +110,8 @@ def test_ends():
     too_long = [timed_arrival("a", [1] * 50, 2, 0.0), timed_arrival("b", [2] * 9000, 2, 0.0)]
     too_long.append(timed_arrival("c", [3] * 5, 2, 9.0))
     assert simulate_at_scale(CONFIG, too_long, MODEL).end == "stuck"
+    given_up = [replace(too_long[1], abort_step=40), too_long[2]]
+    assert simulate_at_scale(CONFIG, given_up, MODEL).end == "done"
     summary = simulate_at_scale(CONFIG, requests(), MODEL, max_steps=7)
     assert (summary.end, summary.num_steps) == ("max_steps", 7)
     assert simulate_at_scale(CONFIG, [], MODEL).num_steps == 0

@@ -17,7 +17,7 @@ from workbench.engine.engine_thread import EngineThread
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.outputs import RequestOutput
 from workbench.engine.pipeline import Phases, Pipeline
-from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.policy import SchedulingPolicy, described
 from workbench.engine.request_book import Entry, RequestBook
 from workbench.engine.run_loop import RunLoop
 from workbench.engine.sampler import Sampler
@@ -105,7 +105,7 @@ class Engine:
         self.trace = Trace(
             TraceMeta(
                 source="engine",
-                config=self.config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {}),
+                config=described(self.config, policy),
                 model=self.runner.describe(),
                 versions=_versions(),
                 created=time.time(),

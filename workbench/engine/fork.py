@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.policy import SchedulingPolicy, described
 from workbench.engine.request import Request
 from workbench.engine.simulate import simulate_requests
 from workbench.engine.workload import Arrival, made_up_token
@@ -47,9 +47,9 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
             "step (keep_steps=None), or a whole recording"
         )
     changes = ", ".join(f"{name}={value!r}" for name, value in config_changes.items())
-    policy = config_changes.get("policy")
-    if isinstance(policy, SchedulingPolicy):
-        del config_changes["policy"]
+    policy: SchedulingPolicy | None = None
+    if isinstance(config_changes.get("policy"), SchedulingPolicy):
+        policy = config_changes.pop("policy")
         if at_step:
             raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
     known = {field.name for field in dataclasses.fields(EngineConfig)}
@@ -85,15 +85,17 @@ def fork(trace: Trace, at_step: int = 0, **config_changes: Any) -> Trace:
         tokens, index = sampled[request.request_id], request.num_output_tokens
         return tokens[index] if index < len(tokens) else made_up_token(f"{request.request_id}:{request.num_tokens}")
 
-    described = changed.to_dict()
-    if isinstance(policy, SchedulingPolicy):
-        described["scheduling_policy"] = repr(policy)
-    source = f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else "")
+    meta = TraceMeta(
+        source=f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else ""),
+        config=described(changed, policy),
+        model=trace.meta.model,
+        versions=trace.meta.versions,
+    )
     return simulate_requests(
         recorded if at_step else changed,
         arrivals,
         sample_token,
         config_at={at_step: changed} if at_step else {},
-        policy=policy if isinstance(policy, SchedulingPolicy) else None,
-        meta=TraceMeta(source=source, config=described, model=trace.meta.model, versions=trace.meta.versions),
+        policy=policy,
+        meta=meta,
     )

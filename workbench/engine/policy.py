@@ -91,6 +91,11 @@ class SchedulingPolicy:
         return f"{type(self).__name__}({values})"
 
 
+def described(config: EngineConfig, policy: SchedulingPolicy | None) -> dict[str, Any]:
+    """A configuration as a trace holds it, with the policy where there is one."""
+    return config.to_dict() | ({} if policy is None else {"scheduling_policy": repr(policy)})
+
+
 class CheckedPolicy:
     """A policy whose answers are checked before the scheduler acts on them.
 

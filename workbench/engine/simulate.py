@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from workbench.engine.arrivals import read_generated
 from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
-from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.policy import SchedulingPolicy, described
 from workbench.engine.request import Request
 from workbench.engine.scheduler import Scheduler
 from workbench.engine.workload import (
@@ -34,7 +34,7 @@ MAX_REQUESTS = 1_000_000
 """Requests of a simulation that keeps every step."""
 
 STUCK_AFTER = 3
-"""Steps without a single token, with requests left and nothing to come, after which a simulation gives up."""
+"""Steps without a single token, with requests left, after which none of them will go on by itself."""
 
 
 def simulate(
@@ -154,12 +154,11 @@ def simulate_requests(
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
     pending = deque(sorted(_in_memory(arrivals), key=arrival_order))
     aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
-    described = config.to_dict() | ({"scheduling_policy": repr(policy)} if policy else {})
-    trace = Trace(meta or TraceMeta(source="simulation", config=described, versions=_versions()))
+    trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
     now = 0.0
     # Without a cost model steps take no time: a record of 0 seconds says so, and equal runs give equal traces.
     scheduler = Scheduler(config, clock=lambda: now, policy=policy)
-    num_idle_steps = 0
+    num_empty = num_idle_steps = 0
     with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
         while pending or scheduler.has_unfinished_requests():
             step = scheduler.step
@@ -168,8 +167,9 @@ def simulate_requests(
                 return trace
             if step in config_at:
                 scheduler.reconfigure(config_at[step])
-            if cost_model is not None and pending and not scheduler.has_unfinished_requests():
-                now = max(now, pending[0].arrives_at or 0.0)  # nothing to do until then
+            nothing_goes_on = num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
+            if cost_model is not None and pending and nothing_goes_on:
+                now = max(now, pending[0].arrives_at or 0.0)
             while pending and pending[0].arrival_step <= step:
                 if cost_model is not None and (pending[0].arrives_at or 0.0) > now:
                     break
@@ -194,6 +194,7 @@ def simulate_requests(
             now += duration
             trace.append(record)
             bar.update(len(record.finished) + len(record.aborted))
+            num_empty = 0 if record.chunks else num_empty + 1
             something_to_come = pending or any(request_id in scheduler.requests for _, _, request_id in aborts)
             num_idle_steps = 0 if record.chunks or record.arrived or something_to_come else num_idle_steps + 1
             if num_idle_steps == STUCK_AFTER and scheduler.has_unfinished_requests():

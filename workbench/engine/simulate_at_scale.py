@@ -7,8 +7,9 @@ keyframe, so that every view can be opened on the place where it hurt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -17,16 +18,15 @@ from tqdm.auto import tqdm
 from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
 from workbench.engine.latency_histogram import LatencyHistogram
-from workbench.engine.policy import SchedulingPolicy
+from workbench.engine.policy import SchedulingPolicy, described
 from workbench.engine.scheduler import Scheduler
+from workbench.engine.simulate import STUCK_AFTER
+from workbench.engine.trace_window import keyframe_of
 from workbench.engine.workload import Arrival
-from workbench.trace import Keyframe, StepRecord, Trace, TraceMeta
+from workbench.trace import StepRecord, Trace, TraceMeta
 
 MAX_WINDOWS = 512
 """Windows of a time line at most; when there are more, neighbours are joined and windows get twice as long."""
-
-STUCK_AFTER = 3
-"""Empty steps in a row with requests left after which a run is given up."""
 
 _SAMPLED = 0
 """The token that is always sampled: nothing reads it, and only ``max_tokens`` and ``max_model_len`` end a request."""
@@ -88,7 +88,7 @@ class SimulationSummary:
         end: "done", "stuck" (requests are left that can never be scheduled) or "max_steps".
         num_steps: Steps.
         num_requests: Requests that arrived.
-        num_finished: Requests that ended.
+        num_finished: Requests that ended, aborted ones included.
         num_scheduled: Chunks of all steps: scheduled requests.
         num_tokens: Tokens of all steps.
         num_output_tokens: Tokens sampled.
@@ -98,7 +98,7 @@ class SimulationSummary:
         duration: Seconds.
         ttft: Time to first token.
         itl: Time between tokens of a request that follow each other.
-        e2e: From arrival to the last token.
+        e2e: From arrival to the end.
         time_line: The run in windows.
         recorded: The steps that were asked for, whole; None when none were.
     """
@@ -171,23 +171,29 @@ def simulate_at_scale(
     Returns:
         The summary.
     """
-    run = _Run(Scheduler(config, clock=lambda: run.now, policy=policy), cost_model, record_steps)
+    run = _Run(config, cost_model, policy, record_steps)
     with tqdm(total=total, desc="simulation", unit="request", disable=not progress) as bar:
         run.to_end(iter(arrivals), max_steps, bar)
     return run.summary
 
 
 class _Run:
-    def __init__(self, scheduler: Scheduler, cost_model: CostModel, record_steps: range) -> None:
+    """A run on its way to its end."""
+
+    def __init__(
+        self, config: EngineConfig, cost_model: CostModel, policy: SchedulingPolicy | None, record_steps: range
+    ) -> None:
         self.now = 0.0
         self.cost_model = cost_model
+        self.policy = policy
         self.record_steps = record_steps
-        self.scheduler = scheduler
+        self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy)
         self.summary = SimulationSummary()
         self._arrived_at: dict[str, float] = {}
         self._last_token_at: dict[str, float] = {}
+        self._aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
 
-    def to_end(self, arrivals: Iterable[Arrival], max_steps: int | None, bar: tqdm) -> None:
+    def to_end(self, arrivals: Iterator[Arrival], max_steps: int | None, bar: tqdm) -> None:
         scheduler, summary = self.scheduler, self.summary
         upcoming = next(arrivals, None)
         num_empty = 0
@@ -195,24 +201,28 @@ class _Run:
             if summary.num_steps == max_steps:
                 summary.end = "max_steps"
                 break
-            if upcoming is not None and not scheduler.has_unfinished_requests():
+            nothing_goes_on = num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
+            if upcoming is not None and nothing_goes_on:
                 self.now = max(self.now, upcoming.arrives_at or 0.0)
             while upcoming is not None and self._is_due(upcoming):
                 self._add(upcoming)
                 upcoming = next(arrivals, None)
+            while self._aborts and self._aborts[0][0] <= scheduler.step:
+                scheduler.abort_request(heappop(self._aborts)[2])
             record = self.step()
-            if record.finished:
-                bar.update(len(record.finished))
+            bar.update(len(record.finished) + len(record.aborted))
             num_empty = 0 if record.chunks else num_empty + 1
-            if num_empty >= STUCK_AFTER:
-                if upcoming is None:
-                    summary.end = "stuck"
-                    break
-                self.now = max(self.now, upcoming.arrives_at or 0.0)
+            something_to_come = upcoming is not None or self._aborts_to_come()
+            if num_empty >= STUCK_AFTER and not something_to_come and scheduler.has_unfinished_requests():
+                summary.end = "stuck"
+                break
         summary.duration = self.now
 
     def _is_due(self, arrival: Arrival) -> bool:
         return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= self.now
+
+    def _aborts_to_come(self) -> bool:
+        return any(request_id in self.scheduler.requests for _, _, request_id in self._aborts)
 
     def _add(self, arrival: Arrival) -> None:
         request = arrival.to_request()
@@ -221,6 +231,8 @@ class _Run:
         self.scheduler.add_request(request)
         self._arrived_at[request.request_id] = request.arrival_time
         self.summary.num_requests += 1
+        if arrival.abort_step is not None:
+            heappush(self._aborts, (arrival.abort_step, self.summary.num_requests, arrival.request_id))
         if self.summary.recorded is not None and self.scheduler.step in self.record_steps:
             self.summary.recorded.add_request(msgspec.structs.replace(request.info(), prompt_token_ids=()))
 
@@ -264,30 +276,22 @@ class _Run:
                 summary.itl.add(now - before)
         if num_in_time:
             summary.itl.add(now - start, num_in_time)
-        for request_id in record.finished:
-            summary.e2e.add(now - self._arrived_at.pop(request_id))
-            last.pop(request_id, None)
+        for ended, moment in ((record.aborted, start), (record.finished, now)):
+            for request_id in ended:
+                summary.e2e.add(moment - self._arrived_at.pop(request_id))
+                last.pop(request_id, None)
         summary.num_steps += 1
         summary.num_scheduled += len(chunks)
         summary.num_tokens += num_tokens
-        summary.num_finished += len(record.finished)
+        summary.num_finished += len(record.finished) + len(record.aborted)
         summary.num_preemptions += len(record.preempted)
         summary.time_line.add(start, num_tokens, len(chunks), len(record.waiting), record.free_blocks)
 
     def _begin_recording(self) -> Trace:
         """A trace of the requests that are there, from their state now."""
         scheduler = self.scheduler
-        trace = Trace(TraceMeta(source="simulation", config=scheduler.config.to_dict()))
+        trace = Trace(TraceMeta(source="simulation", config=described(scheduler.config, self.policy)))
         for request in scheduler.requests.values():
             trace.add_request(msgspec.structs.replace(request.info(), prompt_token_ids=()))
-        pool = scheduler.kv_cache.block_pool
-        trace.start_from(
-            Keyframe(
-                scheduler.step,
-                {request.request_id: tuple(request.block_table) for request in scheduler.running},
-                {request.request_id: request.num_kv_computed for request in scheduler.running},
-                tuple(pool.free_queue),
-                tuple(pool.cached_blocks),
-            )
-        )
+        trace.start_from(keyframe_of(scheduler))
         return trace

@@ -35,14 +35,11 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
     Raises:
         ValueError: The prompt is none of these, is empty, or is text and there is no tokenizer.
     """
-    if isinstance(prompt, (bytes, bytearray)) or (
-        not isinstance(prompt, (str, Sequence)) and not hasattr(prompt, "tolist")
-    ):
-        raise ValueError(
-            f"prompt must be a str, a list of token ids or a list of chat messages, got {type(prompt).__name__}"
-        )
-    if not isinstance(prompt, (str, Sequence)):
+    given = type(prompt).__name__
+    if hasattr(prompt, "tolist"):  # an array of numpy or MLX, or a number of theirs
         prompt = prompt.tolist()
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        raise ValueError(f"prompt must be a str, a list of token ids or a list of chat messages, got {given}")
     if len(prompt) == 0:
         raise ValueError("prompt is empty: give at least one token")
     if isinstance(prompt, str) or isinstance(prompt[0], dict):
@@ -59,8 +56,7 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
     for index, token in enumerate(prompt):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ValueError(f"prompt[{index}]={token!r} is not a token id: token ids are integers")
-    token_ids = [int(token) for token in prompt]
-    return "", token_ids
+    return "", [int(token) for token in prompt]
 
 
 def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineConfig, model: LoadedModel) -> None:
