@@ -61,7 +61,9 @@ def test_the_summary_is_that_of_the_full_trace(arrivals):
         ours, theirs = getattr(summary, name).distribution(), getattr(expected, name)
         assert ours.count == theirs.count
         assert (ours.mean, ours.max) == pytest.approx((theirs.mean, theirs.max))
-        assert (ours.p50, ours.p99) == pytest.approx((theirs.p50, theirs.p99), rel=0.03)
+        assert ours.p50 == pytest.approx(theirs.p50, rel=0.03)
+        # Of 300 events the two around this percentile lie far apart: one side interpolates, the other counts.
+        assert ours.p99 == pytest.approx(theirs.p99, rel=0.06)
 
 
 def test_a_stretch_kept_whole_equals_that_stretch_of_the_full_trace(full, tmp_path):
