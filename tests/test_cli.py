@@ -11,7 +11,10 @@ import urllib.request
 
 import pytest
 
-from workbench import Trace
+from workbench import Engine, Trace
+from workbench.bench import _serve_requests
+from workbench.cli import build_parser
+from workbench.trace import TraceWriter
 
 COMMAND = [sys.executable, "-m", "workbench.cli"]
 
@@ -57,6 +60,45 @@ def test_simulate_writes_a_trace_that_trace_info_reads(tmp_path):
     assert len(Trace.load(saved)) == 3
     shown = run("trace", "info", saved)
     assert shown.returncode == 0 and "time to first token" in shown.stdout
+
+
+@pytest.fixture
+def bench(tiny_llama, tmp_path):
+    """Runs ``workbench bench`` over a tiny model; its trace, and the steps that were in the file after each step."""
+    path, in_file = tmp_path / "trace.jsonl", []
+
+    def make_engine(config):
+        engine = Engine(tiny_llama, config)
+        engine.on_step(lambda record: path.exists() and in_file.append(len(Trace.load(path))))
+        return engine
+
+    def run_it():
+        options = ["bench", "--num-requests", "2", "--input-len", "9", "--output-len", "4", "--trace", str(path)]
+        assert _serve_requests(build_parser().parse_args(options), tiny_llama, make_engine) == 0
+        return Trace.load(path)
+
+    return run_it, in_file
+
+
+def test_the_trace_of_a_bench_is_written_while_it_runs(bench, capsys):
+    run_it, in_file = bench
+    trace = run_it()
+    assert len(trace) > 3 and trace.end == "done" and trace.requests.keys() == {"r0", "r1"}
+    assert in_file == [*range(1, len(trace) + 1)]
+    assert f"{len(trace)} steps saved" in capsys.readouterr().out
+
+
+def test_a_bench_does_not_pass_off_half_a_trace_as_saved(bench, monkeypatch):
+    write = TraceWriter.write
+
+    def full_after_two_steps(self, line, **options):
+        if self.num_steps == 2:
+            raise OSError("no space left")
+        write(self, line, **options)
+
+    monkeypatch.setattr(TraceWriter, "write", full_after_two_steps)
+    with pytest.raises(OSError, match=r"holds 2 of \d+ steps"):
+        bench[0]()
 
 
 @pytest.fixture

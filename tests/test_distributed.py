@@ -1,11 +1,14 @@
 """What the ranks of a job say to each other, and when they stop saying it; in one process."""
 
+import gc
 import hashlib
 import json
+import signal
 import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +19,7 @@ from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.distributed import group as groups
+from workbench.distributed import job as jobs
 from workbench.distributed import link as links
 from workbench.distributed.job import ShardedEngine
 from workbench.distributed.link import EXIT_STATUS, Kind, Link, Message
@@ -250,6 +254,23 @@ def test_a_rank_that_fails_is_named_with_its_reason(ranks, capsys):
         job.links[0].fail("MemoryError: planted")
     job.wait_until_left(0, 1, 2)
     assert "rank 2 of 3 ends the job: rank 0 failed: MemoryError: planted (starting)" in capsys.readouterr().err
+
+
+def test_the_ranks_of_a_job_that_is_done_do_not_look_through_all_their_objects(ranks, monkeypatch):
+    job = ranks(size=2)
+    monkeypatch.setattr(jobs, "is_launched", lambda: True)
+    monkeypatch.setattr(jobs, "join_group", lambda: SimpleNamespace(rank=lambda: 1))
+    monkeypatch.setattr(jobs, "leader_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(jobs, "open_link", lambda group, host: job.links[1])
+    monkeypatch.setattr(jobs, "follow", lambda link, load: None)
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        assert jobs.run_job("some model", lead=None) == 0
+        assert gc.get_freeze_count() > 10_000
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # Ctrl-C is rank 0's
+    finally:
+        gc.unfreeze()
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def test_silence_ends_the_job(ranks, capsys, monkeypatch):

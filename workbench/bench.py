@@ -36,6 +36,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: A count that is not positive, or a request the model cannot serve.
+        OSError: The trace cannot be written.
     """
     for name in ("num_requests", "input_len", "output_len"):
         if getattr(options, name) < 1:
@@ -66,6 +67,8 @@ def _serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine
     warm.run(progress=False)
     warm.close()
     engine = make_engine(config)
+    # While it runs: nothing can be saved any more once another rank of the job is lost.
+    recording = engine.trace.record_to(options.trace) if options.trace else None
     cpu = time.process_time()
     for _ in range(options.num_requests):
         engine.add_request(prompt(options.input_len), SamplingParams(max_tokens=options.output_len, ignore_eos=True))
@@ -74,8 +77,10 @@ def _serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine
     print(engine)
     print(f"{options.num_requests} requests of {options.input_len} + {options.output_len} tokens, {cpu:.2f} s of CPU")
     print(engine.trace.metrics())
-    if options.trace:
-        engine.trace.save(options.trace)
-        print(f"{len(engine.trace)} steps saved to {options.trace}")
     engine.close()
+    if recording is not None:
+        recording.close("done")
+        if recording.num_steps < len(engine.trace):
+            raise OSError(f"{options.trace} holds {recording.num_steps} of {len(engine.trace)} steps: it is cut off")
+        print(f"{recording.num_steps} steps saved to {options.trace}")
     return 0
