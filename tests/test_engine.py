@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.engine import pipeline
 from workbench.engine.detokenizer import IncrementalDetokenizer
+from workbench.engine.packed_batch import prepare_unified
 from workbench.engine.request_book import Entry
 
 CONFIG = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, block_size=4, num_blocks=32, max_model_len=64)
@@ -342,6 +344,21 @@ def test_a_stream_loses_nothing_when_the_request_ends_while_it_looks(smollm2, mo
     pieces = list(engine.stream("The capital of France is", SamplingParams(max_tokens=8)))
     [output] = engine.outputs.values()
     assert len(output.token_ids) == 8 and "".join(pieces) == output.text
+
+
+def test_a_step_reuses_what_was_packed_for_the_one_before(engine, monkeypatch):
+    handed = []
+
+    def pack_and_remember(batch, block_size, **options):
+        handed.append(options["previous"])
+        return prepare_unified(batch, block_size, **options)
+
+    monkeypatch.setattr(pipeline, "prepare_unified", pack_and_remember)
+    engine.add_request(prompt(1), SamplingParams(max_tokens=3))
+    for _ in range(3):
+        engine.step()
+    assert handed[0] is None
+    assert [packed.num_tokens for packed in handed[1:]] == [10, 1] and engine.runner.latest.tables == handed[2].tables
 
 
 def test_a_background_run_that_cannot_go_on_says_so(engine, monkeypatch, caplog):

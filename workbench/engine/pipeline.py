@@ -13,6 +13,7 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
 from workbench.engine.request_book import RequestBook
 from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.scheduled_batch import ScheduledBatch
 from workbench.engine.scheduler import Scheduler
 from workbench.trace import KernelLaunch, StepRecord
 
@@ -42,6 +43,9 @@ class Pipeline:
         self.sampler = sampler
         self.book = book
 
+    def _pack(self, batch: ScheduledBatch) -> PackedBatch:
+        return prepare_unified(batch, self.scheduler.config.block_size, previous=self.runner.latest)
+
     def step(self) -> Phases:
         """One step: a generator that stops after each phase and returns the record.
 
@@ -64,7 +68,7 @@ class Pipeline:
         sampled: list[SampledToken] = []
         try:
             if batch.chunks:
-                packed: PackedBatch = timed("prepare", lambda: prepare_unified(batch, self.scheduler.config.block_size))
+                packed: PackedBatch = timed("prepare", lambda: self._pack(batch))
                 logits: mx.array
                 if (yield "prepare", packed):
                     with closing(ForwardByLayer(self.runner, packed, batch.step)) as forward:
