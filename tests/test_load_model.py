@@ -106,6 +106,16 @@ def test_a_gpu_keeps_what_the_file_holds(tmp_path, monkeypatch):
     assert (loaded.dtype, loaded.quantized) == ("float16", "8 bits")
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_gguf_file_that_names_no_architecture_is_refused(tmp_path, monkeypatch, on_gpu):
+    monkeypatch.setattr("workbench.models.load._runs_on_gpu", lambda: on_gpu)
+    config, path = tiny_config("llama"), tmp_path / "m.gguf"
+    write_model(path, "llama", config, random_model(config))
+    path.write_bytes(path.read_bytes().replace(b"general.architecture", b"general.nothing_else"))
+    with pytest.raises(ValueError, match="architecture None is not supported; llama"):
+        load_model(path)
+
+
 def test_the_context_length_may_stand_in_the_part_about_text(tmp_path):
     config = tiny_config("gemma3")
     outer = {"model_type": "gemma3", "vocab_size": 262, "text_config": config}

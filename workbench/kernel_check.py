@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 QUICK_HEAD_DIMS = (64, 128)
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 BLOCK_SIZES = (8, 16, 32)
-DTYPES = ("float32", "float16", "bfloat16")
 TRIED_BACKENDS = ("metal", "cuda", "msl", "cpu", "gather")
-SELF_TESTED = ("metal", "cuda")
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def probes(full: bool = False) -> Iterator[Probe]:
     """The batches that are tried."""
+    from workbench.attention.dtypes import DTYPES
     from workbench.attention.probe import Probe
 
     mixed = ((1, 90), (33, 100), (1, 1), (0, 20), (5, 5))
@@ -93,6 +92,8 @@ def print_check(names: list[str] | None = None, *, full: bool = False) -> int:
         Exit status: 0 when every result is right, 1 otherwise.
     """
     import mlx.core as mx
+
+    from workbench.attention.selection import SELF_TESTED
 
     device = mx.device_info().get("device_name", "CPU")
     print(f"{platform.system()} {platform.machine()}, {device}, mlx {mx.__version__}")

@@ -30,8 +30,7 @@ class AttentionMetadata:
         seqused_k: int32 [num_seqs].
         block_table: int32 [num_seqs, max_blocks]; entries past a sequence's last block are never read.
         slot_mapping: int64 [T], the slot ``block * block_size + offset`` that each row's K and V are written
-            to;
-            None when nothing is to be written.
+            to; None when nothing is to be written.
         block_size: Tokens per KV block.
     """
 

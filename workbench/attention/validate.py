@@ -14,8 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-"""Element types of q and of the caches."""
+from workbench.attention.dtypes import DTYPES, dtype_name
 
 
 def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: Any = None) -> None:
@@ -33,7 +32,7 @@ def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: A
             raise ValueError(f"{name} is a {type(array).__name__}; it must be an mlx.core.array")
         if array.ndim != len(layout):
             raise ValueError(f"{name} has shape {array.shape}; it must be [{', '.join(layout)}]")
-        if array.dtype not in DTYPES:
+        if array.dtype not in DTYPES.values():
             raise ValueError(f"{name} has dtype {array.dtype}; it must be float32, float16 or bfloat16")
         if 0 in array.shape[1:]:
             raise ValueError(f"{name} has shape {array.shape}; only T and num_blocks may be 0")
@@ -100,7 +99,7 @@ def int32_array(name: str, values: mx.array | np.ndarray | Sequence[Any], ndim: 
         ValueError: Not int32, or not ``ndim`` dimensions.
     """
     if isinstance(values, mx.array | np.ndarray):
-        if str(values.dtype).removeprefix("mlx.core.") != "int32":
+        if dtype_name(values.dtype) != "int32":
             raise ValueError(f"{name} has dtype {values.dtype}; it must be int32")
         array = np.asarray(values)
     else:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from workbench.attention.backend import BACKEND_NAMES
 from workbench.engine.field_checks import MAX_INT32, choice, flag, integer, items, number
 from workbench.trace.records import MAX_BLOCKS, MAX_TOKENS
 
 POLICIES = ("fcfs", "priority")
-ATTENTION_BACKENDS = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
 
 
 class _Frozen:
@@ -121,7 +121,7 @@ class EngineConfig(_Frozen):
             long_prefill_token_threshold_adaptive=flag(
                 "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
             ),
-            attention_backend=choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS),
+            attention_backend=choice("attention_backend", self.attention_backend, BACKEND_NAMES),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
             shadow_metal=self._checked_shadow_metal(),
         )

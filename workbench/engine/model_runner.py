@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend, get_backend
+from workbench.attention.dtypes import dtype_name
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.selection import FALLBACK, SELF_TESTED, select_backend
 from workbench.engine.config import EngineConfig
@@ -157,7 +158,7 @@ class ModelRunner:
             "num_heads": self.preflight.num_heads,
             "num_kv_heads": layers[0].num_kv_heads,
             "head_dim": layers[0].k_head_dim,
-            "dtype": _name(layers[0].dtype),
+            "dtype": dtype_name(layers[0].dtype),
         }
         if self.mode == "gather":
             details = {"reason": self.preflight.reason}
@@ -180,7 +181,7 @@ class ModelRunner:
             "num_heads": self.preflight.num_heads,
             "num_kv_heads": layers[0].num_kv_heads,
             "head_dim": layers[0].k_head_dim,
-            "kv_dtype": _name(layers[0].dtype),
+            "kv_dtype": dtype_name(layers[0].dtype),
             "windows": sorted(set(self.preflight.windows)),
             "attention_backend": self.backend_name,
             "attention_mode": self.mode,
@@ -217,7 +218,7 @@ def _tried_backend(
     result = check(model, backend)
     reason = result.reason if config.attention_backend == "auto" and backend.name in SELF_TESTED else ""
     if result.mode == "kernel":
-        layers = {(layer.num_kv_heads, layer.k_head_dim, _name(layer.dtype)) for layer in result.layers}
+        layers = {(layer.num_kv_heads, layer.k_head_dim, dtype_name(layer.dtype)) for layer in result.layers}
         for num_kv_heads, head_dim, dtype in sorted(layers):
             chosen = select_backend(
                 config.attention_backend,
@@ -248,7 +249,3 @@ def _check_pool_fits(config: EngineConfig, block_bytes: int) -> None:
 def _physical_memory() -> int:
     """Bytes of main memory, which GPUs of Apple share."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
+from workbench.attention.dtypes import dtype_name
 from workbench.attention.metal.shadow_worker import pack_arrays, receive, send
 from workbench.engine.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
@@ -91,7 +92,7 @@ class ShadowLauncher:
             "seqused_k": metadata.seqused_k,
             "softmax_scale": call.softmax_scale,
             "window": call.window,
-            "dtype": str(call.k_cache.dtype).removeprefix("mlx.core."),
+            "dtype": dtype_name(call.k_cache.dtype),
         }
         if call.sinks is not None:
             arrays["sinks"] = _float32(call.sinks)

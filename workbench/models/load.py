@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from workbench.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled
 from workbench.models.gguf_file import MAGIC, GGUFFile
 from workbench.models.gguf_loader import gguf_config, load_gguf_model
@@ -19,7 +20,6 @@ from workbench.models.gguf_tokenizer import GGUFTokenizer
 from workbench.models.sharding import check_heads_divide, shard
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
 
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 # Where configurations keep the length of the model's context; transformers' names, the common one first.
 _CONTEXT_FIELDS = (
     "max_position_embeddings",
@@ -122,10 +122,6 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
     return DTYPES[dtype]
 
 
-def _dtype_name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
-
-
 def _load_gguf(
     name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: bool, group: mx.distributed.Group | None
 ) -> LoadedModel:
@@ -147,7 +143,7 @@ def _load_gguf(
         max_position=config["max_position_embeddings"],
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=config["vocab_size"],
-        dtype=_dtype_name(dtype),
+        dtype=dtype_name(dtype),
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
@@ -157,7 +153,7 @@ def _load_gguf(
 def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
     """Element type on a GPU: bfloat16 for a file of bfloat16 and for Gemma 3, whose activations overflow float16."""
     types = {tensor.type_name for tensor in file.tensors.values()}
-    return mx.bfloat16 if "BF16" in types or file.metadata["general.architecture"] == "gemma3" else mx.float16
+    return mx.bfloat16 if "BF16" in types or file.metadata.get("general.architecture") == "gemma3" else mx.float16
 
 
 def _load_with_mlx_lm(
@@ -199,7 +195,7 @@ def _load_with_mlx_lm(
         max_position=_context_length(name, config, model),
         eos_token_ids=wrapped.eos_token_ids,
         vocab_size=_text_field(config, ("vocab_size",)) or wrapped.vocab_size,
-        dtype=_dtype_name(dtype or _common_dtype(model)),
+        dtype=dtype_name(dtype or _common_dtype(model)),
         num_parameters=num_parameters,
         source=name,
         quantized=_kept_bits(model),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from workbench.attention.dtypes import DTYPES
 from workbench.attention.metal.plan import LaunchPlan, plan_launch
 from workbench.attention.metal.tile_shape import TileShape
 
@@ -22,8 +23,6 @@ V1_SIMDGROUPS = 4
 
 MAX_WINDOW = 2**30
 """Wider windows are as good as this one, and positions minus it do not overflow."""
-
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @cache
@@ -248,7 +247,7 @@ def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
             f"block_size is {block_size}; the Metal kernel takes multiples of 8: "
             'choose 8, 16 or 32, or use attention_backend="gather"'
         )
-    if dtype not in DTYPES:
+    if dtype not in DTYPES.values():
         raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes float32, float16 and bfloat16")
 
 
