@@ -64,7 +64,11 @@ def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") ->
 
         async def refresh() -> None:
             # A long trace takes a while to encode, and the event loop has others to serve.
-            await asyncio.to_thread(page.prepare)
+            try:
+                prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
+            except RuntimeError:  # the interpreter is ending while the server's thread still runs
+                return
+            await prepared
             page.refresh()
 
         async def start() -> None:
