@@ -96,7 +96,7 @@ def figures() -> Iterator[tuple[str, str]]:
     for name, (title, limits, policy) in ORDERS.items():
         yield (
             f"policy-{name}",
-            lanes(title, simulate(MANY, config=limits, policy=policy, cost_model=CostModel(fixed=0.1))),
+            lanes(title, simulate(MANY, config=limits, policy=policy, cost_model=CostModel(fixed=0.1)), 25),
         )
 
 

@@ -93,9 +93,9 @@ def test_preemption_gives_its_reasons_and_counts_the_waste():
     add(scheduler, "c", 1, max_tokens=1)
     records = run(scheduler)
     preemption = next(record for record in records if record.preempted)
-    assert preemption.preempt_reasons == {"b": "a needs 1 more KV blocks, 0 free; last admitted"}
+    assert preemption.preempt_reasons == {"b": "a needs 1 more KV block, 0 free; last admitted"}
     assert preemption.not_scheduled == {
-        "b": "preempted in this step: a needs 1 more KV blocks, 0 free; last admitted",
+        "b": "preempted in this step: a needs 1 more KV block, 0 free; last admitted",
         "c": "b preempted in this step: nobody is admitted",
     }
     resume = next(record for record in records if record.resumed)

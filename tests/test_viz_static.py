@@ -12,7 +12,7 @@ from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random
 from workbench import simulate
 from workbench.trace import Trace, TraceMeta
 from workbench.viz import bundle as bundling
-from workbench.viz import reprs, watch
+from workbench.viz import reprs, svg, watch
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.packet import decode_packet
 
@@ -245,3 +245,18 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="disk full"):
         random_trace(1).to_html(target)
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (0, 1, [0]),
+        (0, 8, list(range(8))),
+        (0, 12, [0, 2, 4, 6, 8, 10]),
+        (3, 44, [10, 20, 30, 40]),
+        (95, 130, [95, 100, 105, 110, 115, 120, 125]),
+        (0, 20_000, [0, 5_000, 10_000, 15_000]),
+    ],
+)
+def test_ticks_are_round_steps_equally_far_apart(first, last, expected):
+    assert list(svg.step_ticks(first, last)) == expected

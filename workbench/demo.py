@@ -55,7 +55,8 @@ def describe(step: StepRecord) -> str:
     """One line per step: what was packed, what waited, what it took."""
     prefill = ", ".join(f"{c.request_id}[{c.start}:{c.end}]" for c in step.chunks if c.arm != "decode")
     decodes = sum(c.arm == "decode" for c in step.chunks)
-    parts = [f"{step.num_tokens:4d} tokens", f"{decodes} decode" + ("s" if decodes != 1 else "")]
+    tokens = f"{step.num_tokens:4d} token" + ("s" if step.num_tokens != 1 else "")
+    parts = [tokens, f"{decodes} decode" + ("s" if decodes != 1 else "")]
     if prefill:
         parts.append(f"prefill {prefill}")
     for label, names in (("preempted", step.preempted), ("finished", step.finished)):

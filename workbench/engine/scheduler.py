@@ -149,7 +149,8 @@ class Scheduler(StepCompletion):
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free and request.status == "running":
                 victim = self._victim(batch, budget)
-                reason = f"{request.request_id} needs {num_new_blocks} more KV blocks, {kv_cache.num_free} free"
+                blocks = "block" if num_new_blocks == 1 else "blocks"
+                reason = f"{request.request_id} needs {num_new_blocks} more KV {blocks}, {kv_cache.num_free} free"
                 budget += self._preempt_for(reason, victim, batch)
             if request.status == "running":
                 new_block_ids = kv_cache.allocate(request, start + num_tokens)

@@ -145,6 +145,14 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
     return _svg(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
 
 
+def step_ticks(first: int, last: int) -> range:
+    """At most nine round steps, equally far apart, of those in [first, last)."""
+    stride = next(
+        factor * 10**digits for digits in range(20) for factor in (1, 2, 5) if 8 * factor * 10**digits >= last - first
+    )
+    return range(-(-first // stride) * stride, last, stride)
+
+
 def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
     """Tokens per step, decode below and prefill above, against the budget."""
     bars = step_bars(records, max_bars=320)
@@ -177,7 +185,7 @@ def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
             d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
             y = 10 if kind == "finish" else 2
             parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
-    for tick in np.unique(np.linspace(first, max(first, last - 1), 8).astype(int)):
+    for tick in step_ticks(first, last):
         parts.append(_text(LEFT + (tick - first) / max(1, last - first) * space, base + 14, str(tick), "number muted"))
     return _svg(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
 
