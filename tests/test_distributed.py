@@ -295,7 +295,9 @@ def test_what_is_no_message_ends_the_job(ranks, capsys, header):
     assert "rank 1 is gone: " in capsys.readouterr().err
 
 
-def test_strangers_are_turned_away():
+def test_strangers_are_turned_away(monkeypatch):
+    monkeypatch.setattr(links, "JOIN_SECONDS", 10.0)
+    monkeypatch.setattr(links, "INTRODUCTION_SECONDS", 0.2)
     secret = hashlib.blake2b(b"secret", digest_size=links.TOKEN_BYTES).digest()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -307,6 +309,7 @@ def test_strangers_are_turned_away():
         strangers = [connect(bytes(links.TOKEN_BYTES), 1), connect(secret, 7), connect(secret, 0)]
         silent = socket.create_connection(server.getsockname())
         silent.close()
+        strangers.append(socket.create_connection(server.getsockname()))  # says nothing and stays
         ranks = [connect(secret, rank) for rank in (2, 1)]
         peers = links._accept(server, 3, secret)
         assert sorted(peers) == [1, 2]

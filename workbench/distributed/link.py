@@ -38,6 +38,8 @@ SILENCE_SECONDS = 20.0
 CAUSE_SECONDS = 0.5
 """How long rank 0 listens after the first bad news: a rank that only suffered from it may be heard first."""
 JOIN_SECONDS = 30.0
+INTRODUCTION_SECONDS = 2.0
+"""A rank that has connected says at once which it is."""
 FAREWELL_SECONDS = 5.0
 MAX_PAYLOAD = 1 << 28
 TOKEN_BYTES = 16
@@ -288,20 +290,27 @@ def _accept(server: socket.socket, size: int, secret: bytes) -> dict[int, socket
     """A connection from each rank above 0; whoever does not know the secret is turned away."""
     peers: dict[int, socket.socket] = {}
     deadline = time.monotonic() + JOIN_SECONDS
-    while len(peers) < size - 1:
-        missing = [rank for rank in range(1, size) if rank not in peers]
+    while missing := [rank for rank in range(1, size) if rank not in peers]:
         server.settimeout(max(0.01, deadline - time.monotonic()))
         try:
             connection, _ = server.accept()
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            shown = receive_exactly(connection, TOKEN_BYTES + 4)
-        except EOFError:
-            continue
         except TimeoutError:
             raise OSError(f"ranks {missing} did not connect within {JOIN_SECONDS:.0f} s") from None
-        rank = struct.unpack("<I", shown[TOKEN_BYTES:])[0]
-        if hmac.compare_digest(shown[:TOKEN_BYTES], secret) and rank in missing:
+        rank = _introduced(connection, secret)
+        if rank in missing:
             peers[rank] = connection
         else:
             connection.close()
     return peers
+
+
+def _introduced(connection: socket.socket, secret: bytes) -> int | None:
+    """The rank that a connection says it is; None for a stranger, who may also say nothing."""
+    connection.settimeout(INTRODUCTION_SECONDS)
+    try:
+        shown = receive_exactly(connection, TOKEN_BYTES + 4)
+    except (EOFError, OSError):
+        return None
+    if not hmac.compare_digest(shown[:TOKEN_BYTES], secret):
+        return None
+    return struct.unpack("<I", shown[TOKEN_BYTES:])[0]
