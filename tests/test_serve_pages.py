@@ -102,6 +102,23 @@ def sign_in(server):
     return headers["Set-Cookie"].partition(";")[0]
 
 
+def test_who_gives_up_before_the_first_step_is_not_followed(server, monkeypatch):
+    bridge, looks = server.server.bridge, []
+    monkeypatch.setattr(bridge.engine, "before_step", looks.append)
+
+    async def follow_and_give_up():
+        following = asyncio.ensure_future(bridge.follow_steps(print))
+        while not looks:
+            await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.wait([following])
+        looks[0]()
+        await asyncio.sleep(0.01)
+        return print in bridge.step_listeners
+
+    assert not asyncio.run_coroutine_threadsafe(follow_and_give_up(), server.loop).result(30)
+
+
 def test_the_dashboards_websocket_is_on_the_same_port_behind_the_same_guard(server):
     cookie = {"Cookie": sign_in(server)}
     status, _, page = server.ask("GET", "/dashboard", headers=cookie)

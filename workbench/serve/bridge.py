@@ -120,8 +120,8 @@ class EngineBridge:
             self._loop.call_soon_threadsafe(begin, open_requests, keyframe_of(scheduler))
 
         def begin(open_requests: list[RequestInfo], keyframe: Keyframe) -> None:
-            self.step_listeners.append(listener)
             if not opening.cancelled():
+                self.step_listeners.append(listener)
                 opening.set_result((open_requests, keyframe))
 
         self.engine.before_step(look)

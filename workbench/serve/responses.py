@@ -10,9 +10,6 @@ from typing import Any
 from workbench.models.tokenizer import Tokenizer
 from workbench.serve.stream import Delta, Stream
 
-FINISH_REASONS = {"stop": "stop", "length": "length"}
-"""OpenAI's word for each of the engine's reasons that a client may see as an answer."""
-
 
 @dataclass
 class Answer:
@@ -69,7 +66,7 @@ class Answer:
         else:
             choice["message"] = {"role": "assistant", "content": delta.text}
         choice["logprobs"] = self._logprobs(delta, offset) if delta.logprobs else None
-        choice["finish_reason"] = FINISH_REASONS.get(delta.finish_reason or "")
+        choice["finish_reason"] = delta.finish_reason  # "stop" and "length" are OpenAI's words too
         if self.token_ids:
             choice["token_ids"] = list(delta.token_ids)
         return choice
