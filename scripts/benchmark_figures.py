@@ -21,6 +21,12 @@ ARM_NAMES = {
     "mlx_lm_http": "mlx-lm HTTP",
     "llama_cpp": "llama.cpp",
 }
+WATCHED_NAMES = {
+    "off": "record off",
+    "on": "record on",
+    "saved": "saved as it grows",
+    "dashboard": "dashboard open",
+}
 Statistics = Mapping[str, float]
 
 
@@ -125,8 +131,7 @@ def watched_figure(result: Mapping[str, Any]) -> str:
         stroke = LIGHT.owned if value == 1.0 else LIGHT.hairline
         parts.append(f'<path d="M{place(value):.1f} {TOP - 4}V{bottom}" stroke="{stroke}"/>')
         parts.append(_text(place(value), bottom + 16, f"{value:.2f}", "middle"))
-    names = {"off": "record off", "on": "record on", "saved": "saved as it grows", "dashboard": "dashboard open"}
-    for row, (arm, name) in enumerate(names.items()):
+    for row, (arm, name) in enumerate(WATCHED_NAMES.items()):
         y = TOP + ROW * row + 12
         parts.append(_text(left - 12, y + 4, name, "end"))
         begin, end = place(ratios[arm]["min"]), place(ratios[arm]["max"])

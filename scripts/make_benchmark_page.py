@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark_figures import ARM_NAMES, chunk_size_figure, serving_figure, watched_figure
+from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, serving_figure, watched_figure
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
@@ -158,9 +158,8 @@ def chunk_size_table() -> str:
 def watched_table() -> str:
     """A line for each arm."""
     result = load("watched")
-    names = {"off": "record off", "on": "record on", "saved": "saved as it grows", "dashboard": "dashboard open"}
     rows = []
-    for arm, name in names.items():
+    for arm, name in WATCHED_NAMES.items():
         row, ratio = result["arms"][arm], result["cpu_over_record_on"][arm]
         rows.append([name, cell("cpu_s", row), cell("output_tokens_per_s", row), spread(ratio) if arm != "on" else "1"])
     head = ["", "CPU time, s", "output tokens per s", "CPU time over record on"]

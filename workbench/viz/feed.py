@@ -7,7 +7,6 @@ polls travels in one packet.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -44,7 +43,7 @@ class Feed:
     """
 
     def __init__(self, source: Any, other: Trace | None = None) -> None:
-        self._watching = inspect.isfunction(source)
+        self._watching = callable(source)
         self.controller: Any = None if self._watching or isinstance(source, Trace) else source
         self._newest_trace: Callable[[], Trace] = source if self._watching else lambda: getattr(source, "trace", source)
         self.trace = self._newest_trace()
