@@ -490,7 +490,7 @@ class Engine:
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
             "free_blocks": scheduler.num_free_blocks,
-            "num_blocks": self.config.num_blocks - 1,
+            "usable_blocks": self.config.num_blocks - 1,
             "backend": self.runner.backend_name,
             "attention": self.runner.mode,
             "blas": backend_info(),
