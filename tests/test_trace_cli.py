@@ -65,6 +65,13 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, command, content):
     assert [found.name for found in tmp_path.iterdir()] == ([] if content is None else ["t.jsonl"])
 
 
+@pytest.mark.parametrize("port", [-1, 0, 99999])
+def test_a_port_that_cannot_be_is_one_line_and_status_2(saved, capsys, port):
+    assert main(["trace", "watch", str(saved), "--port", str(port)]) == 2
+    message = capsys.readouterr().err
+    assert message == f"workbench trace: --port must be from 1 to 65535, got {port}\n"
+
+
 def test_traces_of_different_workloads(saved, tmp_path, capsys):
     simulate({"requests": [{"id": "other", "prompt": [1], "max_tokens": 1}]}).save(tmp_path / "b.jsonl")
     assert main(["trace", "diff", str(saved), str(tmp_path / "b.jsonl")]) == 2

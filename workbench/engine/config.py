@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.attention.backend import BACKEND_NAMES
 from workbench.engine.field_checks import MAX_INT32, choice, flag, integer, items, number
-from workbench.trace.records import MAX_BLOCKS, MAX_TOKENS
+from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
 
 POLICIES = ("fcfs", "priority")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.trace.records import MAX_BLOCKS, MAX_TOKENS, Keyframe, RequestInfo, StepRecord, TraceMeta
+from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
+from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
 
 DEFAULT_BLOCK_SIZE = 16
 """Tokens per KV block where a trace's configuration does not say: vLLM's default."""

@@ -72,6 +72,8 @@ def _perfetto(options: argparse.Namespace) -> int:
 def _watch(options: argparse.Namespace) -> int:
     from workbench.trace.follower import TraceFollower
 
+    if not 1 <= options.port <= 65535:
+        raise ValueError(f"--port must be from 1 to 65535, got {options.port}")
     # By its name: the trace does not know who draws it.
     app = importlib.import_module("workbench.viz.app")
     with TraceFollower(options.trace) as follower:

@@ -39,6 +39,9 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises where it is not what it should be."""
+
 
 class _Header(msgspec.Struct):
     """The part of a first line that every version of the format has."""
@@ -63,6 +66,15 @@ def _without_surrogates(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_without_surrogates(item) for item in value]
     return value
+
+
+def decode_line(raw: bytes) -> TraceLine:
+    """A line of a trace file, its newline taken off.
+
+    Raises:
+        UNDECODABLE: It is damaged, or holds a value that no trace may have.
+    """
+    return _decoder.decode(raw)
 
 
 def is_gzip_path(path: str | os.PathLike[str]) -> bool:
@@ -190,8 +202,8 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[TraceLine | str]:
         if ended:
             raise TraceError(f"{path}, line {number}: nothing may follow the end line")
         try:
-            line = _decoder.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+            line = decode_line(raw)
+        except UNDECODABLE as problem:
             if not complete and not _is_json(raw):
                 yield f"{path} is cut off in line {number}"
                 return
@@ -209,7 +221,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[TraceLine | str]:
 def _is_json(raw: bytes) -> bool:
     try:
         msgspec.json.decode(raw, type=msgspec.Raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return False
     return True
 
@@ -222,7 +234,7 @@ def check_header(path: str | os.PathLike[str], raw: bytes) -> None:
     """
     try:
         header = msgspec.json.decode(raw, type=_Header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise TraceError(f"{path} is not a trace: its first line holds no kind and schema_version") from None
     if header.kind != "meta":
         raise TraceError(f"{path} is not a trace from its beginning: the first line is a {header.kind[:40]!r} line")

@@ -11,10 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-import msgspec
-
 from workbench.trace.checks import TraceError
-from workbench.trace.file import MAX_LINE_BYTES, check_header, is_gzip_path
+from workbench.trace.file import MAX_LINE_BYTES, UNDECODABLE, check_header, decode_line, is_gzip_path
 from workbench.trace.records import Keyframe, RequestInfo, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.trace import Trace
 
@@ -24,7 +22,6 @@ POLL_SECONDS = 0.2
 """Time between two looks at the file."""
 
 _READ_BYTES = 2**20
-_decoder = msgspec.json.Decoder(TraceLine)
 
 
 class TraceFollower:
@@ -158,8 +155,8 @@ class TraceFollower:
         if self._number == 1:
             check_header(self.path, raw)
         try:
-            return _decoder.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+            return decode_line(raw)
+        except UNDECODABLE as problem:
             raise TraceError(f"{self.path}, line {self._number}: {problem}") from None
 
     def _take(self, line: TraceLine) -> None:

@@ -10,33 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from workbench.trace import display
+from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Tokens, Window
 
 SCHEMA_VERSION = 1
 """Version of the trace file format. A reader refuses a file of another version by name."""
 
-MAX_TOKENS = 2**24
-"""Largest position, chunk or context a trace may claim (16.8 million tokens)."""
-
-MAX_BLOCKS = 2**22
-"""Largest KV pool a trace may claim, in blocks."""
-
 MAX_MASK_CELLS = 2**28
 """Largest attention mask that is built, in cells (256 MiB)."""
-
-# Bounds are checked by the decoder when a file is read, in C; building a record in Python checks nothing.
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
-Rows = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
-BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Window = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOKENS)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
 """How a scheduled chunk is handled after the forward pass.
