@@ -175,6 +175,14 @@ def test_its_python_runs(path, names):
             engines |= {id(value): value for value in names.values() if isinstance(value, Engine)}
 
 
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=page_name)
+def test_its_python_imports_workbench_before_mlx(path):
+    """The other way round there is a warning, and the slow BLAS."""
+    for code in blocks(path, "python"):
+        imported = re.findall(r"^(?:import|from) (mlx|workbench)\b", code, re.MULTILINE)
+        assert imported[:1] != ["mlx"], f"{page_name(path)}:\n{code}"
+
+
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "json")], ids=page_name)
 def test_its_json_can_be_read(path):
     for text in blocks(path, "json"):
