@@ -1,4 +1,4 @@
-"""(c) The KV pool as an image: one cell per physical block, always at the same place."""
+"""The KV pool as an image: one cell per physical block, always at the same place."""
 
 from __future__ import annotations
 

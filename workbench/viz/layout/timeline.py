@@ -1,4 +1,4 @@
-"""(a) The step timeline: tokens per step against the budget, and marks of what happened."""
+"""The step timeline: tokens per step against the budget, and marks of what happened."""
 
 from __future__ import annotations
 
