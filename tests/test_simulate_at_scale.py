@@ -79,6 +79,16 @@ def test_a_stretch_kept_whole_equals_that_stretch_of_the_full_trace(full, tmp_pa
     assert loaded.pool_state(0).num_blocks == CONFIG.num_blocks
 
 
+def test_a_stretch_that_begins_with_an_abort_can_be_loaded(tmp_path):
+    full = simulate_requests(CONFIG, with_aborts(), lambda request: 0, cost_model=MODEL)
+    first = next(record.step for record in full if record.aborted)
+    part = simulate_at_scale(CONFIG, with_aborts(), MODEL, record_steps=range(first, first + 5)).recorded
+    part.save(tmp_path / "part.jsonl")
+    loaded = Trace.load(tmp_path / "part.jsonl")
+    assert loaded[0].aborted == full[first].aborted
+    assert all(loaded.pool_state(index).consistent for index in range(5))
+
+
 def test_memory_does_not_grow_with_the_number_of_requests():
     config = CONFIG.replace(enable_prefix_caching=False, num_blocks=2000)
     sizes = []

@@ -32,6 +32,11 @@ def workload_file(tmp_path):
     return path
 
 
+def test_the_rate_may_be_swept_where_the_workload_names_no_arrivals():
+    workload = {**WORKLOAD, "generate": {**WORKLOAD["generate"], "num_requests": 3, "arrivals": None}}
+    assert [row["end"] for row in sweep(workload, {"rate": [5, 50]}, jobs=1)] == ["done", "done"]
+
+
 def test_grid_from_words():
     grid = read_grid(["max_num_batched_tokens=256,512", "max_num_partial_prefills=none,4", "policy=fcfs,priority"])
     assert grid == {

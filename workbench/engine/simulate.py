@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +14,7 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
 from workbench.engine.policy import SchedulingPolicy, described
 from workbench.engine.request import Request
-from workbench.engine.scheduler import Scheduler
+from workbench.engine.simulated_run import SimulatedRun
 from workbench.engine.workload import (
     MAX_WORKLOAD_TOKENS,
     Arrival,
@@ -32,9 +30,6 @@ MAX_STEPS = 100_000
 
 MAX_REQUESTS = 1_000_000
 """Requests of a simulation that keeps every step."""
-
-STUCK_AFTER = 3
-"""Steps without a single token, with requests left, after which none of them will go on by itself."""
 
 
 def simulate(
@@ -152,52 +147,23 @@ def simulate_requests(
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
-    pending = deque(sorted(_in_memory(arrivals), key=arrival_order))
-    aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
+    pending = sorted(_in_memory(arrivals), key=arrival_order)
     trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
-    now = 0.0
-    # Without a cost model steps take no time: a record of 0 seconds says so, and equal runs give equal traces.
-    scheduler = Scheduler(config, clock=lambda: now, policy=policy)
-    num_empty = num_idle_steps = 0
+    run = SimulatedRun(config, iter(pending), cost_model, policy)
     with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
-        while pending or scheduler.has_unfinished_requests():
-            step = scheduler.step
+        while not run.over:
+            step = run.scheduler.step
             if step == max_steps:
                 trace.end = "max_steps"
                 return trace
             if step in config_at:
-                scheduler.reconfigure(config_at[step])
-            nothing_goes_on = num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
-            if cost_model is not None and pending and nothing_goes_on:
-                now = max(now, pending[0].arrives_at or 0.0)
-            while pending and pending[0].arrival_step <= step:
-                if cost_model is not None and (pending[0].arrives_at or 0.0) > now:
-                    break
-                arrival = pending.popleft()
-                request = arrival.to_request()
-                if cost_model is not None and arrival.arrives_at is None:
-                    request.arrival_time = now
-                request.arrival_step = step
-                scheduler.add_request(request)
+                run.scheduler.reconfigure(config_at[step])
+            for request in run.arrive():
                 trace.add_request(request.info())
-                if arrival.abort_step is not None:
-                    insort(aborts, (arrival.abort_step, len(trace.requests), arrival.request_id))
-            while aborts and aborts[0][0] <= step:
-                scheduler.abort_request(aborts.pop(0)[2])
-            batch = scheduler.schedule()
-            duration = cost_model.step_seconds(batch.chunks) if cost_model is not None and batch.chunks else 0.0
-            record = scheduler.update(
-                batch,
-                [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks],
-                timings={"forward": duration} if duration else None,
-            )
-            now += duration
+            record = run.step(sample_token)
             trace.append(record)
             bar.update(len(record.finished) + len(record.aborted))
-            num_empty = 0 if record.chunks else num_empty + 1
-            something_to_come = pending or any(request_id in scheduler.requests for _, _, request_id in aborts)
-            num_idle_steps = 0 if record.chunks or record.arrived or something_to_come else num_idle_steps + 1
-            if num_idle_steps == STUCK_AFTER and scheduler.has_unfinished_requests():
+            if run.stuck:
                 trace.end = "stuck"
                 return trace
     trace.end = "done"

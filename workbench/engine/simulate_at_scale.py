@@ -7,9 +7,8 @@ keyframe, so that every view can be opened on the place where it hurt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from heapq import heappop, heappush
 from typing import Any
 
 import msgspec
@@ -19,11 +18,11 @@ from workbench.engine.config import EngineConfig
 from workbench.engine.cost_model import CostModel
 from workbench.engine.latency_histogram import LatencyHistogram
 from workbench.engine.policy import SchedulingPolicy, described
-from workbench.engine.scheduler import Scheduler
-from workbench.engine.simulate import STUCK_AFTER
+from workbench.engine.request import Request
+from workbench.engine.simulated_run import SimulatedRun
 from workbench.engine.trace_window import keyframe_of
 from workbench.engine.workload import Arrival
-from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
 
 MAX_WINDOWS = 512
 """Windows of a time line at most; when there are more, neighbours are joined and windows get twice as long."""
@@ -171,89 +170,55 @@ def simulate_at_scale(
     Returns:
         The summary.
     """
-    run = _Run(config, cost_model, policy, record_steps)
+    run = SimulatedRun(config, iter(arrivals), cost_model, policy)
+    summing = _Summing(run, policy, record_steps)
+    summary = summing.summary
     with tqdm(total=total, desc="simulation", unit="request", disable=not progress) as bar:
-        run.to_end(iter(arrivals), max_steps, bar)
-    return run.summary
-
-
-class _Run:
-    """A run on its way to its end."""
-
-    def __init__(
-        self, config: EngineConfig, cost_model: CostModel, policy: SchedulingPolicy | None, record_steps: range
-    ) -> None:
-        self.now = 0.0
-        self.cost_model = cost_model
-        self.policy = policy
-        self.record_steps = record_steps
-        self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy)
-        self.summary = SimulationSummary()
-        self._arrived_at: dict[str, float] = {}
-        self._last_token_at: dict[str, float] = {}
-        self._aborts: list[tuple[int, int, str]] = []  # of requests that have arrived: (step, order of arrival, id)
-
-    def to_end(self, arrivals: Iterator[Arrival], max_steps: int | None, bar: tqdm) -> None:
-        scheduler, summary = self.scheduler, self.summary
-        upcoming = next(arrivals, None)
-        num_empty = 0
-        while upcoming is not None or scheduler.has_unfinished_requests():
+        while not run.over:
             if summary.num_steps == max_steps:
                 summary.end = "max_steps"
                 break
-            nothing_goes_on = num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
-            if upcoming is not None and nothing_goes_on:
-                self.now = max(self.now, upcoming.arrives_at or 0.0)
-            while upcoming is not None and self._is_due(upcoming):
-                self._add(upcoming)
-                upcoming = next(arrivals, None)
-            while self._aborts and self._aborts[0][0] <= scheduler.step:
-                scheduler.abort_request(heappop(self._aborts)[2])
-            record = self.step()
+            record = summing.step()
             bar.update(len(record.finished) + len(record.aborted))
-            num_empty = 0 if record.chunks else num_empty + 1
-            something_to_come = upcoming is not None or self._aborts_to_come()
-            if num_empty >= STUCK_AFTER and not something_to_come and scheduler.has_unfinished_requests():
+            if run.stuck:
                 summary.end = "stuck"
                 break
-        summary.duration = self.now
+    summary.duration = run.now
+    return summary
 
-    def _is_due(self, arrival: Arrival) -> bool:
-        return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= self.now
 
-    def _aborts_to_come(self) -> bool:
-        return any(request_id in self.scheduler.requests for _, _, request_id in self._aborts)
+class _Summing:
+    """Takes the steps of a run and adds them up."""
 
-    def _add(self, arrival: Arrival) -> None:
-        request = arrival.to_request()
-        request.arrival_step = self.scheduler.step
-        request.arrival_time = self.now if arrival.arrives_at is None else arrival.arrives_at
-        self.scheduler.add_request(request)
-        self._arrived_at[request.request_id] = request.arrival_time
-        self.summary.num_requests += 1
-        if arrival.abort_step is not None:
-            heappush(self._aborts, (arrival.abort_step, self.summary.num_requests, arrival.request_id))
-        if self.summary.recorded is not None and self.scheduler.step in self.record_steps:
-            self.summary.recorded.add_request(msgspec.structs.replace(request.info(), prompt_token_ids=()))
+    def __init__(self, run: SimulatedRun, policy: SchedulingPolicy | None, record_steps: range) -> None:
+        self.summary = SimulationSummary()
+        self._run = run
+        self._policy = policy
+        self._record_steps = record_steps
+        self._arrived_at: dict[str, float] = {}
+        self._last_token_at: dict[str, float] = {}
 
     def step(self) -> StepRecord:
         """One step, added to the summary."""
-        scheduler, summary = self.scheduler, self.summary
-        recording = scheduler.step in self.record_steps
+        run, summary = self._run, self.summary
+        recording = run.scheduler.step in self._record_steps
         if recording and summary.recorded is None:
             summary.recorded = self._begin_recording()
-        batch = scheduler.schedule()
-        duration = self.cost_model.step_seconds(batch.chunks) if batch.chunks else 0.0
-        sampled = [_SAMPLED if chunk.samples else None for chunk in batch.chunks]
-        record = scheduler.update(batch, sampled, timings={"forward": duration})
-        if recording and summary.recorded is not None:
-            summary.recorded.append(record)
-        before, self.now = self.now, self.now + duration
-        self._add_up(record, before)
+        recorded = summary.recorded if recording else None
+        for request in run.arrive():
+            self._arrived_at[request.request_id] = request.arrival_time
+            summary.num_requests += 1
+            if recorded is not None:
+                recorded.add_request(_without_tokens(request))
+        start = run.now
+        record = run.step(lambda request: _SAMPLED)
+        if recorded is not None:
+            recorded.append(record)
+        self._add_up(record, start)
         return record
 
     def _add_up(self, record: StepRecord, start: float) -> None:
-        summary, now, last = self.summary, self.now, self._last_token_at
+        summary, now, last = self.summary, self._run.now, self._last_token_at
         chunks = record.chunks
         num_tokens = len(chunks)
         num_in_time = 0  # tokens that follow one of the step before: nearly all, and their gap is the step
@@ -289,9 +254,14 @@ class _Run:
 
     def _begin_recording(self) -> Trace:
         """A trace of the requests that are there, from their state now."""
-        scheduler = self.scheduler
-        trace = Trace(TraceMeta(source="simulation", config=described(scheduler.config, self.policy)))
+        scheduler = self._run.scheduler
+        trace = Trace(TraceMeta(source="simulation", config=described(scheduler.config, self._policy)))
         for request in scheduler.requests.values():
-            trace.add_request(msgspec.structs.replace(request.info(), prompt_token_ids=()))
+            trace.add_request(_without_tokens(request))
         trace.start_from(keyframe_of(scheduler))
         return trace
+
+
+def _without_tokens(request: Request) -> RequestInfo:
+    """What a request asked for; its prompt is made of numbers that mean nothing."""
+    return msgspec.structs.replace(request.info(), prompt_token_ids=())

@@ -107,7 +107,8 @@ def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
     workload = copy.deepcopy(workload)
     changes = dict(settings)
     if "rate" in changes:
-        workload["generate"].setdefault("arrivals", {"process": "poisson"})["rate"] = changes.pop("rate")
+        arrivals = workload["generate"].get("arrivals") or {"process": "poisson"}
+        workload["generate"]["arrivals"] = {**arrivals, "rate": changes.pop("rate")}
     workload["config"] = {**(workload.get("config") or {}), **changes}
     try:
         config, arrivals, cost_model = read_simulation(workload)
