@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -210,10 +211,7 @@ def check_standstill(make_condition: Callable[[], Callable[[StepRecord], bool]])
         for budget in (16, 32, 48):
             requests = [_single("chat", 5, 30), {**_single("long", 150, 3), "arrival_step": 4}]
             config = {"max_num_batched_tokens": budget, "num_blocks": 64}
-            if bug:
-                with planted(bug):
-                    trace = simulate({"config": config, "requests": requests})
-            else:
+            with planted(bug) if bug else nullcontext():
                 trace = simulate({"config": config, "requests": requests})
             expected = [r.step for r in trace if "chat" in r.running and "chat" not in r.num_kv_computed]
             server = f"a {'sick' if bug else 'healthy'} server with a budget of {budget}"
