@@ -44,8 +44,8 @@ def lanes(title: str, trace: Trace, num_steps: int = 40) -> str:
     parts.append(_text(LEFT - 8, bottom + 12, "step", anchor="end"))
     width, height = LEFT + num_steps * STEP + 20, bottom + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-size="11" '
-        f'font-family="system-ui, sans-serif" aria-label="{escape(title)}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{1.2 * width:.0f}" role="img" '
+        f'font-size="11" font-family="system-ui, sans-serif" aria-label="{escape(title)}">'
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
     )
 
