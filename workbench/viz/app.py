@@ -39,15 +39,7 @@ class TracePage(AnyWidgetComponent):
 
     def refresh(self) -> None:
         """Send what is new since the last call."""
-        packet = self._feed.next_packet()
-        if packet is not None:
-            self.packet = packet
-        other = self._feed.other_packet()
-        if other is not None:
-            self.other = other
-        status = self._feed.status()
-        if status != self.status:
-            self.status = status
+        self._feed.update(self)
 
 
 def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") -> Callable[[], Any]:

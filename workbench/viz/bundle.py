@@ -26,8 +26,8 @@ def bundle(entry: str = ENTRY) -> str:
     """The source of one ES module holding ``entry`` and everything it imports; it exports ``render``.
 
     Raises:
-        ValueError: Modules import each other in a circle, or import what
-            is not exported, or use a form of import or export that is not handled.
+        ValueError: Modules import each other in a circle, import what is not exported, or use a form of import or
+            export that is not handled.
     """
     parts: dict[str, str] = {}
     _collect(entry.removesuffix(".js"), parts, ())

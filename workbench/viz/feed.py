@@ -1,7 +1,7 @@
 """Keeps one view up to date: which steps it has seen, what it asked for, what it is told about the engine.
 
-The host (a notebook widget or a Panel session) polls ``next_packet`` and ``status`` at most ten times a second and
-hands commands of the view to ``handle``. The engine is never waited for and never waits: what came between two
+The host (a notebook widget or a Panel session) calls ``update`` at most ten times a second and hands commands of the
+view to ``handle``. The engine is never waited for and never waits: what came between two
 polls travels in one packet.
 """
 
@@ -101,6 +101,15 @@ class Feed:
             self._known_requests, self._known_shadows = num_requests, num_shadows
             self._known_strings, self._known_kernels = len(columns.strings), len(columns.kernels)
             return packet
+
+    def update(self, view: Any) -> None:
+        """Give a view what is new of its ``packet``, its ``other`` and its ``status``."""
+        if (packet := self.next_packet()) is not None:
+            view.packet = packet
+        if (other := self.other_packet()) is not None:
+            view.other = other
+        if (status := self.status()) != view.status:
+            view.status = status
 
     def confirm(self) -> None:
         """The view is there and has taken in a packet: from now on none is lost, and each step is sent once."""

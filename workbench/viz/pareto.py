@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -82,7 +82,7 @@ def _title(name: str) -> str:
     return f"{title} ({unit})" if unit else title
 
 
-def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Any]:
+def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Callable[[float], float]]:
     """Round ticks around the values, and the function from a value to a place."""
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(high)):

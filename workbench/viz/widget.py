@@ -78,19 +78,14 @@ class TraceView(anywidget.AnyWidget):
 
     def refresh(self) -> None:
         """Send what is new. Called by the poller; call it yourself to show the last step at once."""
-        packet = self._feed.next_packet()
-        if packet is not None:
-            self.packet = packet
-        other = self._feed.other_packet()
-        if other is not None:
-            self.other = other
-        status = self._feed.status()
-        if status != self.status:
-            self.status = status
+        self._feed.update(self)
 
 
 def watch(source: Any, *, other: Trace | None = None, panels: tuple[str, ...] = (), theme: str = "auto") -> TraceView:
     """A new view of a trace or of a live engine, for a notebook cell.
+
+    With the environment variable WORKBENCH_HEADLESS=1 the view holds what there is now and does not poll, so that
+    a notebook that is executed without a person leaves no thread behind.
 
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
@@ -100,9 +95,6 @@ def watch(source: Any, *, other: Trace | None = None, panels: tuple[str, ...] = 
 
     Raises:
         ValueError: An unknown panel or theme.
-
-    With the environment variable WORKBENCH_HEADLESS=1 the view holds what there is now and does not poll, so that
-    a notebook that is executed without a person leaves no thread behind.
     """
     unknown = set(panels) - set(PANELS)
     if unknown:

@@ -10,27 +10,20 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from workbench.trace.records import Chunk, RequestInfo, StepRecord
+from workbench.trace.records import Arm, Chunk, LimitedBy, RequestInfo, StepRecord
 from workbench.viz.layout.pool_changes import PoolChanges
 from workbench.viz.layout.shadow_launch import shadow_facts
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
-ARMS = ("decode", "new_final", "intermediate", "cached_final")
-LIMITS = (
-    "complete",
-    "token_budget",
-    "long_prefill_token_threshold",
-    "partial_prefill_slot",
-    "max_model_len",
-    "policy",
-)
+ARMS = get_args(Arm)
+LIMITS = get_args(LimitedBy)
 EVENT_KINDS = ("arrive", "admit", "resume", "preempt", "finish", "abort")
 PHASES = ("schedule", "prepare", "forward", "sample", "update")
 
