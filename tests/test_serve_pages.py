@@ -7,12 +7,14 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
+from workbench.serve.prometheus import ServerMetrics
 from workbench.trace import Trace
 
 KEY = "secret-key-1"
@@ -158,3 +160,12 @@ def test_the_scripts_of_the_page_are_the_servers_own(server):
     assert scripts and all(not re.match(r"(https?:)?//", script) for script in scripts)
     path = scripts[0] if scripts[0].startswith("/") else f"/{scripts[0]}"
     assert server.ask("GET", path, headers=cookie)[0] == 200 and server.ask("GET", path)[0] == 401
+
+
+def test_a_model_of_any_name_has_metrics_that_can_be_read():
+    scheduler = SimpleNamespace(num_running=1, num_waiting=2, num_free_blocks=3)
+    engine = SimpleNamespace(name='a"b\\c\nd', scheduler=scheduler, config=SimpleNamespace(num_usable_blocks=4))
+    samples = [line for line in ServerMetrics(engine).render().splitlines() if not line.startswith("# ")]
+    assert len(samples) > 20
+    for sample in samples:
+        assert re.fullmatch(r'vllm:\w+\{model_name="a\\"b\\\\c\\nd"(,\w+="[^"]*")?\} [0-9.]+', sample), sample

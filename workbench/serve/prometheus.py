@@ -60,7 +60,8 @@ class ServerMetrics:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._label = 'model_name="' + engine.name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        name = engine.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self._label = f'model_name="{name}"'
         self._open: dict[str, _Progress] = {}
         self.prompt_tokens = self.generation_tokens = self.preemptions = 0
         self.prefix_cache_queries = self.prefix_cache_hits = 0
