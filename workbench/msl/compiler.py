@@ -135,12 +135,14 @@ def _version_text(command: tuple[str, ...]) -> str:
         return ""
 
 
+def _is_new_enough(version: str) -> bool:
+    found = re.search(r"clang version (\d+)", version)
+    return found is not None and int(found[1]) >= FIRST_VERSION
+
+
 def _clang(path: str) -> Compiler | None:
     version = _version_text((path,))
-    found = re.search(r"clang version (\d+)", version)
-    if not found or int(found[1]) < FIRST_VERSION:
-        return None
-    return Compiler((path,), (path,), (path,), version)
+    return Compiler((path,), (path,), (path,), version) if _is_new_enough(version) else None
 
 
 def _zig() -> Compiler | None:
@@ -149,10 +151,7 @@ def _zig() -> Compiler | None:
         return None
     zig = str(Path(spec.submodule_search_locations[0]) / "zig")
     version = _version_text((zig, "clang"))
-    found = re.search(r"clang version (\d+)", version)
-    if not found or int(found[1]) < FIRST_VERSION:
-        return None
-    return Compiler((zig, "clang"), (zig, "c++"), (zig, "cc"), version)
+    return Compiler((zig, "clang"), (zig, "c++"), (zig, "cc"), version) if _is_new_enough(version) else None
 
 
 @functools.cache

@@ -126,7 +126,7 @@ class MetalKernel:
             checks: Check every access. Without, faults go unseen and launches take about half the time.
             order: 0 runs threads in ascending order, 1 in descending order; a right kernel gives the same result.
             statistics: Fill `last_statistics`; it needs ``checks``.
-            trace_buffers: Bytes per row of inputs whose rows read by each threadgroup are recorded; implies
+            trace_buffers: Bytes per row of buffers whose rows read by each threadgroup are recorded; implies
                 ``statistics``.
             time_limit: Seconds after which a launch with checks ends with an error; 0 for none.
 
@@ -145,8 +145,9 @@ class MetalKernel:
         self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
         if statistics and not checks:
             raise ValueError("statistics is True and checks is False: accesses are counted where they are checked")
-        if unknown := set(trace_buffers or {}) - {*self.input_names, *self.output_names}:
-            raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {self.input_names}")
+        buffers = (*self.input_names, *self.output_names)
+        if unknown := set(trace_buffers or {}) - set(buffers):
+            raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {buffers}")
         if empty := [name for name, row_bytes in (trace_buffers or {}).items() if row_bytes < 1]:
             raise ValueError(f"trace_buffers[{empty[0]!r}] is {trace_buffers[empty[0]]}: a row has at least 1 byte")
 

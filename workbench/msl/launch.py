@@ -24,11 +24,7 @@ SLOT_SHIFT = 36
 NUM_SLOTS = 32
 
 
-class _Struct(ctypes.Structure):
-    """A structure of the runtime whose numbers Python reads by name."""
-
-
-class BufferStruct(_Struct):
+class BufferStruct(ctypes.Structure):
     """``msl::Buffer``."""
 
     _fields_ = (
@@ -48,7 +44,7 @@ class BufferStruct(_Struct):
     )
 
 
-class FaultStruct(_Struct):
+class FaultStruct(ctypes.Structure):
     """``msl::Fault``."""
 
     _fields_ = (
@@ -77,13 +73,13 @@ class FaultStruct(_Struct):
     )
 
 
-class RowReadStruct(_Struct):
+class RowReadStruct(ctypes.Structure):
     """``msl::RowRead``."""
 
     _fields_ = (("threadgroup", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("row", ctypes.c_uint64))
 
 
-class LaunchStruct(_Struct):
+class LaunchStruct(ctypes.Structure):
     """``msl::Launch``."""
 
     _fields_ = (

@@ -12,17 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from workbench.msl.diagnostics import Finding, in_metal_words
-from workbench.msl.rewrite import THREADGROUP_DECLARATION
+from workbench.msl.rewrite import THREADGROUP_DECLARATION, USER_CODE_BEGINS, USER_CODE_ENDS, VECTOR
 from workbench.msl.signature import KernelText
 
 # ---- the text ----
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-_VECTOR = r"(?:char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat)[234]"
 
 TEXT_RULES = (
     (
-        re.compile(rf"(?<!\w)\(\s*{_VECTOR}\s*\)\s*\("),
+        re.compile(rf"(?<!\w)\(\s*{VECTOR}\s*\)\s*\("),
         "a vector literal of OpenCL; in Metal it is a comma expression: write float4(...)",
     ),
     (
@@ -99,9 +98,6 @@ METAL_FUNCTIONS = frozenset(
         "unpack_unorm4x8_to_float",
     )
 )  # fmt: skip
-
-USER_CODE_BEGINS = "msl_user_code_begins"
-USER_CODE_ENDS = "msl_user_code_ends"
 
 _NODE = re.compile(r"^(?P<indent>[ |`]*-)?(?P<kind>\w+) (?P<address>0x[0-9a-f]+)(?P<rest>.*)$")
 _QUOTED = re.compile(r"'[^']*'")

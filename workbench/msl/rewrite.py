@@ -9,6 +9,10 @@ import re
 
 from workbench.msl.signature import ATTRIBUTE_TYPES, KernelText
 
+# Declarations around the caller's code, by which it is found in clang's syntax tree.
+USER_CODE_BEGINS = "msl_user_code_begins"
+USER_CODE_ENDS = "msl_user_code_ends"
+
 # Metal's own headers: the shim stands for all of them.
 _METAL_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>", re.MULTILINE)
 
@@ -23,9 +27,9 @@ _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<extents>(?:\[[^\[\]]*\]\s*)*)"
 # In Metal a floating-point literal without a suffix is a float.
 _UNSUFFIXED_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])")
 
-_VECTOR = r"(?:char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat)[234]"
+VECTOR = r"(?:char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat)[234]"
 _VECTOR_TEMPLATE_CALL = re.compile(r"(?<![\w:])(?:metal::)?vec<([^<>;]+),\s*([^<>;]+)>\s*\((?!&)")
-_VECTOR_DECLARATION = re.compile(rf"(?m)^(\s*(?:const\s+)?)({_VECTOR})\s+(\w+)\(([^;{{}}]*)\);")
+_VECTOR_DECLARATION = re.compile(rf"(?m)^(\s*(?:const\s+)?)({VECTOR})\s+(\w+)\(([^;{{}}]*)\);")
 
 
 def rewrite(text: str, first_variable: int = 0) -> str:
@@ -92,7 +96,7 @@ def translation_unit(kernel: KernelText, name: str) -> str:
         [
             "#include <mlx_prelude.h>",
             "#include <entry.h>",
-            "struct msl_user_code_begins;",
+            f"struct {USER_CODE_BEGINS};",
             f'#line 1 "{name}.header"',
             rewrite(kernel.header),
             f'#line 1 "{name}.signature"',
@@ -101,7 +105,7 @@ def translation_unit(kernel: KernelText, name: str) -> str:
             rewrite(kernel.source, header_variables),
             '#line 1 "entry"',
             "}",
-            "struct msl_user_code_ends;",
+            f"struct {USER_CODE_ENDS};",
             'extern "C" MSL_NOT_CHECKED __attribute__((visibility("default"))) void msl_entry(',
             "    __global const size_t* arguments, __global const msl_thread_attributes* attributes) {",
             f"  {call};",
