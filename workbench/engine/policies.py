@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 from workbench.engine.field_checks import integer, number
 from workbench.engine.policy import PolicyView, SchedulingPolicy
 from workbench.engine.request import Request
 
-Key = TypeVar("Key", int, float, tuple[bool, float])
+
+class _ByPlace(SchedulingPolicy):
+    """Decodes go first, then whoever has the smallest place, running or waiting."""
+
+    def _place(self, request: Request, view: PolicyView) -> Any:
+        """A request's place: anything that compares with those of others."""
+        raise NotImplementedError
+
+    def running_order(self, view: PolicyView) -> list[Request]:
+        """Decodes, which have one token left, then prompts by place."""
+        return sorted(view.running, key=lambda request: (request.is_prefill, self._place(request, view)))
+
+    def waiting_order(self, view: PolicyView) -> list[Request]:
+        """By place."""
+        return sorted(view.waiting, key=lambda request: self._place(request, view))
+
+    def max_chunk(self, request: Request, view: PolicyView) -> int | None:
+        """A running prompt leaves room in the step for those that wait and go before it.
+
+        Running requests are served before waiting ones, so a long prompt that is to let others by has to take less.
+        """
+        if not request.is_prefill or request.status != "running":
+            return None
+        own = self._place(request, view)
+        wanted = sum(view.num_left(other) for other in view.waiting if self._place(other, view) < own)
+        return max(1, view.budget - wanted)
 
 
-def room_left_by(request: Request, view: PolicyView, key: Callable[[Request], Key]) -> int:
-    """Tokens that a running prompt may take so that waiting requests with a smaller key still fit into the step.
-
-    Running requests are served before waiting ones, so a long prompt that is to let others by has to take less.
-    """
-    own = key(request)
-    wanted = sum(view.num_left(other) for other in view.waiting if key(other) < own)
-    return max(1, view.budget - wanted)
-
-
-class ShortestRemainingFirst(SchedulingPolicy):
+class ShortestRemainingFirst(_ByPlace):
     """The request with the fewest tokens left goes first, and waiting counts.
 
     A request's place is its tokens left plus ``aging`` times the step of its arrival. Of two requests the shorter goes
@@ -35,20 +49,6 @@ class ShortestRemainingFirst(SchedulingPolicy):
 
     def __init__(self, aging: float = 64.0) -> None:
         self.aging = number("aging", aging, 0.0, low_open=True)
-
-    def running_order(self, view: PolicyView) -> list[Request]:
-        """Decodes, which have one token left, then prompts with the fewest left first."""
-        return sorted(view.running, key=lambda request: (request.is_prefill, self._place(request, view)))
-
-    def waiting_order(self, view: PolicyView) -> list[Request]:
-        """Fewest tokens left first."""
-        return sorted(view.waiting, key=lambda request: self._place(request, view))
-
-    def max_chunk(self, request: Request, view: PolicyView) -> int | None:
-        """A prompt leaves room for those that wait and go before it."""
-        if not request.is_prefill or request.status != "running":
-            return None
-        return room_left_by(request, view, lambda other: self._place(other, view))
 
     def _place(self, request: Request, view: PolicyView) -> float:
         return view.num_left(request) + self.aging * request.arrival_step
@@ -74,7 +74,7 @@ class DecodeFirst(SchedulingPolicy):
         return self.max_prefill_tokens if request.is_prefill and anything_decodes else None
 
 
-class Deadline(SchedulingPolicy):
+class Deadline(_ByPlace):
     """Earliest deadline first, where a first token is due ``base + per_prompt_token * prompt tokens`` after arrival.
 
     Requests that are late already go behind those that can still be in time, as nothing is won by hurrying them; the
@@ -93,20 +93,6 @@ class Deadline(SchedulingPolicy):
     def due(self, request: Request) -> float:
         """When the first token is due, in seconds since the start of the trace."""
         return request.arrival_time + self.base + self.per_prompt_token * request.num_prompt_tokens
-
-    def running_order(self, view: PolicyView) -> list[Request]:
-        """Decodes first, then prompts by deadline."""
-        return sorted(view.running, key=lambda request: (request.is_prefill, self._place(request, view)))
-
-    def waiting_order(self, view: PolicyView) -> list[Request]:
-        """By deadline."""
-        return sorted(view.waiting, key=lambda request: self._place(request, view))
-
-    def max_chunk(self, request: Request, view: PolicyView) -> int | None:
-        """A prompt leaves room for those that wait and are due before it."""
-        if not request.is_prefill or request.status != "running":
-            return None
-        return room_left_by(request, view, lambda other: self._place(other, view))
 
     def victim(self, view: PolicyView) -> Request:
         """The request whose deadline is farthest away."""
