@@ -21,9 +21,10 @@ from vllm_double import AsyncVllmSchedulerDouble, RequestDouble, VllmSchedulerDo
 from workbench.engine.simulate import simulate
 from workbench.engine.workload import read_workload
 from workbench.integrations import vllm as integration
+from workbench.integrations.recorder import __main__ as writer
 from workbench.integrations.recorder import messages, recorder, writer_process
 from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.messages import Admission, Arrival, End, Schedule, Update, encode, pack, unpack
+from workbench.integrations.recorder.messages import Admission, Arrival, End, Packet, Schedule, Update, unpack
 from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.trace import StepRecord, Trace, TraceMeta
 
@@ -318,12 +319,12 @@ def test_a_writer_that_does_not_keep_up_never_blocks(traces, monkeypatch, caplog
 
 
 def test_a_failure_of_the_recorder_itself_is_not_the_servers(traces, monkeypatch, caplog, in_process):
-    def broken(message):
-        if message.step == 3:
+    def broken(step, *args):
+        if step == 3:
             raise RuntimeError("a fault in the recorder")
-        return encode(message)
+        return Schedule(step, *args)
 
-    monkeypatch.setattr(recorder, "encode", broken)
+    monkeypatch.setattr(recorder, "Schedule", broken)
     config, arrivals = read_workload(LONG)
     scheduler = RecordingDouble(config)
     assert vllm_double.drive(scheduler, arrivals) == len(simulate(LONG))
@@ -468,6 +469,31 @@ def test_pooling_models_sample_nothing():
     assert record.chunks[0].sampled is None
 
 
+def test_a_packet_holds_what_its_messages_said_when_they_were_added():
+    """Workers of the engine's own process add to the lists of a step that is under way."""
+    blocks, tokens, packet = [5, 7], {"a": 3}, Packet()
+    packet.add([Schedule(0, 0.0, 0.0, tokens, [Admission("a", 0, 3, blocks)], [], [], 7)])
+    blocks.append(9)
+    tokens["a"] = 1
+    (message,) = unpack(bytearray(packet.take()))
+    assert message.num_scheduled_tokens == {"a": 3} and message.admissions[0].block_ids == [5, 7]
+
+
+def test_messages_gather_in_the_pipe_unless_it_fills(monkeypatch):
+    slept = []
+    monkeypatch.setattr(writer.time, "sleep", slept.append)
+    packet, (receiver, sender) = Packet(), os.pipe()
+    with os.fdopen(receiver, "rb"):
+        with os.fdopen(sender, "wb", buffering=0) as pipe:
+            messages = writer.read_messages(receiver)
+            for length in (3, 3, writer.GATHER_BYTES):  # the last one is too long to wait for more
+                packet.add([End("a", "x" * length, False)])
+                pipe.write(packet.take())
+                next(messages)
+        assert list(messages) == []
+    assert slept == [writer.GATHER_SECONDS] * 2
+
+
 def test_a_long_queue_is_recorded_up_to_its_limit(in_process, monkeypatch):
     monkeypatch.setenv("WORKBENCH_TRACE_MAX_WAITING", "2")
     workload = DATA / "vllm" / "workloads" / "c2_starvation_5long_thr51.json"
@@ -497,17 +523,22 @@ any_message = st.one_of(
 )
 
 
-@given(st.lists(st.lists(any_message, max_size=4), max_size=4), st.lists(st.integers(1, 40), max_size=30))
+@given(
+    st.lists(st.lists(st.lists(any_message, max_size=4), max_size=3), max_size=4),
+    st.lists(st.integers(1, 40), max_size=30),
+)
 def test_messages_arrive_as_they_were_sent_however_the_pipe_cuts_them(packets, cuts):
-    stream = bytearray()
-    for packet in packets:
-        stream += pack([encode(message) if index % 2 else message for index, message in enumerate(packet)])
+    stream, packet = bytearray(), Packet()
+    for lists in packets:
+        for sent in lists:
+            packet.add(sent)
+        stream += packet.take()
     buffer, received = bytearray(), []
     for length in [*cuts, len(stream)]:
         buffer += stream[:length]
         del stream[:length]
         received += unpack(buffer)
-    assert received == [message for packet in packets for message in packet]
+    assert received == [message for lists in packets for sent in lists for message in sent]
     assert not buffer
 
 
@@ -567,4 +598,4 @@ def test_every_message_is_part_of_the_union():
     kinds = {
         kind for kind in vars(messages).values() if isinstance(kind, type) and kind.__module__ == messages.__name__
     }
-    assert kinds - {Admission} == set(messages.Message.__args__)
+    assert kinds - {Admission, Packet} == set(messages.Message.__args__)

@@ -35,6 +35,10 @@ class RequestDouble:
     def num_tokens(self) -> int:
         return self.inner.num_tokens
 
+    @property
+    def status(self) -> str:
+        return f"FINISHED_{self.finish_reason}" if self.finish_reason else "RUNNING"
+
     def get_finished_reason(self) -> str:
         return self.finish_reason
 

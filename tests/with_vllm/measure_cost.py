@@ -6,7 +6,8 @@ The same workload runs through vLLM's Scheduler and through RecordingScheduler i
 each ended one replaced by another, so that a step holds decodes, a prefill now and then, admissions and ends. Log
 statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread. Every turn takes the
 same steps, and of each step the fastest turn counts: what other programs do to the caches shows in neither sum. The
-line "again" compares vLLM's scheduler with itself: the difference it shows is the error of the others.
+recording sends what it has collected in the same steps of every turn, as often as with a model whose step takes 5 ms.
+The line "again" compares vLLM's scheduler with itself: the difference it shows is the error of the others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from real_vllm import FakeModel, make_request, make_scheduler
 
 from workbench.engine.config import EngineConfig, SamplingParams
 from workbench.engine.workload import Arrival
+from workbench.integrations.recorder.recorder import SEND_SECONDS
 
 PAIRS = (
     (("vllm.v1.core.sched.scheduler", "Scheduler"), ("workbench.integrations.vllm", "RecordingScheduler")),
@@ -37,6 +39,9 @@ PAIRS = (
 
 BLOCK_STEPS = 20
 """Steps that a process takes at a time."""
+
+SEND_STEPS = round(SEND_SECONDS / 0.005)
+"""Steps between two sends. Sent by the clock, each turn would send in other steps and the fastest would show none."""
 
 
 def arrivals_for_ever(random: Random) -> Any:
@@ -62,10 +67,14 @@ class Run:
         self.model = FakeModel()
         self.under_way: list[Any] = []
         self.num_seqs = num_seqs
+        self.num_steps = 0
 
     def step(self) -> float:
         """Take a step; returns the CPU seconds of everything the scheduler was asked to do."""
         scheduler, spent = self.scheduler, 0.0
+        self.num_steps += 1
+        if recorder := getattr(scheduler, "recorder", None):
+            recorder._sent_at = float("-inf" if self.num_steps % SEND_STEPS == 0 else "inf")
         while sum(scheduler.get_request_counts()) < self.num_seqs:
             request = make_request(next(self.source), self.config)
             begin = time.thread_time()

@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 import time
+from time import perf_counter
 from typing import Any
 
 from workbench.integrations.recorder.messages import Setup
@@ -51,11 +52,10 @@ class RecordsSteps:
         if recorder.writer is None:
             return super().schedule(*args, **kwargs)
         recorder.in_schedule = True
-        started = time.perf_counter()
+        started = perf_counter()
         output = super().schedule(*args, **kwargs)
-        ended = time.perf_counter()
         recorder.in_schedule = False
-        recorder.scheduled(output, started, ended)
+        recorder.scheduled(output, started)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -64,11 +64,10 @@ class RecordsSteps:
         if recorder.writer is None:
             return super().update_from_output(scheduler_output, model_runner_output)
         recorder.in_update = True
-        started = time.perf_counter()
+        started = perf_counter()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        ended = time.perf_counter()
         recorder.in_update = False
-        recorder.updated(scheduler_output, model_runner_output, started, ended)
+        recorder.updated(scheduler_output, model_runner_output, started)
         return outputs
 
     def add_request(self, request: Any) -> None:

@@ -20,6 +20,13 @@ from workbench.trace.records import TraceMeta
 
 READ_BYTES = 2**20
 
+GATHER_SECONDS = 0.2
+"""Time that is left for messages to gather in the pipe, while it is far from full. A writer that waits in a read is
+woken by the engine's process, at the engine's cost; one that sleeps is not. Longer than the engine's own interval."""
+
+GATHER_BYTES = 2**15
+"""What a read brings at most if the pipe is far from full: half of the smallest pipe there is."""
+
 FLUSH_SECONDS = 0.5
 """Longest time a record stays out of the file while messages keep coming; the last one is written at once."""
 
@@ -78,6 +85,8 @@ def read_messages(descriptor: int) -> Iterator[tuple[Message, bool]]:
         for index, message in enumerate(messages):
             is_last = index == len(messages) - 1
             yield message, not is_last or bool(buffer) or bool(select.select([descriptor], [], [], 0)[0])
+        if len(data) <= GATHER_BYTES:
+            time.sleep(GATHER_SECONDS)
 
 
 def main() -> int:

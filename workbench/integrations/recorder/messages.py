@@ -1,12 +1,12 @@
 """What the engine's process tells the writer's: plain facts, packed by msgspec in C, many messages at a time.
 
-A packet is four bytes of length (little endian) and a MessagePack list of messages. Times are seconds of the engine's
-own clock since the recording began. Nothing here is a file format: both ends are of the same version.
+A packet is four bytes of length (little endian) and a MessagePack list of lists of messages. Times are seconds of the
+engine's own clock since the recording began. Nothing here is a file format: both ends are of the same version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,9 @@ import msgspec
 from workbench.integrations.recorder.settings import RecordingSettings
 
 LENGTH_BYTES = 4
+
+_LIST_BYTES = 5
+"""A MessagePack list of 32 bits: 0xdd and its length, big endian."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag="setup"):
@@ -54,7 +57,7 @@ class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     prompt_token_ids: list[int] = []
 
 
-class Preemption(msgspec.Struct, array_like=True, tag="preemption"):
+class Preemption(msgspec.Struct, array_like=True, gc=False, tag="preemption"):
     """A running request is about to lose its blocks: all those it holds, in logical order."""
 
     request_id: str
@@ -92,7 +95,7 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
     block_ids: list[int]
 
 
-class Schedule(msgspec.Struct, array_like=True, tag="schedule"):
+class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     """What one call of ``schedule()`` decided.
 
     Attributes:
@@ -142,7 +145,7 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
 
 Message = Setup | Arrival | Preemption | End | Schedule | Update
 
-_decoder = msgspec.msgpack.Decoder(list[Message])
+_decoder = msgspec.msgpack.Decoder(list[list[Message]])
 
 
 def _plain(value: Any) -> Any:
@@ -154,15 +157,28 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-def encode(message: Message) -> msgspec.Raw:
-    """A message as it is now, for a packet later: what it refers to may change after this."""
-    return msgspec.Raw(_encoder.encode(message))
+class Packet:
+    """Messages on their way, encoded when they are added: what they refer to may change after that."""
 
+    def __init__(self) -> None:
+        self._begin()
 
-def pack(messages: Sequence[Message | msgspec.Raw]) -> bytes:
-    """A packet of messages, in order; some of them may be encoded already."""
-    body = _encoder.encode(messages)
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+    def _begin(self) -> None:
+        self._bytes = bytearray(LENGTH_BYTES + _LIST_BYTES)
+        self._num_added = 0
+
+    def add(self, messages: list[Message]) -> None:
+        """Append messages, in order."""
+        _encoder.encode_into(messages, self._bytes, -1)
+        self._num_added += 1
+
+    def take(self) -> bytearray:
+        """The packet as it goes into the pipe; another one begins."""
+        packed = self._bytes
+        num_bytes = (len(packed) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
+        packed[: LENGTH_BYTES + _LIST_BYTES] = num_bytes + b"\xdd" + self._num_added.to_bytes(4, "big")
+        self._begin()
+        return packed
 
 
 def unpack(buffer: bytearray) -> Iterator[Message]:
@@ -174,8 +190,9 @@ def unpack(buffer: bytearray) -> Iterator[Message]:
             end = body + int.from_bytes(buffer[begin:body], "little")
             if end > len(buffer):
                 break
-            messages = _decoder.decode(bytes(buffer[body:end]))
+            added = _decoder.decode(bytes(buffer[body:end]))
             begin = end
-            yield from messages
+            for messages in added:
+                yield from messages
     finally:
         del buffer[:begin]

@@ -6,21 +6,19 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
-
-import msgspec
 
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,
     End,
     Message,
+    Packet,
     Preemption,
     Schedule,
     Setup,
     Update,
-    encode,
-    pack,
 )
 from workbench.integrations.recorder.writer_process import WriterProcess
 
@@ -29,21 +27,18 @@ QUEUE_STEPS = 128
 such as a request's wait for KV from another machine."""
 
 
-SEND_SECONDS = 0.05
-"""Messages are collected for this long while the engine is busy: waking the writer costs more than a message."""
-
-SEND_BYTES = 2**16
-"""Steps of this size together are sent at once, while they are in the processor's cache."""
+SEND_SECONDS = 0.1
+"""Messages are collected for this long while the engine is busy: a system call costs more than a step's message."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """Whatever goes wrong ends the recording; the engine does not notice."""
 
     @functools.wraps(method)
-    def guarded(self: SchedulerRecorder, *args: Any, **kwargs: Any) -> None:
+    def guarded(self: SchedulerRecorder, *args: Any) -> None:
         if self.writer is not None:
             try:
-                method(self, *args, **kwargs)
+                method(self, *args)
             except Exception as problem:
                 self._stop(problem)
 
@@ -67,22 +62,25 @@ class SchedulerRecorder:
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
         self._scheduler = scheduler
         self._log = log
-        self._messages: list[Message | msgspec.Raw] = []
-        self._num_bytes = 0
+        self._messages: list[Message] = []
+        """Since the last step was scheduled; encoded together when the next one is."""
+        self._packet = Packet()
         self._sent_at = 0.0
         self._num_steps = 0
         self._in_flight: dict[int, int] = {}
         """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
-        self._wall_start, self._start = time.time(), time.perf_counter()
+        self._wall_start, self._start = time.time(), perf_counter()
         self._has_news = False
+        self._reasons: dict[Any, str] = {}
+        """Why a request ended, by its final status: vLLM takes a while to say it."""
         self.in_schedule = self.in_update = False
         self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
             self._token_ids = setup.settings.token_ids
-            self._block_pool = scheduler.kv_cache_manager.block_pool
+            self._num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
             self._group = setup.kv_cache_group
-            self._several_tokens = bool(getattr(scheduler, "num_spec_tokens", 0))
+            self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
             self._messages.append(setup)
             self.writer = WriterProcess()
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
@@ -94,7 +92,8 @@ class SchedulerRecorder:
     @_never_raises
     def request_added(self, request: Any) -> None:
         """A request has joined the waiting queue."""
-        self._note(
+        self._has_news = True
+        self._messages.append(
             Arrival(
                 request.request_id,
                 request.num_prompt_tokens,
@@ -109,119 +108,118 @@ class SchedulerRecorder:
     @_never_raises
     def request_ended(self, request: Any) -> None:
         """A request has its final status and is about to give its blocks back."""
-        had_news = self._has_news
-        self._note(End(request.request_id, str(request.get_finished_reason()), self.in_update))
-        if self.in_update:  # told by the record of a step that was scheduled already
-            self._has_news = had_news
+        status = request.status
+        if status not in self._reasons:
+            self._reasons[status] = str(request.get_finished_reason())
+        self._messages.append(End(request.request_id, self._reasons[status], self.in_update))
+        if not self.in_update:  # else the record of a step that was scheduled already tells it
+            self._has_news = True
 
     @_never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[self._group]
         reason = "the KV blocks ran out" if self.in_schedule else "the prefix cache was reset"
-        self._note(Preemption(request.request_id, blocks, reason))
-
-    def _note(self, message: Message) -> None:
         self._has_news = True
-        self._messages.append(message)
+        self._messages.append(Preemption(request.request_id, blocks, reason))
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def scheduled(self, output: Any, started: float, ended: float) -> None:
-        """A step was scheduled.
+    def scheduled(self, output: Any, started: float) -> None:
+        """A step was scheduled just now.
 
         Args:
             output: The SchedulerOutput.
             started: When ``schedule`` was called, by ``time.perf_counter``.
-            ended: When it returned.
         """
+        ended = perf_counter()
+        if self.writer is None:  # it may have stopped during the step
+            return
         try:
-            if self.writer is not None:  # it may have stopped during the step
-                self._scheduled(output, started, ended)
+            num_scheduled_tokens = output.num_scheduled_tokens
+            if not num_scheduled_tokens and not self._has_news:
+                return  # an engine that waits for something asks again and again
+            self._has_news = False
+            cached, step = output.scheduled_cached_reqs, self._num_steps
+            if output.scheduled_new_reqs or cached.resumed_req_ids:
+                admissions, num_computed_tokens, new_block_ids = self._admissions(output.scheduled_new_reqs, cached)
+            else:
+                admissions, num_computed_tokens, new_block_ids = (), cached.num_computed_tokens, cached.new_block_ids
+            message = Schedule(
+                step,
+                started - self._start,
+                ended - started,
+                num_scheduled_tokens,
+                admissions,
+                num_computed_tokens,
+                new_block_ids,
+                self._num_free_blocks(),
+            )
+            if step % QUEUE_STEPS == QUEUE_STEPS - 1:
+                message.running, message.waiting = self._queues()
+            # Encoded at once: the workers may be of this process, and add to these very lists.
+            messages = self._messages
+            messages.append(message)
+            self._packet.add(messages)
+            messages.clear()
+            self._in_flight[id(output)] = step
+            self._num_steps = step + 1
         except Exception as problem:
             self._stop(problem)
 
-    def _scheduled(self, output: Any, started: float, ended: float) -> None:
-        num_scheduled_tokens = output.num_scheduled_tokens
-        if not num_scheduled_tokens and not self._has_news:
-            return  # an engine that waits for something asks again and again
-        self._has_news = False
-        cached, group, step = output.scheduled_cached_reqs, self._group, self._num_steps
-        scheduler = self._scheduler
-        num_computed_tokens, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
+    def _admissions(self, new_requests: list[Any], cached: Any) -> tuple[list[Admission], list[int], list[Any]]:
+        """Who was admitted, and the progress and new blocks of the others."""
+        group, requests = self._group, self._scheduler.requests
         admissions = [
-            Admission(
-                new.req_id, new.num_computed_tokens, scheduler.requests[new.req_id].num_tokens, new.block_ids[group]
-            )
-            for new in output.scheduled_new_reqs
+            Admission(new.req_id, new.num_computed_tokens, requests[new.req_id].num_tokens, new.block_ids[group])
+            for new in new_requests
         ]
-        if cached.resumed_req_ids:
-            num_computed_tokens, new_block_ids = num_computed_tokens.copy(), new_block_ids.copy()
-            for index in reversed(range(len(cached.req_ids))):
-                request_id = cached.req_ids[index]
-                if request_id in cached.resumed_req_ids:
-                    start, blocks = num_computed_tokens.pop(index), new_block_ids.pop(index)
-                    num_tokens = scheduler.requests[request_id].num_tokens
-                    admissions.append(Admission(request_id, start, num_tokens, blocks[group]))
-        message = Schedule(
-            step,
-            started - self._start,
-            ended - started,
-            num_scheduled_tokens,
-            admissions,
-            num_computed_tokens,
-            new_block_ids,
-            self._block_pool.get_num_free_blocks(),
-        )
-        if step % QUEUE_STEPS == QUEUE_STEPS - 1:
-            message.running, message.waiting = self._queues()
-        # At once: the workers may be of this process, and add to these very lists.
-        encoded = encode(message)
-        self._messages.append(encoded)
-        self._num_bytes += len(memoryview(encoded))
-        self._in_flight[id(output)] = step
-        self._num_steps = step + 1
+        num_computed_tokens, new_block_ids = [], []
+        for request_id, start, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
+            if request_id in cached.resumed_req_ids:
+                admissions.append(Admission(request_id, start, requests[request_id].num_tokens, blocks[group]))
+            else:
+                num_computed_tokens.append(start)
+                new_block_ids.append(blocks)
+        return admissions, num_computed_tokens, new_block_ids
 
     def _queues(self) -> tuple[list[str], list[str]]:
         scheduler = self._scheduler
         waiting = [*getattr(scheduler, "kv_holding_waiting", ()), *scheduler.waiting]
         return [request.request_id for request in scheduler.running], [request.request_id for request in waiting]
 
-    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
-        """The output of a step was processed.
+    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float) -> None:
+        """The output of a step was processed just now.
 
         Args:
             scheduler_output: What ``scheduled`` was given for the step.
             model_runner_output: The ModelRunnerOutput.
             started: When ``update_from_output`` was called, by ``time.perf_counter``.
-            ended: When it returned.
         """
+        ended = perf_counter()
+        if self.writer is None:
+            return
         try:
-            if self.writer is not None:
-                self._updated(scheduler_output, model_runner_output, started, ended)
+            step = self._in_flight.pop(id(scheduler_output), None)
+            if step is None:
+                return
+            message = Update(step, started - self._start, ended - started, self._num_free_blocks())
+            if self._has_tokens:
+                message.request_ids = model_runner_output.req_ids
+                # Cut where a request has ended: the engine does it in these very lists.
+                given = model_runner_output.sampled_token_ids
+                message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
+            self._messages.append(message)
+            if ended - self._sent_at > SEND_SECONDS or not self._scheduler.running:
+                self._sent_at = ended
+                self._send()
         except Exception as problem:
             self._stop(problem)
 
-    def _updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
-        step = self._in_flight.pop(id(scheduler_output), None)
-        if step is None:
-            return
-        message = Update(step, started - self._start, ended - started, self._block_pool.get_num_free_blocks())
-        if self._token_ids or self._several_tokens:
-            message.request_ids = model_runner_output.req_ids
-            # Cut where a request has ended: the engine does it in these very lists.
-            given = model_runner_output.sampled_token_ids
-            message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
-        self._messages.append(message)
-        is_due = ended - self._sent_at > SEND_SECONDS or self._num_bytes > SEND_BYTES
-        if is_due or not self._scheduler.running:
-            self._sent_at = ended
-            self._send()
-
     def _send(self) -> None:
-        self.writer.send(pack(self._messages))
+        self._packet.add(self._messages)
         self._messages.clear()
-        self._num_bytes = 0
+        self.writer.send(self._packet.take())
 
     # -- the end ---------------------------------------------------------------------------------------------
 

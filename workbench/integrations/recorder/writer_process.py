@@ -47,7 +47,7 @@ class WriterProcess:
         self._pipe = self._process.stdin.fileno()
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._backlog: deque[bytes] = deque()
+        self._backlog: deque[bytes | bytearray] = deque()
         self._backlog_bytes = 0
         if sys.platform.startswith("linux"):
             import fcntl
@@ -60,7 +60,7 @@ class WriterProcess:
         """Process id of the writer."""
         return self._process.pid
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         """Hand over a packet; what the pipe does not take now is sent with the next one.
 
         Raises:
@@ -74,7 +74,7 @@ class WriterProcess:
         if num_sent < len(data):
             self._keep(data[num_sent:])
 
-    def _keep(self, data: bytes) -> None:
+    def _keep(self, data: bytes | bytearray) -> None:
         self._backlog.append(data)
         self._backlog_bytes += len(data)
         if self._backlog_bytes > MAX_BACKLOG_BYTES:
@@ -92,7 +92,7 @@ class WriterProcess:
                 self._backlog.appendleft(data[num_sent:])
                 return
 
-    def _write(self, data: bytes) -> int:
+    def _write(self, data: bytes | bytearray) -> int:
         try:
             return os.write(self._pipe, data)
         except BlockingIOError:
