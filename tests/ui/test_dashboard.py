@@ -25,6 +25,19 @@ def test_the_last_frame_is_the_last_step_of_a_live_run(open_page, serve, long_tr
     assert page.view("view.panels.find((p) => p.id === 'packed').total") == last.num_tokens
 
 
+def test_a_request_may_have_the_name_of_what_every_object_has(page_of):
+    requests = [
+        {"id": "r0", "prompt": {"len": 8}, "max_tokens": 12},
+        {"id": "constructor", "prompt": {"len": 8}, "max_tokens": 4, "arrival_step": 5},
+    ]
+    trace = simulate({"requests": requests})[3:]
+    page = page_of(trace)
+    assert page.view("view.store.requests.map((r) => [r.id, view.store.stateOf(r, 0)])") == [
+        ["r0", "running"],
+        ["constructor", ""],
+    ]
+
+
 @pytest.mark.parametrize("part", [slice(None), slice(100, 160)], ids=["whole", "slice"])
 def test_the_browser_holds_every_number_of_the_trace(page_of, long_trace, part):
     trace = long_trace[part]

@@ -128,7 +128,7 @@ export class Store {
   placeAtStart(request) {
     const { start } = this.facts;
     if (!start) return;
-    const table = start.tables[request.id];
+    const table = Object.hasOwn(start.tables, request.id) && start.tables[request.id];
     if (table) {
       request.tables.push({ step: 0, ids: [...table], lengths: [[0, table.length]] });
       request.changes.push({ step: 0, state: "running" });
