@@ -1,4 +1,4 @@
-// (c) Block tables: for each scheduled request its logical blocks in order, with the physical ids.
+// Block tables: for each scheduled request its logical blocks in order, with the physical ids.
 
 import { formatNumber, plain } from "./dom.js";
 import { MONO, SMALL, requestLabel, text } from "./drawing.js";

@@ -1,4 +1,4 @@
-// (f) Controls: the engine (run, pause, step, add a request) and, apart from it, the cursor that looks at its steps.
+// Controls: the engine (run, pause, step, add a request) and, apart from it, the cursor that looks at its steps.
 
 import { formatNumber, h, plain, setText } from "./dom.js";
 

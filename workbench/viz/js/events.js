@@ -1,4 +1,4 @@
-// (e) What happened to requests, and why.
+// What happened to requests, and why.
 
 import { h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";

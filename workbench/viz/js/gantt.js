@@ -1,4 +1,4 @@
-// (b) Chunks of every request over the steps, and how far its KV has come.
+// Chunks of every request over the steps, and how far its KV has come.
 
 import { formatNumber, h, plain } from "./dom.js";
 import { SMALL, dashes, eventMark, hatch, requestLabel, text, textWidth } from "./drawing.js";

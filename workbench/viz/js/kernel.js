@@ -1,4 +1,4 @@
-// (g) The attention kernel: what each work item, or each threadgroup of a real launch, computes and reads.
+// The attention kernel: what each work item, or each threadgroup of a real launch, computes and reads.
 
 import { formatNumber, h, plain, setText } from "./dom.js";
 import { MONO, SMALL, hatch, text, ticks } from "./drawing.js";

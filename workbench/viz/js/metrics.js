@@ -1,4 +1,4 @@
-// (e) Metrics as small multiples on the shared step axis; every one says its unit and its value at the cursor.
+// Metrics as small multiples on the shared step axis; every one says its unit and its value at the cursor.
 
 import { formatNumber, formatSeconds } from "./dom.js";
 import { SMALL, text } from "./drawing.js";

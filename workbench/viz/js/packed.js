@@ -1,4 +1,4 @@
-// (d) The packed batch: the query rows of all sequences one after another, and each sequence against its KV.
+// The packed batch: the query rows of all sequences one after another, and each sequence against its KV.
 
 import { formatNumber, plain } from "./dom.js";
 import { BOLD, MONO, SMALL, hatch, requestLabel, text, textWidth, ticks } from "./drawing.js";

@@ -1,4 +1,4 @@
-// (c) The KV pool: one cell per physical block, always at the same place, and the numbers beside it.
+// The KV pool: one cell per physical block, always at the same place, and the numbers beside it.
 
 import { formatNumber, plain } from "./dom.js";
 import { SMALL, hatch, text, textWidth } from "./drawing.js";

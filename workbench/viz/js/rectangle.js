@@ -1,4 +1,4 @@
-// (d) The exact q x kv rectangle of one sequence with the work items that compute it, or, for a small batch, the
+// The exact q x kv rectangle of one sequence with the work items that compute it, or, for a small batch, the
 // whole block-diagonal mask cell by cell.
 
 import { formatNumber, plain } from "./dom.js";

@@ -1,4 +1,4 @@
-// (f) The texts as they grow; every token knows the step that made it.
+// The texts as they grow; every token knows the step that made it.
 
 import { formatNumber, h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";

@@ -1,4 +1,4 @@
-// (a) Step timeline: tokens of every step against the budget, decodes below, prefill above.
+// Step timeline: tokens of every step against the budget, decodes below, prefill above.
 
 import { formatNumber, formatSeconds, plain } from "./dom.js";
 import { SMALL, dashes, eventMark, hatch, text, ticks } from "./drawing.js";
