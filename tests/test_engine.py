@@ -331,6 +331,13 @@ def test_stream_yields_the_text_of_the_output(smollm2):
     assert "".join(stopped) == text[: text.index(stop)]
 
 
+def test_a_prompt_is_refused_when_its_stream_is_asked_for(smollm2):
+    engine = Engine(smollm2, EngineConfig(num_blocks=64))
+    with pytest.raises(ValueError, match="prompt"):
+        engine.stream([])
+    assert not engine.outputs
+
+
 def test_a_stream_loses_nothing_when_the_request_ends_while_it_looks(smollm2, monkeypatch):
     engine = Engine(smollm2, EngineConfig(num_blocks=64))
     look = Entry.output

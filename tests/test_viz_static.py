@@ -40,8 +40,8 @@ def check_fragment(html):
     for name, value in found.attributes:
         assert not name.startswith("on") and name not in ("src", "href")
         assert "url(" not in (value or "")
-    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
-        ET.fromstring(svg)
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(picture)
     return found
 
 

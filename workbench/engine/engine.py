@@ -392,11 +392,13 @@ class Engine:
         return "paused" if self._inbox or self.scheduler.has_unfinished_requests() else "idle"
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Add a request and yield its text as it grows, taking steps as needed.
+        """Add a request and give its text as it grows, taking steps as needed.
 
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
         """
-        entry = self._book[self.add_request(prompt, sampling)]
+        return self._growing_text(self._book[self.add_request(prompt, sampling)])
+
+    def _growing_text(self, entry: Entry) -> Iterator[str]:
         held_back = max((len(stop) for stop in entry.request.sampling.stop), default=1) - 1
         done = 0
         output = entry.output()

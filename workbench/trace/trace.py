@@ -121,7 +121,9 @@ class Trace:
     def record_to(self, path: str | os.PathLike[str]) -> TraceWriter:
         """Write the trace to a file while it grows: what there is now, then every step as it is appended.
 
-        A file that cannot be written any more (a full disk) ends the recording with a warning, not the run.
+        A file that cannot be written any more (a full disk) ends the recording with a warning, not the run. There is
+        one recording at a time: a second call goes on in the new file, and leaves the first one without an end line
+        unless its writer was closed before.
 
         Args:
             path: A .jsonl or .jsonl.gz file; replaced if it exists.
