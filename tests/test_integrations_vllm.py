@@ -134,6 +134,24 @@ def test_the_double_equals_the_simulation_in_every_field(workload, in_process):
     assert_same(assemble(scheduler.recorder.writer.received), simulate(workload))
 
 
+def test_what_workers_change_later_is_not_what_was_scheduled(in_process, monkeypatch):
+    """Steps that schedule what the one before did say so in place of it: also when a worker wrote into that."""
+    run_model = vllm_double.run_model
+
+    def write_into_the_output(scheduler, output):
+        made = run_model(scheduler, output)
+        for request_id in output.num_scheduled_tokens:
+            output.num_scheduled_tokens[request_id] += 1
+        output.scheduled_cached_reqs.req_ids.reverse()
+        return made
+
+    monkeypatch.setattr(vllm_double, "run_model", write_into_the_output)
+    received = run_double(LONG).recorder.writer.received
+    steps = [message for message in unpack(received.copy()) if isinstance(message, Schedule)]
+    assert 0 < sum(step.num_scheduled_tokens is None for step in steps) < len(steps)
+    assert_same(assemble(received), simulate(LONG))
+
+
 def test_queues_that_are_sent_equal_those_that_are_followed(in_process, monkeypatch):
     followed = assemble(run_double(LONG).recorder.writer.received)
     monkeypatch.setattr(recorder, "QUEUE_STEPS", 1)
@@ -514,7 +532,7 @@ any_message = st.one_of(
         st.integers(0, 9),
         st.floats(0, 9),
         st.floats(0, 9),
-        st.dictionaries(st.text(max_size=9), st.integers(1, 9), max_size=4),
+        st.none() | st.dictionaries(st.text(max_size=9), st.integers(1, 9), max_size=4),
         st.lists(st.builds(Admission, st.text(max_size=9), st.just(0), st.just(3), tokens), max_size=3),
         tokens,
         st.lists(st.none() | st.lists(tokens, max_size=2), max_size=3),

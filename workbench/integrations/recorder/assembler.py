@@ -73,6 +73,7 @@ class Assembler:
         self._queues = Queues(by_priority=config.get("policy") == "priority", max_waiting=max_waiting)
         self._open: deque[_OpenStep] = deque()
         self._next_step = 0
+        self._num_scheduled_tokens: dict[str, int] = {}
         self._arrived: list[str] = []
         self._aborted: list[str] = []
         self._preempted: dict[str, str] = {}
@@ -133,11 +134,13 @@ class Assembler:
 
     def _schedule(self, message: Schedule) -> None:
         step = _OpenStep(message)
+        if message.num_scheduled_tokens is not None:
+            self._num_scheduled_tokens = message.num_scheduled_tokens
         cap = self._long_prefill_cap(len(self._queues))
         admitted, resumed, published = [], [], []
         admissions = {admission.request_id: admission for admission in message.admissions}
         others = zip(message.num_computed_tokens, message.new_block_ids, strict=True)
-        for request_id, num_tokens in message.num_scheduled_tokens.items():
+        for request_id, num_tokens in self._num_scheduled_tokens.items():
             admission = admissions.get(request_id)
             if admission is not None:
                 request = self._queues.admit(request_id)
@@ -223,7 +226,7 @@ class Assembler:
                     request_id: f"preempted in this step: {reason}" for request_id, reason in self._preempted.items()
                 },
             }
-        num_tokens = sum(message.num_scheduled_tokens.values())
+        num_tokens = sum(self._num_scheduled_tokens.values())
         if num_tokens >= self._token_budget > 0:
             return {"waiting_reason": f"token budget used up ({num_tokens} of {self._token_budget})"}
         if self._queues.num_running >= self._max_running:

@@ -102,7 +102,8 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         step: Index of the step.
         started: When it was called.
         seconds: How long it took.
-        num_scheduled_tokens: Tokens by request, in scheduling order.
+        num_scheduled_tokens: Tokens by request, in scheduling order; None when they are those of the step before, as
+            they mostly are while all decode.
         admissions: Requests that left the waiting queue.
         num_computed_tokens: Of every other scheduled request, in order, its progress before the step.
         new_block_ids: Of the same requests, the blocks they were given in each KV cache group, or None.
@@ -114,7 +115,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     step: int
     started: float
     seconds: float
-    num_scheduled_tokens: dict[str, int]
+    num_scheduled_tokens: dict[str, int] | None
     admissions: list[Admission]
     num_computed_tokens: list[int]
     new_block_ids: list[list[list[int]] | None]

@@ -67,6 +67,9 @@ class SchedulerRecorder:
         self._packet = Packet()
         self._sent_at = 0.0
         self._num_steps = 0
+        self._last_ids: list[str] = []
+        self._last_tokens: dict[str, int] = {}
+        """Who else but the admitted was scheduled in the last step, in order, and everyone's tokens: copies."""
         self._in_flight: dict[int, int] = {}
         """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
         self._wall_start, self._start = time.time(), perf_counter()
@@ -143,13 +146,18 @@ class SchedulerRecorder:
             cached, step = output.scheduled_cached_reqs, self._num_steps
             if output.scheduled_new_reqs or cached.resumed_req_ids:
                 admissions, num_computed_tokens, new_block_ids = self._admissions(output.scheduled_new_reqs, cached)
+                is_like_last = False
             else:
                 admissions, num_computed_tokens, new_block_ids = (), cached.num_computed_tokens, cached.new_block_ids
+                # The order counts as well, which dictionaries do not compare.
+                is_like_last = cached.req_ids == self._last_ids and num_scheduled_tokens == self._last_tokens
+            if not is_like_last:
+                self._last_ids, self._last_tokens = list(cached.req_ids), num_scheduled_tokens.copy()
             message = Schedule(
                 step,
                 started - self._start,
                 ended - started,
-                num_scheduled_tokens,
+                None if is_like_last else num_scheduled_tokens,
                 admissions,
                 num_computed_tokens,
                 new_block_ids,
