@@ -47,7 +47,8 @@ def check_num_steps(answer: int, *, num_prompt_tokens: int, token_budget: int, n
     chunks = [chunk.num_tokens for step in trace for chunk in step.chunks if chunk.request_id == "long"]
     if answer != len(chunks):
         room = f"the first step has room for {chunks[0]} of its {num_prompt_tokens} tokens, the second for"
-        return Verdict(False, f"{answer!r} steps; {room} {token_budget - 1}. How does it go on?")
+        guess = "A whole number of steps is asked for" if answer is None else f"Not {answer!r} steps"
+        return Verdict(False, f"{guess}: {room} {token_budget - 1}. How does it go on?")
     return Verdict(True, f"in chunks of {', '.join(map(str, chunks))}.")
 
 

@@ -29,7 +29,7 @@ class Verdict:
         return f"{'Right' if self.passed else 'Not yet'}: {self.message}"
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{'Right' if self.passed else 'Not yet'}</b>: <code>{escape(self.message)}</code></p>"
+        return f"<p><b>{'Right' if self.passed else 'Not yet'}</b>: {escape(self.message)}</p>"
 
 
 def try_cases(
