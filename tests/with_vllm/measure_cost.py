@@ -5,9 +5,10 @@
 The same workload runs through vLLM's Scheduler and through RecordingScheduler in turns: ``--seqs`` requests at once,
 each ended one replaced by another, so that a step holds decodes, a prefill now and then, admissions and ends. Log
 statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread. Every turn takes the
-same steps, and of each step the fastest turn counts: what other programs do to the caches shows in neither sum. The
-recording sends what it has collected in the same steps of every turn, as often as with a model whose step takes 5 ms.
-The line "again" compares vLLM's scheduler with itself: the difference it shows is the error of the others.
+same steps, in processes that are started again for every round, and of each step the fastest turn counts: neither what
+other programs do to the caches nor where a process happens to keep its objects shows in a sum, and both are worth more
+than a recording. It sends what it has collected in the same steps of every turn, as often as with a model whose step
+takes 5 ms. The line "again" compares vLLM's scheduler with itself: the difference it shows is the error of the others.
 """
 
 from __future__ import annotations
@@ -108,51 +109,54 @@ def work(pipe: Connection) -> None:
         run.scheduler.shutdown()
 
 
-def total_seconds(
-    workers: list[Connection], classes: list[tuple[str, str]], num_seqs: int, options: Any
-) -> list[float]:
+def total_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[float]:
     """CPU seconds of the same steps for each class; the processes take a few steps each in turns."""
     best = [[float("inf")] * options.steps for _ in classes]
-    for _ in range(options.turns):
-        for worker, (module, name) in zip(workers, classes, strict=True):
-            worker.send((module, name, num_seqs))
-            worker.recv()
-            worker.send(num_seqs // 4)  # the batch fills up
-            worker.recv()
-        for first in range(0, options.steps, BLOCK_STEPS):
-            order = list(zip(best, workers, strict=True))
-            turn = first // BLOCK_STEPS % len(order)
-            for times, worker in (*order[turn:], *order[:turn]):
-                worker.send(BLOCK_STEPS)
-                for step, spent in enumerate(worker.recv(), start=first):
-                    times[step] = min(times[step], spent)
+    for _ in range(options.rounds):
+        workers = [start_worker() for _ in classes]
+        for _ in range(options.turns):
+            for worker, (module, name) in zip(workers, classes, strict=True):
+                worker.send((module, name, num_seqs))
+                worker.recv()
+                worker.send(num_seqs // 4)  # the batch fills up
+                worker.recv()
+            for first in range(0, options.steps, BLOCK_STEPS):
+                order = list(zip(best, workers, strict=True))
+                turn = first // BLOCK_STEPS % len(order)
+                for times, worker in (*order[turn:], *order[:turn]):
+                    worker.send(BLOCK_STEPS)
+                    for step, spent in enumerate(worker.recv(), start=first):
+                        times[step] = min(times[step], spent)
+        for worker in workers:
+            worker.send(None)
     return [sum(times) for times in best]
+
+
+def start_worker() -> Connection:
+    """The pipe to a new process that takes steps."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=work, args=(there,), daemon=True).start()
+    return here
 
 
 def main() -> None:
     """Print what a step costs without a recording, and what the recording adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seqs", type=int, nargs="+", default=[16, 64, 256, 1024], help="requests at once")
+    parser.add_argument("--seqs", type=int, nargs="+", default=[16, 64, 256], help="requests at once")
     parser.add_argument("--steps", type=int, default=300, help=f"steps measured, a multiple of {BLOCK_STEPS}")
-    parser.add_argument("--turns", type=int, default=5, help="times that each step is taken")
+    parser.add_argument("--rounds", type=int, default=5, help="times that the processes are started")
+    parser.add_argument("--turns", type=int, default=3, help="times that each of them takes each step")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WORKBENCH_TRACE_DIR"] = folder
-        context = multiprocessing.get_context("spawn")
-        workers = []
-        for _ in range(3):
-            here, there = context.Pipe()
-            context.Process(target=work, args=(there,), daemon=True).start()
-            workers.append(here)
         for base, recorded in PAIRS:
             for num_seqs in options.seqs:
-                plain, *others = total_seconds(workers, [base, base, recorded], num_seqs, options)
+                plain, *others = total_seconds([base, base, recorded], num_seqs, options)
                 print(f"{base[1]}, {num_seqs} requests: {1e6 * plain / options.steps:.0f} us a step")
                 for name, seconds in zip(("again", "recorded"), others, strict=True):
                     more = seconds - plain
                     print(f"  {name:10} {1e6 * more / options.steps:+8.1f} us {100 * more / plain:+6.2f} %", flush=True)
-        for worker in workers:
-            worker.send(None)
 
 
 if __name__ == "__main__":

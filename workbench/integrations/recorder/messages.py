@@ -102,8 +102,8 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         step: Index of the step.
         started: When it was called.
         seconds: How long it took.
-        num_scheduled_tokens: Tokens by request, in scheduling order; None when they are those of the step before, as
-            they mostly are while all decode.
+        num_scheduled_tokens: Tokens by request, in scheduling order; None when it is one of each, as it was of the same
+            requests in the step before.
         admissions: Requests that left the waiting queue.
         num_computed_tokens: Of every other scheduled request, in order, its progress before the step.
         new_block_ids: Of the same requests, the blocks they were given in each KV cache group, or None.

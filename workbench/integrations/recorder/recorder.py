@@ -68,8 +68,8 @@ class SchedulerRecorder:
         self._sent_at = 0.0
         self._num_steps = 0
         self._last_ids: list[str] = []
-        self._last_tokens: dict[str, int] = {}
-        """Who else but the admitted was scheduled in the last step, in order, and everyone's tokens: copies."""
+        self._last_num_tokens = 0
+        """Who else but the admitted was scheduled in the last step, in order (a copy), and the tokens of that step."""
         self._in_flight: dict[int, int] = {}
         """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
         self._wall_start, self._start = time.time(), perf_counter()
@@ -144,15 +144,16 @@ class SchedulerRecorder:
                 return  # an engine that waits for something asks again and again
             self._has_news = False
             cached, step = output.scheduled_cached_reqs, self._num_steps
+            request_ids, num_tokens = cached.req_ids, output.total_num_scheduled_tokens
             if output.scheduled_new_reqs or cached.resumed_req_ids:
                 admissions, num_computed_tokens, new_block_ids = self._admissions(output.scheduled_new_reqs, cached)
                 is_like_last = False
             else:
                 admissions, num_computed_tokens, new_block_ids = (), cached.num_computed_tokens, cached.new_block_ids
-                # The order counts as well, which dictionaries do not compare.
-                is_like_last = cached.req_ids == self._last_ids and num_scheduled_tokens == self._last_tokens
+                # A token each, then and now, in the same order.
+                is_like_last = num_tokens == self._last_num_tokens == len(request_ids) and request_ids == self._last_ids
             if not is_like_last:
-                self._last_ids, self._last_tokens = list(cached.req_ids), num_scheduled_tokens.copy()
+                self._last_ids, self._last_num_tokens = request_ids.copy(), num_tokens
             message = Schedule(
                 step,
                 started - self._start,
