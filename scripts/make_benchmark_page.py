@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,22 +126,27 @@ def spread(ratio: Result) -> str:
 
 
 def other_workloads() -> str:
-    """The chosen rows of the other workloads that have been run, a line for each arm."""
-    parts = []
-    for name in OTHER_WORKLOADS:
-        if not (RESULTS / f"serving_{name}_small.json").exists():
-            continue
-        result = load(f"serving_{name}_small")
-        arms = result["arms"]
-        rows = [
-            [ARM_NAMES[arm], *(cell(row, values) for row in OTHER_COLUMNS), _equal(result, arm)]
-            for arm, values in arms.items()
-        ]
-        repeats = next(iter(arms.values()))["cpu_s"]["repeats"]
-        head = [name.replace("_", " "), *(SERVING_ROWS[row] for row in OTHER_COLUMNS), "equal outputs"]
-        runs = f"medians of {repeats} runs" if repeats > 1 else "one run"
-        parts.append(f"{result['workload']['what']}; {runs}.\n\n{table(head, rows)}")
-    return "\n\n".join(parts)
+    """The chosen rows of the other workloads, a line for each arm."""
+    return "\n\n".join(
+        arm_table(name.replace("_", " "), load(f"serving_{name}_small"), OTHER_COLUMNS) for name in OTHER_WORKLOADS
+    )
+
+
+def full_size() -> str:
+    """What does not depend on who else used the machine: one run takes an hour, and others ran beside it."""
+    return arm_table("full size", load("serving_random"), ("cpu_s", "forward_passes", "rows_computed"))
+
+
+def arm_table(title: str, result: Result, columns: Sequence[str]) -> str:
+    """Chosen rows of a serving benchmark, a line for each arm, and how the outputs compare."""
+    arms = result["arms"]
+    rows = [
+        [ARM_NAMES[arm], *(cell(column, values) for column in columns), _equal(result, arm)]
+        for arm, values in arms.items()
+    ]
+    repeats = next(iter(arms.values()))["cpu_s"]["repeats"]
+    head = [title, *(SERVING_ROWS[column] for column in columns), "equal outputs"]
+    return f"{result['workload']['what']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
 
 
 def chunk_size_table() -> str:
@@ -212,6 +217,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
     "serving ratios": ratio_list,
     "other workloads": other_workloads,
+    "full size": full_size,
     "chunk size": chunk_size_table,
     "watched": watched_table,
     "other scripts": other_scripts,
