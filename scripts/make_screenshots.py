@@ -72,7 +72,7 @@ def take(browser: Browser, wanted: set[str]) -> None:
         pages = (
             ("dashboard-light", one, (1280, 2150), "light", 7, 1),
             ("dashboard-dark", one, (1280, 2150), "dark", 12, 0),
-            ("dashboard-compare", two, (1280, 1100), "light", 7, None),
+            ("dashboard-compare", two, (1280, 1190), "light", 7, None),
         )
         for name, path, size, scheme, step, select in pages:
             if not asked(name):
