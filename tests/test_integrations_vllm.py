@@ -152,6 +152,23 @@ def test_what_workers_change_later_is_not_what_was_scheduled(in_process, monkeyp
     assert_same(assemble(received), simulate(LONG))
 
 
+def test_a_step_is_like_the_last_when_it_schedules_one_token_of_the_same_requests(in_process):
+    """Not when another takes a seat, the order changes, or one has more tokens; nor by what a worker wrote."""
+    double = RecordingDouble(read_workload(LONG)[0])
+    steps = [{"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1, "c": 1}, {"c": 1, "b": 1}, {"c": 2, "b": 1}, {"c": 1, "b": 1}]
+    steps += [steps[-1]]
+    for tokens, following in zip(steps, [*steps[1:], {}]):
+        ids = list(tokens)
+        cached = vllm_double.CachedRequestData(ids, set(), [None] * len(ids), [9] * len(ids))
+        double.recorder.scheduled(vllm_double.SchedulerOutput([], cached, tokens, sum(tokens.values())), 0.0)
+        ids[:] = following
+    received = double.recorder.writer.received
+    double.recorder.close()
+    sent = [message for message in unpack(received) if isinstance(message, Schedule)]
+    told = [message.num_scheduled_tokens and list(message.num_scheduled_tokens.items()) for message in sent]
+    assert told == [list(tokens.items()) if index not in (1, 6) else None for index, tokens in enumerate(steps)]
+
+
 def test_queues_that_are_sent_equal_those_that_are_followed(in_process, monkeypatch):
     followed = assemble(run_double(LONG).recorder.writer.received)
     monkeypatch.setattr(recorder, "QUEUE_STEPS", 1)
