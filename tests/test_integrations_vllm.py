@@ -15,6 +15,7 @@ import pytest
 import vllm_double
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from recorded_traces import assert_pool_fits, assert_same, tokens_of
 from vllm_double import AsyncVllmSchedulerDouble, RequestDouble, VllmSchedulerDouble, vllm_config
 
@@ -24,7 +25,16 @@ from workbench.integrations import vllm as integration
 from workbench.integrations.recorder import __main__ as writer
 from workbench.integrations.recorder import messages, recorder, writer_process
 from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.messages import Admission, Arrival, End, Packet, Schedule, Update, unpack
+from workbench.integrations.recorder.messages import (
+    Admission,
+    Arrival,
+    End,
+    Packet,
+    Preemption,
+    Schedule,
+    Update,
+    unpack,
+)
 from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.trace import StepRecord, Trace, TraceMeta
 
@@ -73,7 +83,7 @@ def assemble(received: bytearray) -> Trace:
     for message in unpack(received):
         if assembler is None:
             trace = Trace(TraceMeta(source=message.source, config=message.config))
-            assembler = Assembler(message.config, max_waiting=message.settings.max_waiting)
+            assembler = Assembler(message.config, max_waiting=message.settings.max_waiting, start=message.start)
             continue
         for line in assembler.take(message):
             trace.append(line) if isinstance(line, StepRecord) else trace.add_request(line)
@@ -142,13 +152,15 @@ def test_what_workers_change_later_is_not_what_was_scheduled(in_process, monkeyp
         made = run_model(scheduler, output)
         for request_id in output.num_scheduled_tokens:
             output.num_scheduled_tokens[request_id] += 1
+        for new in output.scheduled_new_reqs:
+            new.block_ids[0].append(10**6)
         output.scheduled_cached_reqs.req_ids.reverse()
         return made
 
     monkeypatch.setattr(vllm_double, "run_model", write_into_the_output)
     received = run_double(LONG).recorder.writer.received
     steps = [message for message in unpack(received.copy()) if isinstance(message, Schedule)]
-    assert 0 < sum(step.num_scheduled_tokens is None for step in steps) < len(steps)
+    assert 0 < sum(step.request_ids is None for step in steps) < len(steps)
     assert_same(assemble(received), simulate(LONG))
 
 
@@ -160,19 +172,106 @@ def test_a_step_is_like_the_last_when_it_schedules_one_token_of_the_same_request
     for tokens, following in zip(steps, [*steps[1:], {}]):
         ids = list(tokens)
         cached = vllm_double.CachedRequestData(ids, set(), [None] * len(ids), [9] * len(ids))
-        double.recorder.scheduled(vllm_double.SchedulerOutput([], cached, tokens, sum(tokens.values())), 0.0)
+        output = vllm_double.SchedulerOutput([], cached, tokens, sum(tokens.values()))
+        double._unrecorded_schedule = lambda output=output: output
+        double.schedule()
         ids[:] = following
     received = double.recorder.writer.received
     double.recorder.close()
     sent = [message for message in unpack(received) if isinstance(message, Schedule)]
-    told = [message.num_scheduled_tokens and list(message.num_scheduled_tokens.items()) for message in sent]
-    assert told == [list(tokens.items()) if index not in (1, 6) else None for index, tokens in enumerate(steps)]
+    assert [message.request_ids for message in sent] == [
+        list(tokens) if index not in (1, 5, 6) else None for index, tokens in enumerate(steps)
+    ]
+    assert [message.num_scheduled_tokens or [1, 1] for message in sent] == [list(tokens.values()) for tokens in steps]
+
+
+def test_an_engine_that_waits_and_asks_again_is_recorded_once(in_process, monkeypatch):
+    """Also after news that the record of an ordinary step told already."""
+    monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "0")
+    monkeypatch.setattr(recorder, "SEND_SECONDS", 3600.0)
+    double = RecordingDouble(read_workload(LONG)[0])
+    running, nothing = {"a": 1, "b": 1}, {}
+    double._unrecorded_update = lambda *args: None
+
+    def step(tokens: dict[str, int]) -> None:
+        cached = vllm_double.CachedRequestData([*tokens], set(), [None] * len(tokens), [9] * len(tokens))
+        output = vllm_double.SchedulerOutput([], cached, tokens, len(tokens))
+        double._unrecorded_schedule = lambda: output
+        double.update_from_output(double.schedule(), None)
+
+    def news() -> None:
+        double.recorder.request_added(vllm_double.RequestDouble(arrival.to_request()))
+
+    arrival = read_workload(LONG)[1][0]
+    news()
+    for tokens in (running, running):
+        step(tokens)
+    news()
+    for tokens in (running, nothing, nothing, nothing):
+        step(tokens)
+    news()
+    for tokens in (nothing, nothing, nothing, running):
+        step(tokens)
+    assert not double.recorder._empty_steps
+    received = double.recorder.writer.received
+    double.recorder.close()
+    sent = list(unpack(received))
+    ids = ["a", "b"]
+    steps = [message.request_ids for message in sent if isinstance(message, Schedule)]
+    assert steps == [ids, None, ids, [], ids]
+    assert sum(isinstance(message, Update) for message in sent) == len(steps)
+
+
+def test_a_preemption_for_a_reset_of_the_prefix_cache_is_told_from_others(in_process):
+    config, arrivals = read_workload(LONG)
+    reset = RecordingDouble(config)
+    vllm_double.drive(reset, arrivals, max_steps=4)
+    num_running = len(reset.running)
+    assert num_running
+    reset.reset_prefix_cache(reset_running_requests=True)
+    received = reset.recorder.writer.received
+    reset.recorder.close()
+    reasons = [message.reason for message in unpack(received) if isinstance(message, Preemption)]
+    assert reasons[-num_running:] == ["the prefix cache was reset"] * num_running
+    assert set(reasons[:-num_running]) == {"the KV blocks ran out"}
+
+
+def test_without_token_ids_everything_else_is_the_same_and_takes_the_shorter_way(in_process, monkeypatch):
+    """Without them most steps need no method of the recorder; what those would do must not be missed."""
+    with_tokens = assemble(run_double(LONG).recorder.writer.received)
+    monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "0")
+    monkeypatch.setattr(recorder, "SEND_SECONDS", 3600.0)
+    calls = []
+    for name in ("scheduled", "updated"):
+        method = getattr(recorder.SchedulerRecorder, name)
+        counted = lambda *args, name=name, method=method: (calls.append(name), method(*args))  # noqa: E731
+        monkeypatch.setattr(recorder.SchedulerRecorder, name, counted)
+    without = assemble(run_double(LONG).recorder.writer.received)
+    assert 0 < calls.count("scheduled") < len(without) and 0 < calls.count("updated") < len(without)
+    assert tokens_of(without) != tokens_of(with_tokens)
+
+    def untimed(trace: Trace) -> list[StepRecord]:
+        return [
+            structs.replace(
+                record,
+                time=0.0,
+                timings={},
+                chunks=tuple(structs.replace(c, sampled=c.sampled and 0) for c in record.chunks),
+            )
+            for record in trace
+        ]
+
+    assert untimed(without) == untimed(with_tokens)
 
 
 def test_queues_that_are_sent_equal_those_that_are_followed(in_process, monkeypatch):
     followed = assemble(run_double(LONG).recorder.writer.received)
-    monkeypatch.setattr(recorder, "QUEUE_STEPS", 1)
-    sent = assemble(run_double(LONG).recorder.writer.received)
+    monkeypatch.setattr(recorder, "QUEUE_SENDS", 1)
+    monkeypatch.setattr(recorder, "SEND_SECONDS", -1.0)
+    received = run_double(LONG).recorder.writer.received
+    told = [message.running is not None for message in unpack(received.copy()) if isinstance(message, Schedule)]
+    sent = assemble(received)
+    assert told == [index > 0 for index in range(len(sent))]
     assert any(len(record.waiting) > 1 for record in sent)
     assert [(record.running, record.waiting) for record in sent] == [
         (record.running, record.waiting) for record in followed
@@ -279,9 +378,9 @@ def test_an_id_that_is_used_again_is_written_once_a_file(tmp_path):
     for step in (0, 1):
         for message in (
             Arrival("again", 3, 1, 0, 0.0, 0.0),
-            Schedule(step, float(step), 0.0, {"again": 3}, [Admission("again", 0, 3, [step + 1])], [], [], 7),
+            Schedule(step, step, step, 7, ["again"], [], [], [3], [Admission("again", 0, 3, [step + 1])]),
             End("again", "length", True),
-            Update(step, step + 0.5, 0.0, 8),
+            Update(step, step + 0.5, step + 0.5, 8),
         ):
             for line in assembler.take(message):
                 files.write(line)
@@ -354,10 +453,13 @@ def test_a_writer_that_does_not_keep_up_never_blocks(traces, monkeypatch, caplog
 
 
 def test_a_failure_of_the_recorder_itself_is_not_the_servers(traces, monkeypatch, caplog, in_process):
-    def broken(step, *args):
-        if step == 3:
+    calls = []
+
+    def broken(*args):
+        calls.append(args)
+        if len(calls) == 3:
             raise RuntimeError("a fault in the recorder")
-        return Schedule(step, *args)
+        return Schedule(*args)
 
     monkeypatch.setattr(recorder, "Schedule", broken)
     config, arrivals = read_workload(LONG)
@@ -365,12 +467,12 @@ def test_a_failure_of_the_recorder_itself_is_not_the_servers(traces, monkeypatch
     assert vllm_double.drive(scheduler, arrivals) == len(simulate(LONG))
     (warning,) = warnings_of(caplog)
     assert "a fault in the recorder" in warning
+    assert scheduler.recorder.messages == []  # nothing piles up after that
 
 
 def test_an_error_of_the_server_stays_its_own(in_process, monkeypatch):
-    config, _ = read_workload(LONG)
-    scheduler = RecordingDouble(config)
     monkeypatch.setattr(VllmSchedulerDouble, "schedule", lambda self: 1 / 0)
+    scheduler = RecordingDouble(read_workload(LONG)[0])
     with pytest.raises(ZeroDivisionError):
         scheduler.schedule()
 
@@ -435,17 +537,17 @@ def test_an_engine_that_dies_leaves_a_whole_file(traces):
 
 def test_an_unwanted_chunk_belongs_to_the_step_in_which_its_request_ends():
     """Asynchronous scheduling: the output of step 0 ends a request that step 1 has scheduled already."""
-    assembler = Assembler({"block_size": 4, "num_blocks": 9})
+    assembler = Assembler({"block_size": 4, "num_blocks": 9}, start=5.0)
     records = []
     for message in (
         Arrival("a", 4, 9, 0, 0.0, 0.0),
-        Schedule(0, 0.0, 0.1, {"a": 4}, [Admission("a", 0, 4, [1])], [], [], 7),
-        Schedule(1, 0.2, 0.1, {"a": 1}, [], [4], [[[2]]], 6),
+        Schedule(70, 5.0, 5.1, 7, ["a"], [], [], [4], [Admission("a", 0, 4, [1])]),
+        Schedule(80, 5.2, 5.3, 6, None, [4], [[[2]]]),
         End("a", "stop", True),
-        Update(0, 0.5, 0.1, 8),
-        Schedule(2, 0.7, 0.1, {}, [], [], [], 8),
-        Update(1, 0.9, 0.1, 8),
-        Update(2, 1.1, 0.1, 8),
+        Update(70, 5.5, 5.6, 8),
+        Schedule(70, 5.7, 5.8, 8, [], [], []),
+        Update(80, 5.9, 6.0, 8),
+        Update(70, 6.1, 6.2, 8),
     ):
         records += [line for line in assembler.take(message) if isinstance(line, StepRecord)]
     first, second, third = records
@@ -453,7 +555,8 @@ def test_an_unwanted_chunk_belongs_to_the_step_in_which_its_request_ends():
     assert second.chunks[0].sampled is None and second.finished == ("a",) and second.free_blocks_end == 8
     assert second.finish_reasons == {"a": "stop"} and second.running == ("a",)
     assert third.running == ()
-    assert first.timings == {"schedule": 0.1, "forward": pytest.approx(0.4), "update": 0.1}
+    assert first.timings == pytest.approx({"schedule": 0.1, "forward": 0.4, "update": 0.1})
+    assert [record.time for record in records] == pytest.approx([0.0, 0.2, 0.7])
 
 
 def test_drafts_that_were_rejected_are_computed_again_and_the_last_token_is_kept():
@@ -461,11 +564,11 @@ def test_drafts_that_were_rejected_are_computed_again_and_the_last_token_is_kept
     records = []
     for message in (
         Arrival("a", 4, 9, 0, 0.0, 0.0),
-        Schedule(0, 0.0, 0.0, {"a": 4}, [Admission("a", 0, 4, [1])], [], [], 7),
+        Schedule(0, 0.0, 0.0, 7, ["a"], [], [], [4], [Admission("a", 0, 4, [1])]),
         Update(0, 0.0, 0.0, 7, ["a"], [[11]]),
-        Schedule(1, 0.0, 0.0, {"a": 4}, [], [4], [None], 7),  # one token and three drafts, of which one is taken
+        Schedule(1, 0.0, 0.0, 7, ["a"], [4], [None], [4]),  # one token and three drafts, of which one is taken
         Update(1, 0.0, 0.0, 7, ["a"], [[12, 13]]),
-        Schedule(2, 0.0, 0.0, {"a": 4}, [], [6], [None], 7),
+        Schedule(2, 0.0, 0.0, 7, ["a"], [6], [None], [4]),
         Update(2, 0.0, 0.0, 7, ["a"], [[]]),
     ):
         records += [line for line in assembler.take(message) if isinstance(line, StepRecord)]
@@ -481,9 +584,9 @@ def test_the_blocks_of_one_kv_cache_group_are_recorded():
     records = []
     for message in (
         Arrival("a", 4, 9, 0, 0.0, 0.0),
-        Schedule(0, 0.0, 0.0, {"a": 4}, [Admission("a", 0, 4, [7])], [], [], 9),
+        Schedule(0, 0.0, 0.0, 9, ["a"], [], [], [4], [Admission("a", 0, 4, [7])]),
         Update(0, 0.0, 0.0, 9),
-        Schedule(1, 0.0, 0.0, {"a": 1}, [], [4], [[[5], [8]]], 9),
+        Schedule(1, 0.0, 0.0, 9, ["a"], [4], [[[5], [8]]]),
         Update(1, 0.0, 0.0, 9),
     ):
         records += [line for line in assembler.take(message) if isinstance(line, StepRecord)]
@@ -496,7 +599,7 @@ def test_pooling_models_sample_nothing():
         line
         for message in (
             Arrival("a", 4, 1, 0, 0.0, 0.0),
-            Schedule(0, 0.0, 0.0, {"a": 4}, [Admission("a", 0, 4, [1])], [], [], 9),
+            Schedule(0, 0.0, 0.0, 9, ["a"], [], [], [4], [Admission("a", 0, 4, [1])]),
             Update(0, 0.0, 0.0, 9),
         )
         for line in assembler.take(message)
@@ -506,12 +609,12 @@ def test_pooling_models_sample_nothing():
 
 def test_a_packet_holds_what_its_messages_said_when_they_were_added():
     """Workers of the engine's own process add to the lists of a step that is under way."""
-    blocks, tokens, packet = [5, 7], {"a": 3}, Packet()
-    packet.add([Schedule(0, 0.0, 0.0, tokens, [Admission("a", 0, 3, blocks)], [], [], 7)])
+    blocks, tokens, packet = [5, 7], [3], Packet()
+    packet.add([Schedule(0, 0.0, 0.0, 7, ["a"], [], [], tokens, [Admission("a", 0, 3, blocks)])])
     blocks.append(9)
-    tokens["a"] = 1
+    tokens[0] = 1
     (message,) = unpack(bytearray(packet.take()))
-    assert message.num_scheduled_tokens == {"a": 3} and message.admissions[0].block_ids == [5, 7]
+    assert message.num_scheduled_tokens == [3] and message.admissions[0].block_ids == [5, 7]
 
 
 def test_messages_gather_in_the_pipe_unless_it_fills(monkeypatch):
@@ -549,11 +652,12 @@ any_message = st.one_of(
         st.integers(0, 9),
         st.floats(0, 9),
         st.floats(0, 9),
-        st.none() | st.dictionaries(st.text(max_size=9), st.integers(1, 9), max_size=4),
-        st.lists(st.builds(Admission, st.text(max_size=9), st.just(0), st.just(3), tokens), max_size=3),
+        st.integers(0, 9),
+        st.none() | st.lists(st.text(max_size=9), max_size=4),
         tokens,
         st.lists(st.none() | st.lists(tokens, max_size=2), max_size=3),
-        st.integers(0, 9),
+        tokens,
+        st.lists(st.builds(Admission, st.text(max_size=9), st.just(0), st.just(3), tokens), max_size=3),
     ),
 )
 

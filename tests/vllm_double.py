@@ -125,6 +125,11 @@ class VllmSchedulerDouble:
     def finish_requests(self, request_id: str) -> None:
         self.inner.abort_request(request_id)
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        for request in reversed(self.running if reset_running_requests else []):
+            self._preempt_request(request)
+        return True
+
     def schedule(self) -> SchedulerOutput:
         batch = self.batch = self.inner.schedule()
         new, cached, resumed = [], CachedRequestData(), CachedRequestData()

@@ -4,19 +4,24 @@
 
 The same workload runs through vLLM's Scheduler and through RecordingScheduler in turns: ``--seqs`` requests at once,
 each ended one replaced by another, so that a step holds decodes, a prefill now and then, admissions and ends. Log
-statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread. Every turn takes the
-same steps, in processes that are started again for every round, and of each step the fastest turn counts: neither what
-other programs do to the caches nor where a process happens to keep its objects shows in a sum, and both are worth more
-than a recording. It sends what it has collected in the same steps of every turn, as often as with a model whose step
-takes 5 ms. The line "again" compares vLLM's scheduler with itself: the difference it shows is the error of the others.
+statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread.
+
+Every turn of a process takes the same steps, and of each step the fastest turn counts, so that what other programs do
+does not show. Where a process happens to keep its objects is worth as much as a recording: the figure is the median of
+many processes, forked from one that has imported vLLM, each with its memory shuffled. Messages are sent in the same
+steps of every turn, as often as with a model whose step takes 5 ms. The line "again" compares vLLM's scheduler with
+itself: the difference it shows is the error of the others. On a machine that others share, take the figures of a run in
+which the processes of one kind agree.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import multiprocessing
 import os
+import statistics
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -38,8 +43,14 @@ PAIRS = (
     ),
 )
 
-BLOCK_STEPS = 20
+BLOCK_STEPS = 100
 """Steps that a process takes at a time."""
+
+SETTLE_SECONDS = 2.5
+"""Time that the writers' processes are given to start."""
+
+PRELOAD = ["measure_cost", "vllm.v1.core.sched.async_scheduler", "workbench.integrations.vllm"]
+"""Modules that are imported before processes are forked."""
 
 SEND_STEPS = round(SEND_SECONDS / 0.005)
 """Steps between two sends. Sent by the clock, each turn would send in other steps and the fastest would show none."""
@@ -75,7 +86,7 @@ class Run:
         scheduler, spent = self.scheduler, 0.0
         self.num_steps += 1
         if recorder := getattr(scheduler, "recorder", None):
-            recorder._sent_at = float("-inf" if self.num_steps % SEND_STEPS == 0 else "inf")
+            recorder.quiet_until = recorder._send_at = float("-inf" if self.num_steps % SEND_STEPS == 0 else "inf")
         while sum(scheduler.get_request_counts()) < self.num_seqs:
             request = make_request(next(self.source), self.config)
             begin = time.thread_time()
@@ -93,70 +104,87 @@ class Run:
         return spent
 
 
-def work(pipe: Connection) -> None:
-    """A process with a scheduler of one class. Python's inline caches are good for one class of ``self``."""
-    run, folder = None, tempfile.TemporaryDirectory()
-    with folder:
-        while (request := pipe.recv()) is not None:
-            if isinstance(request, tuple):
-                module, name, num_seqs = request
-                if run is not None:
-                    run.scheduler.shutdown()
-                run = Run(getattr(importlib.import_module(module), name), num_seqs, 0, folder.name)
-                pipe.send(None)
-            else:
-                pipe.send([run.step() for _ in range(request)])
-        run.scheduler.shutdown()
+def work(pipe: Connection, module: str, name: str, num_seqs: int, seed: int) -> None:
+    """A process with a scheduler of one class: Python's inline caches are good for one class of ``self``."""
+    gc.freeze()  # as vLLM does
+    random = Random(seed)
+    kept = [bytes(random.randrange(512)) for _ in range(random.randrange(20_000))]
+    del kept[::2]  # other objects come to lie between these
+    run = None
+    with tempfile.TemporaryDirectory() as folder:
+        while (num_steps := pipe.recv()) is not None:
+            if num_steps == 0:
+                end(run)
+                run = Run(getattr(importlib.import_module(module), name), num_seqs, 0, folder)
+                num_steps = num_seqs // 4  # the batch fills up
+            pipe.send([run.step() for _ in range(num_steps)])
+        end(run)
 
 
-def total_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[float]:
-    """CPU seconds of the same steps for each class; the processes take a few steps each in turns."""
-    best = [[float("inf")] * options.steps for _ in classes]
-    for _ in range(options.rounds):
-        workers = [start_worker() for _ in classes]
+def end(run: Run | None) -> None:
+    """Let the writer of a run go without waiting for it."""
+    if run is not None and (recorder := getattr(run.scheduler, "recorder", None)):
+        if recorder.writer is None:
+            raise RuntimeError("the recording stopped: there is nothing to compare")
+        recorder.writer.close(wait=False)
+
+
+def process_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[list[float]]:
+    """CPU seconds of the same steps in each process of each class; those of a round take some steps each in turns."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    seconds: list[list[float]] = [[] for _ in classes]
+    for number in range(options.processes):
+        processes, best = [], [[float("inf")] * options.steps for _ in classes]
+        for kind, (module, name) in enumerate(classes):
+            here, there = context.Pipe()
+            process = context.Process(target=work, args=(there, module, name, num_seqs, number * len(classes) + kind))
+            process.start()
+            processes.append((process, here))
         for _ in range(options.turns):
-            for worker, (module, name) in zip(workers, classes, strict=True):
-                worker.send((module, name, num_seqs))
-                worker.recv()
-                worker.send(num_seqs // 4)  # the batch fills up
-                worker.recv()
+            for _, pipe in processes:
+                pipe.send(0)
+            for _, pipe in processes:
+                pipe.recv()
+            time.sleep(SETTLE_SECONDS)
             for first in range(0, options.steps, BLOCK_STEPS):
-                order = list(zip(best, workers, strict=True))
+                order = list(zip(best, processes, strict=True))
                 turn = first // BLOCK_STEPS % len(order)
-                for times, worker in (*order[turn:], *order[:turn]):
-                    worker.send(BLOCK_STEPS)
-                    for step, spent in enumerate(worker.recv(), start=first):
+                for times, (_, pipe) in (*order[turn:], *order[:turn]):
+                    pipe.send(BLOCK_STEPS)
+                    for step, spent in enumerate(pipe.recv(), start=first):
                         times[step] = min(times[step], spent)
-        for worker in workers:
-            worker.send(None)
-    return [sum(times) for times in best]
-
-
-def start_worker() -> Connection:
-    """The pipe to a new process that takes steps."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    context.Process(target=work, args=(there,), daemon=True).start()
-    return here
+        for (process, pipe), times, sums in zip(processes, best, seconds, strict=True):
+            pipe.send(None)
+            process.join()
+            sums.append(sum(times))
+    return seconds
 
 
 def main() -> None:
     """Print what a step costs without a recording, and what the recording adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", type=int, nargs="+", default=[16, 64, 256], help="requests at once")
-    parser.add_argument("--steps", type=int, default=300, help=f"steps measured, a multiple of {BLOCK_STEPS}")
-    parser.add_argument("--rounds", type=int, default=5, help="times that the processes are started")
-    parser.add_argument("--turns", type=int, default=3, help="times that each of them takes each step")
+    parser.add_argument("--steps", type=int, default=400, help=f"steps measured, a multiple of {BLOCK_STEPS}")
+    parser.add_argument("--processes", type=int, default=16, help="processes with each scheduler")
+    parser.add_argument("--turns", type=int, default=4, help="times that each of them takes each step")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WORKBENCH_TRACE_DIR"] = folder
         for base, recorded in PAIRS:
             for num_seqs in options.seqs:
-                plain, *others = total_seconds([base, base, recorded], num_seqs, options)
-                print(f"{base[1]}, {num_seqs} requests: {1e6 * plain / options.steps:.0f} us a step")
-                for name, seconds in zip(("again", "recorded"), others, strict=True):
-                    more = seconds - plain
-                    print(f"  {name:10} {1e6 * more / options.steps:+8.1f} us {100 * more / plain:+6.2f} %", flush=True)
+                seconds = process_seconds([base, base, recorded], num_seqs, options)
+                plain, *others = [statistics.median(sums) for sums in seconds]
+                fastest, *other_fastest = [min(sums) for sums in seconds]
+                print(f"{base[1]}, {num_seqs} requests: {1e6 * plain / options.steps:.1f} us a step")
+                for name, median, least in zip(("again", "recorded"), others, other_fastest, strict=True):
+                    print(
+                        f"  {name:10} {1e6 * (median - plain) / options.steps:+7.1f} us {median / plain - 1:+7.2%}"
+                        f"   fastest processes {least / fastest - 1:+7.2%}",
+                        flush=True,
+                    )
+                spread = statistics.quantiles([sums / plain - 1 for sums in seconds[0]], n=4)
+                print(f"  half of the processes without a recording lie between {spread[0]:+.1%} and {spread[2]:+.1%}")
 
 
 if __name__ == "__main__":

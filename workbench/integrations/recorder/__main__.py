@@ -59,6 +59,7 @@ class Recording:
             kv_cache_group=setup.kv_cache_group,
             samples=setup.samples,
             max_waiting=settings.max_waiting,
+            start=setup.start,
         )
         self._flushed_at = 0.0
 

@@ -46,11 +46,12 @@ class Assembler:
         kv_cache_group: Index of the KV cache group whose blocks are recorded.
         samples: Requests sample tokens; False for pooling models.
         max_waiting: Waiting requests named in a record at most.
+        start: When the recording began, by the clock of the steps' times.
 
     Example:
         >>> assembler = Assembler({"block_size": 16})
         >>> [info] = assembler.take(Arrival("a", 3, 8, 0, 0.0, 0.0))
-        >>> list(assembler.take(Schedule(0, 0.0, 0.0, {"a": 3}, [Admission("a", 0, 3, [1])], [], [], 99)))
+        >>> list(assembler.take(Schedule(0, 0.0, 0.0, 99, ["a"], [], [], [3], [Admission("a", 0, 3, [1])])))
         []
         >>> [record] = assembler.take(Update(0, 0.0, 0.0, 99))
         >>> record.chunks[0].arm, record.running, record.block_tables if record.has_block_tables else None
@@ -58,8 +59,15 @@ class Assembler:
     """
 
     def __init__(
-        self, config: dict[str, object], *, kv_cache_group: int = 0, samples: bool = True, max_waiting: int = 512
+        self,
+        config: dict[str, object],
+        *,
+        kv_cache_group: int = 0,
+        samples: bool = True,
+        max_waiting: int = 512,
+        start: float = 0.0,
     ) -> None:
+        self._start = start
         self._group = kv_cache_group
         self._block_size = int(config.get("block_size") or 16)
         self._token_budget = int(config.get("max_num_scheduled_tokens") or config.get("max_num_batched_tokens") or 0)
@@ -73,7 +81,7 @@ class Assembler:
         self._queues = Queues(by_priority=config.get("policy") == "priority", max_waiting=max_waiting)
         self._open: deque[_OpenStep] = deque()
         self._next_step = 0
-        self._num_scheduled_tokens: dict[str, int] = {}
+        self._scheduled_ids: list[str] = []
         self._arrived: list[str] = []
         self._aborted: list[str] = []
         self._preempted: dict[str, str] = {}
@@ -134,13 +142,14 @@ class Assembler:
 
     def _schedule(self, message: Schedule) -> None:
         step = _OpenStep(message)
-        if message.num_scheduled_tokens is not None:
-            self._num_scheduled_tokens = message.num_scheduled_tokens
+        if message.request_ids is not None:
+            self._scheduled_ids = message.request_ids
+        num_scheduled_tokens = message.num_scheduled_tokens or [1] * len(self._scheduled_ids)
         cap = self._long_prefill_cap(len(self._queues))
         admitted, resumed, published = [], [], []
         admissions = {admission.request_id: admission for admission in message.admissions}
         others = zip(message.num_computed_tokens, message.new_block_ids, strict=True)
-        for request_id, num_tokens in self._num_scheduled_tokens.items():
+        for request_id, num_tokens in zip(self._scheduled_ids, num_scheduled_tokens, strict=True):
             admission = admissions.get(request_id)
             if admission is not None:
                 request = self._queues.admit(request_id)
@@ -164,8 +173,8 @@ class Assembler:
         if message.running is not None:
             self._queues.replace(message.running, message.waiting or [])
         step.fields = {
-            "step": message.step,
-            "time": message.started,
+            "step": self._next_step,
+            "time": message.started - self._start,
             "arrived": tuple(self._arrived),
             "admitted": tuple(admitted),
             "resumed": tuple(resumed),
@@ -179,10 +188,10 @@ class Assembler:
             "cached_block_ids": tuple(published),
             "token_budget": self._token_budget,
             "long_prefill_cap": cap,
-            **self._explain_waiting(message),
+            **self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks),
         }
         self._arrived, self._aborted, self._preempted, self._unscheduled = [], [], {}, {}
-        self._next_step = message.step + 1
+        self._next_step += 1
         self._open.append(step)
 
     def _long_prefill_cap(self, num_requests: int) -> int:
@@ -215,7 +224,7 @@ class Assembler:
         before = (request.request_id, start, num_tokens, is_partial, arm)
         return before, (limited_by, tuple(new_block_ids), start if admission is not None else 0, num_recomputed)
 
-    def _explain_waiting(self, message: Schedule) -> dict[str, object]:
+    def _explain_waiting(self, num_tokens: int, free_blocks: int) -> dict[str, object]:
         """Why requests wait, as far as it can be known from outside the engine."""
         if not self._queues.num_waiting:
             return {}
@@ -226,20 +235,19 @@ class Assembler:
                     request_id: f"preempted in this step: {reason}" for request_id, reason in self._preempted.items()
                 },
             }
-        num_tokens = sum(self._num_scheduled_tokens.values())
         if num_tokens >= self._token_budget > 0:
             return {"waiting_reason": f"token budget used up ({num_tokens} of {self._token_budget})"}
         if self._queues.num_running >= self._max_running:
             return {"waiting_reason": f"max_num_seqs reached ({self._max_running})"}
-        return {"waiting_reason": f"not admitted by the engine, with {message.free_blocks} KV blocks free"}
+        return {"waiting_reason": f"not admitted by the engine, with {free_blocks} KV blocks free"}
 
     # -- after the forward pass ------------------------------------------------------------------------------
 
     def _update(self, message: Update) -> StepRecord:
         self._open[-1].free_blocks_end = message.free_blocks  # blocks come back while that one is the newest step
         step = self._open.popleft()
-        if step.message.step != message.step:
-            raise ValueError(f"the output of step {message.step} came, expected was step {step.message.step}'s")
+        if step.message.output_id != message.output_id:
+            raise ValueError(f"the output of another step came before that of step {step.fields['step']}")
         tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
         chunks = tuple(
             [Chunk(*before, self._token(request, before[3], tokens), *after) for request, before, after in step.chunks]
@@ -247,13 +255,16 @@ class Assembler:
         finished = step.finish_reasons
         self._ended_in_update = {}
         scheduled = step.message
-        forward = message.started - scheduled.started - scheduled.seconds
         return StepRecord(
             chunks=chunks,
             finished=tuple(finished),
             finish_reasons=finished,
             free_blocks_end=step.free_blocks_end,
-            timings={"schedule": scheduled.seconds, "forward": max(0.0, forward), "update": message.seconds},
+            timings={
+                "schedule": scheduled.ended - scheduled.started,
+                "forward": max(0.0, message.started - scheduled.ended),
+                "update": message.ended - message.started,
+            },
             **step.fields,
         )
 

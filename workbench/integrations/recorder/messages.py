@@ -30,6 +30,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
         model: Facts about the model by name.
         versions: Versions of the software involved.
         created: Wall-clock time, seconds since the epoch.
+        start: The same moment by the clock that times the steps.
         kv_cache_group: Index of the KV cache group whose blocks are recorded.
         samples: Requests sample tokens; False for pooling models.
     """
@@ -41,6 +42,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
     model: dict[str, Any]
     versions: dict[str, str]
     created: float
+    start: float
     kv_cache_group: int = 0
     samples: bool = True
 
@@ -99,27 +101,28 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     """What one call of ``schedule()`` decided.
 
     Attributes:
-        step: Index of the step.
+        output_id: Tells its output from others that live at the same time.
         started: When it was called.
-        seconds: How long it took.
-        num_scheduled_tokens: Tokens by request, in scheduling order; None when it is one of each, as it was of the same
-            requests in the step before.
-        admissions: Requests that left the waiting queue.
-        num_computed_tokens: Of every other scheduled request, in order, its progress before the step.
-        new_block_ids: Of the same requests, the blocks they were given in each KV cache group, or None.
+        ended: When it returned.
         free_blocks: Free KV blocks now.
+        request_ids: Who was scheduled, in scheduling order; None for the same requests as in the step before.
+        num_computed_tokens: Of each of them who was not admitted, in order, its progress before the step.
+        new_block_ids: Of the same, the blocks that it was given in each KV cache group, or None.
+        num_scheduled_tokens: Tokens of every scheduled request, in order; empty for one each.
+        admissions: Requests that left the waiting queue.
         running: Running requests now, where the receiver shall not work them out by itself; None otherwise.
         waiting: Waiting requests likewise.
     """
 
-    step: int
+    output_id: int
     started: float
-    seconds: float
-    num_scheduled_tokens: dict[str, int] | None
-    admissions: list[Admission]
+    ended: float
+    free_blocks: int
+    request_ids: list[str] | None
     num_computed_tokens: list[int]
     new_block_ids: list[list[list[int]] | None]
-    free_blocks: int
+    num_scheduled_tokens: list[int] = []
+    admissions: list[Admission] = []
     running: list[str] | None = None
     waiting: list[str] | None = None
 
@@ -128,17 +131,17 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     """The output of a step was processed.
 
     Attributes:
-        step: Index of the step.
+        output_id: That of the step's Schedule.
         started: When the processing began.
-        seconds: How long it took.
+        ended: When it was done.
         free_blocks: Free KV blocks now.
         request_ids: Requests that ``token_ids`` belongs to, in its order; empty when it was left out.
         token_ids: The tokens each request was given; where token ids are not recorded, zeros.
     """
 
-    step: int
+    output_id: int
     started: float
-    seconds: float
+    ended: float
     free_blocks: int
     request_ids: list[str] = []
     token_ids: list[list[int]] = []

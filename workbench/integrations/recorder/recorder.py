@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 from workbench.integrations.recorder.messages import (
@@ -22,13 +20,12 @@ from workbench.integrations.recorder.messages import (
 )
 from workbench.integrations.recorder.writer_process import WriterProcess
 
-QUEUE_STEPS = 128
-"""Steps after which the engine's own queues are sent: an engine may know ways between them that have no message,
-such as a request's wait for KV from another machine."""
-
-
 SEND_SECONDS = 0.1
 """Messages are collected for this long while the engine is busy: a system call costs more than a step's message."""
+
+QUEUE_SENDS = 8
+"""Sends after which the engine's own queues are told: an engine may know ways between them that have no message,
+such as a request's wait for KV from another machine."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
@@ -40,13 +37,18 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
             try:
                 method(self, *args)
             except Exception as problem:
-                self._stop(problem)
+                self.stop(problem)
 
     return guarded
 
 
 class SchedulerRecorder:
     """Records the steps of a scheduler that has the interface of vLLM's V1 scheduler.
+
+    The caller puts the commonest messages into ``messages`` itself, as tuples, whose encoding is that of the classes:
+
+    - the Schedule of a step that gives the requests of ``last_ids`` one token each, ``last_num_requests`` in all,
+    - the Update of a step with tokens, when it ends before ``quiet_until``.
 
     Args:
         scheduler: The scheduler; its queues, requests and KV cache manager are read, never changed.
@@ -55,54 +57,58 @@ class SchedulerRecorder:
 
     Attributes:
         writer: The writer's process; None when nothing is recorded, or not any more.
-        in_schedule: The scheduler is in its ``schedule``; the caller says so.
+        messages: What was not sent yet, in order.
+        last_ids: The requests of the last step, in order (a copy); None when the next step needs more than a message.
+        last_num_requests: Their number.
+        quiet_until: Until then (``time.perf_counter``) an Update needs no more than a message.
+        num_free_blocks: Tells the free KV blocks.
         in_update: The scheduler is in its ``update_from_output``; the caller says so.
+        in_reset: The scheduler is in its ``reset_prefix_cache``; the caller says so.
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
         self._scheduler = scheduler
         self._log = log
-        self._messages: list[Message] = []
-        """Since the last step was scheduled; encoded together when the next one is."""
+        self.messages: list[Message | tuple[Any, ...]] = []
         self._packet = Packet()
-        self._sent_at = 0.0
-        self._num_steps = 0
-        self._last_ids: list[str] = []
-        self._last_num_tokens = 0
-        """Who else but the admitted was scheduled in the last step, in order (a copy), and the tokens of that step."""
-        self._in_flight: dict[int, int] = {}
-        """Steps whose output is still to come, by the id() of their SchedulerOutput, which lives as long."""
-        self._wall_start, self._start = time.time(), perf_counter()
+        self.last_ids: list[str] | None = None
+        self.last_num_requests = 0
+        self.quiet_until = 0.0
+        self._send_at = 0.0
+        self._num_sends = 0
         self._has_news = False
+        self._empty_steps: set[int] = set()
+        """Recorded steps without tokens whose output is still to come, by the id() of their SchedulerOutput."""
         self._reasons: dict[Any, str] = {}
         """Why a request ended, by its final status: vLLM takes a while to say it."""
-        self.in_schedule = self.in_update = False
+        self.in_update = self.in_reset = False
         self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
+            self._created = setup.created
             self._token_ids = setup.settings.token_ids
-            self._num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
+            self.num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
             self._group = setup.kv_cache_group
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
-            self._messages.append(setup)
+            self.messages.append(setup)
             self.writer = WriterProcess()
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
-            self._stop(problem)
+            self.stop(problem)
 
     # -- what happens to requests ----------------------------------------------------------------------------
 
     @_never_raises
     def request_added(self, request: Any) -> None:
         """A request has joined the waiting queue."""
-        self._has_news = True
-        self._messages.append(
+        self._tell_even_of_nothing()
+        self.messages.append(
             Arrival(
                 request.request_id,
                 request.num_prompt_tokens,
                 request.max_tokens,
                 request.priority,
-                request.arrival_time - self._wall_start,
+                request.arrival_time - self._created,
                 request.arrival_time,
                 request.prompt_token_ids or [] if self._token_ids else [],
             )
@@ -114,121 +120,117 @@ class SchedulerRecorder:
         status = request.status
         if status not in self._reasons:
             self._reasons[status] = str(request.get_finished_reason())
-        self._messages.append(End(request.request_id, self._reasons[status], self.in_update))
-        if not self.in_update:  # else the record of a step that was scheduled already tells it
-            self._has_news = True
+        self.messages.append(End(request.request_id, self._reasons[status], self.in_update))
+        if self.in_update:
+            self.quiet_until = 0.0  # it may have been the last one
+        else:  # no record of a step that was scheduled already tells it
+            self._tell_even_of_nothing()
 
     @_never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[self._group]
-        reason = "the KV blocks ran out" if self.in_schedule else "the prefix cache was reset"
-        self._has_news = True
-        self._messages.append(Preemption(request.request_id, blocks, reason))
+        reason = "the prefix cache was reset" if self.in_reset else "the KV blocks ran out"
+        self._tell_even_of_nothing()
+        self.messages.append(Preemption(request.request_id, blocks, reason))
+
+    def _tell_even_of_nothing(self) -> None:
+        """The next step is recorded even if nothing is scheduled in it."""
+        self._has_news, self.last_ids = True, None
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    def scheduled(self, output: Any, started: float) -> None:
-        """A step was scheduled just now.
+    @_never_raises
+    def scheduled(self, output: Any, started: float, ended: float) -> None:
+        """A step was scheduled.
 
         Args:
             output: The SchedulerOutput.
             started: When ``schedule`` was called, by ``time.perf_counter``.
+            ended: When it returned.
         """
-        ended = perf_counter()
-        if self.writer is None:  # it may have stopped during the step
-            return
-        try:
-            num_scheduled_tokens = output.num_scheduled_tokens
-            if not num_scheduled_tokens and not self._has_news:
+        if not output.num_scheduled_tokens:
+            if not self._has_news:
                 return  # an engine that waits for something asks again and again
-            self._has_news = False
-            cached, step = output.scheduled_cached_reqs, self._num_steps
-            request_ids, num_tokens = cached.req_ids, output.total_num_scheduled_tokens
-            if output.scheduled_new_reqs or cached.resumed_req_ids:
-                admissions, num_computed_tokens, new_block_ids = self._admissions(output.scheduled_new_reqs, cached)
-                is_like_last = False
-            else:
-                admissions, num_computed_tokens, new_block_ids = (), cached.num_computed_tokens, cached.new_block_ids
-                # A token each, then and now, in the same order.
-                is_like_last = num_tokens == self._last_num_tokens == len(request_ids) and request_ids == self._last_ids
-            if not is_like_last:
-                self._last_ids, self._last_num_tokens = request_ids.copy(), num_tokens
-            message = Schedule(
-                step,
-                started - self._start,
-                ended - started,
-                None if is_like_last else num_scheduled_tokens,
-                admissions,
-                num_computed_tokens,
-                new_block_ids,
-                self._num_free_blocks(),
-            )
-            if step % QUEUE_STEPS == QUEUE_STEPS - 1:
-                message.running, message.waiting = self._queues()
-            # Encoded at once: the workers may be of this process, and add to these very lists.
-            messages = self._messages
-            messages.append(message)
-            self._packet.add(messages)
-            messages.clear()
-            self._in_flight[id(output)] = step
-            self._num_steps = step + 1
-        except Exception as problem:
-            self._stop(problem)
+            self._empty_steps.add(id(output))
+        message = self._schedule(output, started, ended)
+        self._has_news = False
+        self.messages.append(message)
+        # Encoded at once: workers may be of this process, and add to the very block tables that admissions hold.
+        self._packet.add(self.messages)
+        self.messages.clear()
+        self.last_ids, self.last_num_requests = message.request_ids or None, len(message.request_ids)
 
-    def _admissions(self, new_requests: list[Any], cached: Any) -> tuple[list[Admission], list[int], list[Any]]:
-        """Who was admitted, and the progress and new blocks of the others."""
-        group, requests = self._group, self._scheduler.requests
+    def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
+        """The message of any step."""
+        group, requests, cached = self._group, self._scheduler.requests, output.scheduled_cached_reqs
         admissions = [
             Admission(new.req_id, new.num_computed_tokens, requests[new.req_id].num_tokens, new.block_ids[group])
-            for new in new_requests
+            for new in output.scheduled_new_reqs
         ]
-        num_computed_tokens, new_block_ids = [], []
-        for request_id, start, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
-            if request_id in cached.resumed_req_ids:
-                admissions.append(Admission(request_id, start, requests[request_id].num_tokens, blocks[group]))
-            else:
-                num_computed_tokens.append(start)
-                new_block_ids.append(blocks)
-        return admissions, num_computed_tokens, new_block_ids
+        num_computed_tokens, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
+        if cached.resumed_req_ids:
+            num_computed_tokens, new_block_ids = [], []
+            for request_id, start, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
+                if request_id in cached.resumed_req_ids:
+                    admissions.append(Admission(request_id, start, requests[request_id].num_tokens, blocks[group]))
+                else:
+                    num_computed_tokens.append(start)
+                    new_block_ids.append(blocks)
+        message = Schedule(
+            id(output),
+            started,
+            ended,
+            self.num_free_blocks(),
+            list(output.num_scheduled_tokens),
+            num_computed_tokens,
+            new_block_ids,
+            list(output.num_scheduled_tokens.values()),
+            admissions,
+        )
+        if self._num_sends >= QUEUE_SENDS:
+            self._num_sends = 0
+            message.running, message.waiting = self._queues()
+        return message
 
     def _queues(self) -> tuple[list[str], list[str]]:
         scheduler = self._scheduler
         waiting = [*getattr(scheduler, "kv_holding_waiting", ()), *scheduler.waiting]
         return [request.request_id for request in scheduler.running], [request.request_id for request in waiting]
 
-    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float) -> None:
-        """The output of a step was processed just now.
+    @_never_raises
+    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
+        """The output of a step was processed.
 
         Args:
-            scheduler_output: What ``scheduled`` was given for the step.
+            scheduler_output: The SchedulerOutput of the step.
             model_runner_output: The ModelRunnerOutput.
             started: When ``update_from_output`` was called, by ``time.perf_counter``.
+            ended: When it returned.
         """
-        ended = perf_counter()
-        if self.writer is None:
-            return
-        try:
-            step = self._in_flight.pop(id(scheduler_output), None)
-            if step is None:
+        if not scheduler_output.total_num_scheduled_tokens:
+            if id(scheduler_output) not in self._empty_steps:
                 return
-            message = Update(step, started - self._start, ended - started, self._num_free_blocks())
-            if self._has_tokens:
-                message.request_ids = model_runner_output.req_ids
-                # Cut where a request has ended: the engine does it in these very lists.
-                given = model_runner_output.sampled_token_ids
-                message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
-            self._messages.append(message)
-            if ended - self._sent_at > SEND_SECONDS or not self._scheduler.running:
-                self._sent_at = ended
-                self._send()
-        except Exception as problem:
-            self._stop(problem)
+            self._empty_steps.remove(id(scheduler_output))
+        message = Update(id(scheduler_output), started, ended, self.num_free_blocks())
+        if self._has_tokens:
+            message.request_ids = model_runner_output.req_ids
+            # Cut where a request has ended: the engine does it in these very lists.
+            given = model_runner_output.sampled_token_ids
+            message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
+        self.messages.append(message)
+        if ended > self._send_at or not self._scheduler.running:
+            self._send_at = ended + SEND_SECONDS
+            self._send()
+        self.quiet_until = 0.0 if self._has_tokens else self._send_at
 
     def _send(self) -> None:
-        self._packet.add(self._messages)
-        self._messages.clear()
+        self._packet.add(self.messages)
+        self.messages.clear()
         self.writer.send(self._packet.take())
+        self._num_sends += 1
+        if self._num_sends >= QUEUE_SENDS:
+            self.last_ids = None  # the next step tells the queues
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -236,17 +238,23 @@ class SchedulerRecorder:
     def close(self) -> None:
         """End the recording: everything is in the files when this returns."""
         self._send()
-        writer, self.writer = self.writer, None
+        writer = self._let_go()
         try:
             writer.close()
-            self._log.info("recorded %d steps", self._num_steps)
+            self._log.info("the recording is complete")
         except Exception as problem:
             self._log.warning("the recording could not be ended in order: %s", problem)
 
-    def _stop(self, problem: Exception) -> None:
-        """Give up, and say so once."""
+    def _let_go(self) -> WriterProcess | None:
+        """Take the writer away; without it every message ends in a method, which does nothing then."""
         writer, self.writer = self.writer, None
-        self._messages = []
+        self.messages.clear()
+        self.last_ids, self.quiet_until = None, 0.0
+        return writer
+
+    def stop(self, problem: Exception) -> None:
+        """Give up, and say so once."""
+        writer = self._let_go()
         reason = str(problem) or type(problem).__name__
         self._log.warning("nothing is recorded any more: %s. The server goes on without a recording.", reason)
         if writer is not None:
