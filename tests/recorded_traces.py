@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from workbench.trace import StepRecord, Trace
 
 # Times are the engine's own; reasons are the scheduler's thoughts, which a recorder does not know.
@@ -48,3 +50,16 @@ def tokens_of(trace: Trace) -> dict[str, list[int]]:
             if chunk.sampled is not None:
                 tokens.setdefault(chunk.request_id, []).append(chunk.sampled)
     return tokens
+
+
+def without_tokens(trace: Trace) -> list[StepRecord]:
+    """The records as they are when token ids are not recorded, without their times."""
+    return [
+        structs.replace(
+            record,
+            time=0.0,
+            timings={},
+            chunks=tuple(structs.replace(chunk, sampled=chunk.sampled and 0) for chunk in record.chunks),
+        )
+        for record in trace
+    ]

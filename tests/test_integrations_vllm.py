@@ -15,8 +15,7 @@ import pytest
 import vllm_double
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
-from recorded_traces import assert_pool_fits, assert_same, tokens_of
+from recorded_traces import assert_pool_fits, assert_same, tokens_of, without_tokens
 from vllm_double import AsyncVllmSchedulerDouble, RequestDouble, VllmSchedulerDouble, vllm_config
 
 from workbench.engine.simulate import simulate
@@ -250,18 +249,7 @@ def test_without_token_ids_everything_else_is_the_same_and_takes_the_shorter_way
     assert 0 < calls.count("scheduled") < len(without) and 0 < calls.count("updated") < len(without)
     assert tokens_of(without) != tokens_of(with_tokens)
 
-    def untimed(trace: Trace) -> list[StepRecord]:
-        return [
-            structs.replace(
-                record,
-                time=0.0,
-                timings={},
-                chunks=tuple(structs.replace(c, sampled=c.sampled and 0) for c in record.chunks),
-            )
-            for record in trace
-        ]
-
-    assert untimed(without) == untimed(with_tokens)
+    assert without_tokens(without) == without_tokens(with_tokens)
 
 
 def test_queues_that_are_sent_equal_those_that_are_followed(in_process, monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 
 import pytest
 
@@ -11,7 +12,7 @@ if importlib.util.find_spec("vllm") is None:
 from pathlib import Path
 
 from real_vllm import drive, make_scheduler
-from recorded_traces import assert_pool_fits, assert_same, tokens_of
+from recorded_traces import assert_pool_fits, assert_same, tokens_of, without_tokens
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from workbench.engine.simulate import simulate
@@ -34,7 +35,7 @@ def record(workload: Path, name: str, tmp_path: Path, depth: int) -> Trace:
     assert scheduler.recorder.writer is not None
     drive(scheduler, config, arrivals, depth=depth)
     scheduler.shutdown()
-    (path,) = (tmp_path / "traces").iterdir()
+    (path,) = Path(os.environ["WORKBENCH_TRACE_DIR"]).iterdir()
     return Trace.load(path)
 
 
@@ -55,6 +56,18 @@ def test_an_asynchronous_recording_fits_together(name, workload, tmp_path):
     assert_pool_fits(trace)
     if "abort" not in workload.stem:  # an abort finds another number of tokens in flight
         assert tokens_of(trace) == tokens_of(simulate(workload))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_without_token_ids_everything_else_is_the_same(depth, workload, tmp_path, monkeypatch):
+    """Without them most steps take a shorter way through the recorder."""
+    with_tokens = record(workload, "RecordingScheduler", tmp_path, depth)
+    monkeypatch.setenv("WORKBENCH_TRACE_DIR", str(tmp_path / "other traces"))
+    monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "0")
+    without = record(workload, "RecordingScheduler", tmp_path, depth)
+    assert all(set(tokens) == {0} for tokens in tokens_of(without).values())
+    assert without_tokens(without) == without_tokens(with_tokens)
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "0"])
