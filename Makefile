@@ -36,7 +36,7 @@ docs: .venv/.installed-all
 	@touch $@ .venv/.installed-base
 
 # vLLM's own scheduler on the CPU, without a model. Not part of `make test`: its environment takes 6 GB.
-VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=.:tests/with_vllm .venv-vllm/bin/python
+VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .venv-vllm/bin/python
 
 test-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
@@ -45,7 +45,7 @@ record-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) tests/with_vllm/record.py
 
 measure-vllm: .venv-vllm/.installed
-	$(VLLM_PYTHON) tests/with_vllm/measure_cost.py
+	PYTHONPATH=.:benchmarks:tests/with_vllm VLLM_LOGGING_LEVEL=ERROR .venv-vllm/bin/python benchmarks/bench_vllm_recording.py $(ARGS)
 
 .venv-vllm/.installed: tests/with_vllm/requirements.txt
 	@echo "installing vLLM into .venv-vllm (about five minutes and 6 GB, once)"

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("inference-workbench", "mlx", "mlx-lm", "numpy", "numba", "msgspec", "scipy-openblas32", "panel", "bokeh")
+PACKAGES = (
+    "inference-workbench",
+    "mlx",
+    "mlx-lm",
+    "numpy",
+    "numba",
+    "msgspec",
+    "scipy-openblas32",
+    "panel",
+    "bokeh",
+    "vllm",
+)
 
 
 def machine() -> dict[str, Any]:

@@ -6,12 +6,12 @@ The same workload runs through vLLM's Scheduler and through RecordingScheduler i
 each ended one replaced by another, so that a step holds decodes, a prefill now and then, admissions and ends. Log
 statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread.
 
-Every turn of a process takes the same steps, and of each step the fastest turn counts, so that what other programs do
-does not show. Where a process happens to keep its objects is worth as much as a recording: the figure is the median of
-many processes, forked from one that has imported vLLM, each with its memory shuffled. Messages are sent in the same
-steps of every turn, as often as with a model whose step takes 5 ms. The line "again" compares vLLM's scheduler with
-itself: the difference it shows is the error of the others. On a machine that others share, take the figures of a run in
-which the processes of one kind agree.
+Many processes with each scheduler are forked from one that has imported vLLM, each with its memory shuffled, and take
+the same steps several times. Of each step the fastest time counts, "floor": neither other programs nor the place where
+a process happens to keep its objects are to show, and both are worth more than a recording. (The median process is
+printed as well: on a machine that others share it shows them.) Messages are sent in the same steps of every turn, as
+often as with a model whose step takes 5 ms. "Again" compares vLLM's scheduler with itself: the difference it shows is
+the error of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import statistics
@@ -29,6 +30,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from _common import RESULTS, save
 from real_vllm import FakeModel, make_request, make_scheduler
 
 from workbench.engine.config import EngineConfig, SamplingParams
@@ -43,13 +45,15 @@ PAIRS = (
     ),
 )
 
+ARMS = ("vllm", "again", "recorded")
+
 BLOCK_STEPS = 100
 """Steps that a process takes at a time."""
 
 SETTLE_SECONDS = 2.5
 """Time that the writers' processes are given to start."""
 
-PRELOAD = ["measure_cost", "vllm.v1.core.sched.async_scheduler", "workbench.integrations.vllm"]
+PRELOAD = ["bench_vllm_recording", "vllm.v1.core.sched.async_scheduler", "workbench.integrations.vllm"]
 """Modules that are imported before processes are forked."""
 
 SEND_STEPS = round(SEND_SECONDS / 0.005)
@@ -129,11 +133,11 @@ def end(run: Run | None) -> None:
         recorder.writer.close(wait=False)
 
 
-def process_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[list[float]]:
+def step_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[list[list[float]]]:
     """CPU seconds of the same steps in each process of each class; those of a round take some steps each in turns."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    seconds: list[list[float]] = [[] for _ in classes]
+    seconds: list[list[list[float]]] = [[] for _ in classes]
     for number in range(options.processes):
         processes, best = [], [[float("inf")] * options.steps for _ in classes]
         for kind, (module, name) in enumerate(classes):
@@ -154,10 +158,10 @@ def process_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any)
                     pipe.send(BLOCK_STEPS)
                     for step, spent in enumerate(pipe.recv(), start=first):
                         times[step] = min(times[step], spent)
-        for (process, pipe), times, sums in zip(processes, best, seconds, strict=True):
+        for (process, pipe), times, of_class in zip(processes, best, seconds, strict=True):
             pipe.send(None)
             process.join()
-            sums.append(sum(times))
+            of_class.append(times)
     return seconds
 
 
@@ -165,26 +169,34 @@ def main() -> None:
     """Print what a step costs without a recording, and what the recording adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", type=int, nargs="+", default=[16, 64, 256], help="requests at once")
-    parser.add_argument("--steps", type=int, default=400, help=f"steps measured, a multiple of {BLOCK_STEPS}")
-    parser.add_argument("--processes", type=int, default=16, help="processes with each scheduler")
-    parser.add_argument("--turns", type=int, default=4, help="times that each of them takes each step")
+    parser.add_argument("--steps", type=int, default=300, help=f"steps measured, a multiple of {BLOCK_STEPS}")
+    parser.add_argument("--processes", type=int, default=12, help="processes with each scheduler")
+    parser.add_argument("--turns", type=int, default=3, help="times that each of them takes each step")
     options = parser.parse_args()
+    path = RESULTS / "vllm_recording.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}  # rows that are not measured now stay
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WORKBENCH_TRACE_DIR"] = folder
         for base, recorded in PAIRS:
             for num_seqs in options.seqs:
-                seconds = process_seconds([base, base, recorded], num_seqs, options)
-                plain, *others = [statistics.median(sums) for sums in seconds]
-                fastest, *other_fastest = [min(sums) for sums in seconds]
-                print(f"{base[1]}, {num_seqs} requests: {1e6 * plain / options.steps:.1f} us a step")
-                for name, median, least in zip(("again", "recorded"), others, other_fastest, strict=True):
-                    print(
-                        f"  {name:10} {1e6 * (median - plain) / options.steps:+7.1f} us {median / plain - 1:+7.2%}"
-                        f"   fastest processes {least / fastest - 1:+7.2%}",
-                        flush=True,
-                    )
-                spread = statistics.quantiles([sums / plain - 1 for sums in seconds[0]], n=4)
-                print(f"  half of the processes without a recording lie between {spread[0]:+.1%} and {spread[2]:+.1%}")
+                seconds = step_seconds([base, base, recorded], num_seqs, options)
+                arms = {name: summary(of_class) for name, of_class in zip(ARMS, seconds, strict=True)}
+                sizes = {name: getattr(options, name) for name in ("steps", "processes", "turns")}
+                rows[f"{base[1]}, {num_seqs} requests"] = {**sizes, "us_per_step": arms}
+                print(f"{base[1]}, {num_seqs} requests: {arms['vllm']['floor']:.1f} us a step")
+                for name in ARMS[1:]:
+                    ratios = (f"{key} {arms[name][key] / arms['vllm'][key] - 1:+.2%}" for key in arms[name])
+                    print(f"  {name:9}", ", ".join(ratios), flush=True)
+    save("vllm_recording", {"rows": rows})
+
+
+def summary(processes: list[list[float]]) -> dict[str, float]:
+    """CPU microseconds of a step: each step's fastest, and those of the median process."""
+    scale = 1e6 / len(processes[0])
+    return {
+        "floor": scale * sum(map(min, zip(*processes))),
+        "median": scale * statistics.median(sum(times) for times in processes),
+    }
 
 
 if __name__ == "__main__":
