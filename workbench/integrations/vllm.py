@@ -48,6 +48,7 @@ class RecordsSteps:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # Bound once: super() would look for them in every step.
         self._unrecorded_schedule = super().schedule
         self._unrecorded_update = super().update_from_output
         self.recorder = SchedulerRecorder(self, functools.partial(describe_vllm, self), log)
