@@ -147,8 +147,13 @@ def test_what_workers_change_later_is_not_what_was_scheduled(in_process, monkeyp
     """Steps that schedule what the one before did say so in place of it: also when a worker wrote into that."""
     run_model = vllm_double.run_model
 
+    given = []
+
     def write_into_the_output(scheduler, output):
+        for tokens in given:
+            tokens[:] = [0] * len(tokens)
         made = run_model(scheduler, output)
+        given[:] = made.sampled_token_ids
         for request_id in output.num_scheduled_tokens:
             output.num_scheduled_tokens[request_id] += 1
         for new in output.scheduled_new_reqs:

@@ -57,7 +57,7 @@ class SchedulerRecorder:
 
     Attributes:
         writer: The writer's process; None when nothing is recorded, or not any more.
-        messages: What was not sent yet, in order.
+        messages: What was not encoded yet, in order.
         last_ids: The requests of the last step, in order (a copy); None when the next step needs more than a message.
         last_num_requests: Their number.
         quiet_until: Until then (``time.perf_counter``) an Update needs no more than a message.
@@ -156,9 +156,7 @@ class SchedulerRecorder:
         message = self._schedule(output, started, ended)
         self._has_news = False
         self.messages.append(message)
-        # Encoded at once: workers may be of this process, and add to the very block tables that admissions hold.
-        self._packet.add(self.messages)
-        self.messages.clear()
+        self._encode()  # workers may be of this process, and add to the very block tables that admissions hold
         self.last_ids, self.last_num_requests = message.request_ids or None, len(message.request_ids)
 
     def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
@@ -219,14 +217,19 @@ class SchedulerRecorder:
             given = model_runner_output.sampled_token_ids
             message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
         self.messages.append(message)
+        self._encode()  # the lists of tokens go on to whoever asked for them
         if ended > self._send_at or not self._scheduler.running:
             self._send_at = ended + SEND_SECONDS
             self._send()
         self.quiet_until = 0.0 if self._has_tokens else self._send_at
 
-    def _send(self) -> None:
+    def _encode(self) -> None:
+        """Fix what the messages say: the lists that they hold are others'."""
         self._packet.add(self.messages)
         self.messages.clear()
+
+    def _send(self) -> None:
+        self._encode()
         self.writer.send(self._packet.take())
         self._num_sends += 1
         if self._num_sends >= QUEUE_SENDS:
