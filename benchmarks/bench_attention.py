@@ -1,7 +1,7 @@
-"""Paged attention on a CPU: the cpu backend against the gather backend, and SwiGLU against MLX's.
+"""Paged attention on a CPU: the cpu backend against the gather backend, and the compiled SwiGLU against MLX's.
 
-One layer of SmolLM2-135M (9 query heads, 3 KV heads, head_dim 64, blocks of 16 tokens, float32), keys and values
-written and read. The arms are interleaved and measured in CPU time of the process.
+One layer of SmolLM2-135M (9 query heads, 3 KV heads, head_dim 64, blocks of 16 tokens, float32), with
+keys and values written and read. The arms are interleaved and measured in CPU time of the process.
 
     python benchmarks/bench_attention.py [--repeats N]
 """
@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import workbench  # isort: skip (puts the BLAS in place before MLX is imported)
+import workbench  # isort: skip (installs the BLAS before MLX is imported)
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from _common import save, summarise
 
-from workbench.attention import AttentionMetadata, get_backend
-from workbench.attention.cpu_ops import swiglu
+from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
+from workbench.attention.cpu.ops import swiglu
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 DECODES = [(1, int(length)) for length in np.random.default_rng(0).integers(300, 1501, 24)]
@@ -41,7 +41,7 @@ BATCHES = {
 
 
 def make_batch(sequences: list[tuple[int, int]]) -> tuple[list[mx.array], AttentionMetadata]:
-    """q, k, v and caches with blocks in random order, and the metadata, for (query rows, context) pairs."""
+    """q, k, v, caches with blocks in random order, and metadata for (query rows, context) pairs."""
     rng = np.random.default_rng(1)
     query_lens, seqused_k = np.array(sequences, np.int32).T
     num_blocks = -(-seqused_k // BLOCK_SIZE)
@@ -63,7 +63,7 @@ def make_batch(sequences: list[tuple[int, int]]) -> tuple[list[mx.array], Attent
 
 
 def measure(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """CPU milliseconds of each arm; the first round is thrown away."""
+    """CPU milliseconds of each arm; the first round is discarded."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(repeats + 1):
         for name, arm in arms.items():
@@ -74,17 +74,17 @@ def measure(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[
 
 
 def gflop(sequences: list[tuple[int, int]]) -> float:
-    """Useful multiply-adds of a batch, times two: what the mask allows and nothing else."""
+    """FLOP of a batch: twice the multiply-adds of the pairs that the mask allows."""
     pairs = sum(rows * context - rows * (rows - 1) // 2 for rows, context in sequences)
     return pairs * NUM_HEADS * HEAD_DIM * 4 / 1e9
 
 
 def bench_batch(sequences: list[tuple[int, int]], repeats: int) -> dict[str, Any]:
-    """Both backends on one batch."""
+    """Measure both backends on one batch."""
     arrays, metadata = make_batch(sequences)
 
     def run(backend: str) -> mx.array:
-        return get_backend(backend).write_and_attend(*arrays, metadata, softmax_scale=HEAD_DIM**-0.5)
+        return get_backend(backend).write_and_attend(*arrays, metadata, AttentionOptions(HEAD_DIM**-0.5))
 
     times = measure({backend: partial(run, backend) for backend in ("gather", "cpu")}, repeats)
     summaries = {backend: summarise(values) for backend, values in times.items()}
@@ -100,7 +100,7 @@ def bench_batch(sequences: list[tuple[int, int]], repeats: int) -> dict[str, Any
 
 
 def bench_attention(repeats: int) -> dict[str, Any]:
-    """Both backends on every batch."""
+    """Measure both backends on every batch."""
     results = {}
     for name, sequences in BATCHES.items():
         results[name] = bench_batch(sequences, repeats)
@@ -110,7 +110,7 @@ def bench_attention(repeats: int) -> dict[str, Any]:
 
 
 def bench_swiglu(repeats: int) -> dict[str, Any]:
-    """A prompt chunk's and a decode batch's worth of SwiGLU, and the error of both against float64."""
+    """Measure SwiGLU on the rows of a prompt chunk and of a decode batch, and its error against float64."""
     results = {}
     for rows in (512, 16):
         rng = np.random.default_rng(rows)
@@ -132,7 +132,7 @@ def bench_swiglu(repeats: int) -> dict[str, Any]:
 
 
 def bench_compilation() -> dict[str, float]:
-    """CPU seconds until the kernel can run: compiled, and loaded from the disk cache."""
+    """CPU seconds until the kernel is ready: when compiled, and when loaded from the disk cache."""
     program = (
         "import time; import workbench; import mlx.core as mx, numpy as np\n"
         "from workbench.attention import paged_varlen_attention\n"

@@ -1,8 +1,8 @@
-"""The token budget's trade-off: small chunks keep tokens flowing, large ones read the weights less often.
+"""The trade-off of the token budget: small chunks keep tokens flowing, large ones read the weights less often.
 
 The same requests under budgets of 32, 128 and 512 tokens a step. A decode that shares its step with a prompt chunk
-waits for the whole chunk, so inter-token latency grows with the budget while throughput does too. Each run is a
-process of its own, budgets take turns, and medians are saved after every repeat to
+waits for the whole chunk, so both the inter-token latency and the throughput grow with the budget. Each run is a
+separate process, the budgets are interleaved, and medians are saved after every repeat to
 benchmarks/results/chunk_size[_small].json.
 
     python benchmarks/bench_chunk_size.py --small        # 12 requests of 256 in, 32 out: about 8 minutes on two cores

@@ -1,8 +1,8 @@
-"""A cost model fitted to SmolLM2 on this machine: its error on steps it has not seen, and on another run as a whole.
+"""A cost model fitted to SmolLM2 on this machine: its error on held-out steps, and on another run as a whole.
 
 One run is recorded and fitted; a second run with other prompts is then simulated from its arrivals alone, and the
-simulated duration is compared with the measured one. Both are done for wall-clock time, which on a busy machine is
-mostly what others do, and for the CPU time of each step, which is what the model is about.
+simulated duration is compared with the measured one. Both are done for wall-clock time, which on a busy machine
+mostly measures other programs, and for the CPU time of each step, which the model describes.
 
     python benchmarks/bench_cost_model.py
 """
@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import save
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
-from workbench.engine.cost_model import CostModel
-from workbench.engine.simulate import simulate_requests
-from workbench.engine.workload import Arrival
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.cost_model import CostModel
+from workbench.simulation.simulate import simulate_requests
 
 CONFIG = EngineConfig(max_num_batched_tokens=128, max_num_seqs=12, num_blocks=512, enable_prefix_caching=False)
 NUM_REQUESTS = 20
@@ -56,7 +56,7 @@ def record(seed: int) -> tuple[Trace, list[float]]:
 
 
 def with_durations(trace: Trace, durations: list[float]) -> Trace:
-    """The trace with other durations of its steps."""
+    """The trace with different step durations."""
     copy = Trace(trace.meta)
     for info in trace.requests.values():
         copy.add_request(info)
@@ -66,7 +66,7 @@ def with_durations(trace: Trace, durations: list[float]) -> Trace:
 
 
 def simulated_seconds(trace: Trace, model: CostModel) -> float:
-    """Duration of the same arrivals in a simulation under the model."""
+    """Duration of a simulation of the same arrivals with the model."""
     arrivals = [
         Arrival(
             info.request_id,
@@ -80,7 +80,7 @@ def simulated_seconds(trace: Trace, model: CostModel) -> float:
 
 
 def measure(fitted: Trace, other: Trace) -> dict[str, Any]:
-    """Fit one trace, tell the error on its held-out steps and on the other as a whole."""
+    """Fit one trace, and report the error on its held-out steps and on the other trace as a whole."""
     model, report = CostModel.fit(fitted)
     measured = sum(sum(step.timings.values()) for step in other)
     simulated = simulated_seconds(other, model)

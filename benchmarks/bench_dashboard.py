@@ -1,11 +1,11 @@
-"""What the dashboard costs: browser time and bytes per update, frames per second, engine throughput, opening time.
+"""The cost of the dashboard: browser time and bytes per update, frames per second, engine throughput, opening time.
 
     python benchmarks/bench_dashboard.py [--skip-engine] [--save]
 
-The browser is headless Chromium without a GPU, so every pixel is drawn by the CPU; a desktop browser has it easier.
-Browser time is ``TaskDuration`` of the DevTools protocol (CPU time of the main thread: script, style, layout, paint),
-bytes are the websocket frames received. Frames per second are measured on an empty page too, in the same seconds' load:
-that is the most this browser gives here, and the share of it is what the dashboard leaves.
+The browser is headless Chromium without a GPU, so the CPU draws every pixel; a desktop browser has less work.
+Browser time is ``TaskDuration`` of the DevTools protocol (CPU time of the main thread: script, style, layout, paint).
+Bytes are the websocket frames received. Frames per second are also measured on an empty page under the same load: this
+is the browser's maximum on this machine, and the dashboard's frames are reported as a share of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UPDATES_PER_SECOND = 10
 
 
 class PacedController:
-    """Appends the steps of a recorded trace at a fixed rate: the load without the engine."""
+    """Append the steps of a recorded trace at a fixed rate: the load without the engine."""
 
     name = "paced"
 
@@ -46,7 +46,7 @@ class PacedController:
         self.trace.append(self.recorded[len(self.trace)])
 
     def start(self) -> None:
-        """Not used: the benchmark paces the steps."""
+        """Do nothing: the benchmark paces the steps."""
 
     pause = step = start
 
@@ -65,11 +65,11 @@ def wait_for_steps(page: Page, steps: int) -> None:
 
 
 class MainThread:
-    """CPU seconds of the page's main thread, by the DevTools protocol."""
+    """CPU seconds of the page's main thread, from the DevTools protocol."""
 
     def __init__(self, page: Page) -> None:
         self._session = page.context.new_cdp_session(page)
-        # CPU time of the thread: wall time would count what other processes of this machine do.
+        # CPU time of the thread: wall time would include other processes of this machine.
         self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     def seconds(self) -> float:
@@ -81,7 +81,7 @@ COUNT_FRAMES = "() => { window.frames_ = 0; (function count() { window.frames_++
 
 
 def empty_page_frames_per_second(browser: Any, seconds: float) -> float:
-    """The control: what an empty page gets."""
+    """The control: frames per second of an empty page."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.evaluate(COUNT_FRAMES)
     frames, started = page.evaluate("window.frames_"), time.perf_counter()
@@ -92,7 +92,7 @@ def empty_page_frames_per_second(browser: Any, seconds: float) -> float:
 
 
 def live_updates(browser: Any, seconds: float) -> dict[str, float]:
-    """Ten updates a second of one step each, 64 requests and 16,384 blocks."""
+    """Measure ten updates of one step each per second, with 64 requests and 16,384 blocks."""
     rng = random.Random(0)
     requests = [
         {"id": f"r{i}", "prompt": {"len": rng.randint(100, 3000)}, "max_tokens": 2000, "arrival_step": i // 2}
@@ -156,7 +156,7 @@ MOVE_CURSOR = """async ([root, step]) => {
 
 
 def opening(browser: Any) -> dict[str, float]:
-    """A trace of 20,000 steps as a page: until its first picture, and for one move of the cursor."""
+    """Measure a page with 20,000 steps: the time to its first picture, and the time of a cursor move."""
     rng = random.Random(1)
     requests = [
         {
@@ -188,7 +188,7 @@ def opening(browser: Any) -> dict[str, float]:
     main_thread, root = MainThread(page), page.locator(".wb-root").first.element_handle()
 
     def cursor_moves(steps: Any) -> list[float]:
-        """Milliseconds of the main thread for each move and the frame it brings, in ascending order."""
+        """Milliseconds of the main thread for each cursor move and its frame, in ascending order."""
         costs = []
         for step in steps:
             before = main_thread.seconds()
@@ -213,10 +213,10 @@ def opening(browser: Any) -> dict[str, float]:
 
 
 def engine_throughput(browser: Any, pairs: int) -> dict[str, Any]:
-    """SmolLM2 on the same requests with the dashboard open and without, in turn.
+    """Serve the same requests with SmolLM2, alternately with and without an open dashboard.
 
-    The ratio of CPU time of the engine's process (engine, server and packets together, not the browser) is what the
-    dashboard takes from the engine; wall time also holds what the browser and everybody else on the machine took.
+    The ratio of the CPU times of the engine's process (engine, server and packets, without the browser) is the cost of
+    the dashboard for the engine. Wall time also includes the browser and all other programs on the machine.
     """
     from workbench import Engine, EngineConfig
 

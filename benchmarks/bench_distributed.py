@@ -1,12 +1,12 @@
-"""What several ranks cost on this machine's loopback: sums over the ranks, telling them a step, and steps of SmolLM2.
+"""The cost of several ranks on this machine's loopback: sums over the ranks, sending a step, and steps of SmolLM2.
 
 - one ``all_sum`` of hidden states, by number of tokens (MLX's ring);
-- one packed batch to every rank and an answer from each, over the link and by ``all_sum``;
+- one packed batch sent to every rank with an answer from each, over the link and by ``all_sum``;
 - waiting, in a sum and on the link;
 - steps of SmolLM2 on one rank and on three: wall time, processor time of all ranks, sums and bytes per step.
 
-Ranks that share processors wait for each other's time slices (MLX's ring spins), so the numbers of three ranks on a
-machine of two cores say how a step is made up, not how fast three machines are.
+Ranks that share processors wait for each other's time slices (MLX's ring spins). The numbers of three ranks on a
+machine with two cores therefore show the composition of a step, not the speed of three machines.
 
     python benchmarks/bench_distributed.py
 """
@@ -50,7 +50,7 @@ def milliseconds(work: Any, repeats: int, warm: int = 5) -> dict[str, float]:
 
 
 def measure_messages(repeats: int) -> dict[str, Any]:
-    """Sums and messages, on every rank; rank 0's times are returned."""
+    """Measure sums and messages on every rank; return rank 0's times."""
     import mlx.core as mx
     import numpy as np
 
@@ -97,7 +97,7 @@ def measure_messages(repeats: int) -> dict[str, Any]:
 
 
 def measure_waiting(link: Link, add_up: Callable[[mx.array], None]) -> dict[str, float]:
-    """What it costs rank 1 that rank 0 has nothing to say, in a sum and on the link."""
+    """Processor time of rank 1 while it waits for an idle rank 0, in a sum and on the link."""
     import mlx.core as mx
 
     from workbench.distributed.link import Kind
@@ -124,7 +124,7 @@ def measure_waiting(link: Link, add_up: Callable[[mx.array], None]) -> dict[str,
 
 
 def measure_steps(repeats: int) -> dict[str, Any]:
-    """Steps of SmolLM2 on all ranks; rank 0's times are returned."""
+    """Measure steps of SmolLM2 on all ranks; return rank 0's times."""
     import mlx.core as mx
 
     from workbench import EngineConfig, SamplingParams
@@ -171,7 +171,7 @@ MEASURES = {"messages": measure_messages, "steps": measure_steps}
 
 
 def launch(what: str, size: int, repeats: int) -> dict[str, Any]:
-    """Run a measure on ``size`` ranks and return what rank 0 found."""
+    """Run a measurement on ``size`` ranks and return the result of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         out, hosts = Path(folder) / "out.json", Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(size)]) if size > 1 else "")
@@ -189,7 +189,7 @@ def launch(what: str, size: int, repeats: int) -> dict[str, Any]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports below those that outgoing connections are given."""
+    """Free ports below the range of outgoing connections."""
     free: list[int] = []
     for port in range(FIRST_PORT, 32_000):
         try:
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
-        import workbench  # noqa: F401  (before MLX: it puts the BLAS in place)
+        import workbench  # noqa: F401  (before MLX: it installs the BLAS)
 
         if found := MEASURES[options.rank_of](options.repeats):
             options.out.write_text(json.dumps(found))

@@ -1,7 +1,7 @@
 """SmolLM2 on a CPU: Workbench against mlx-lm's batch_generate, with and without a real BLAS, and llama.cpp.
 
-16 requests, prompts of 64 to 512 tokens (4,600 in all), 64 output tokens each, all there at the start. Every arm is
-a process of its own, because a BLAS can only be put in front of MLX before MLX is imported; arms are interleaved.
+16 requests, prompts of 64 to 512 tokens (4,600 in total), 64 output tokens each, all queued at the start. Every arm is
+a separate process, because a BLAS can only be put in front of MLX before MLX is imported; arms are interleaved.
 mlx-lm gets the same float32 weights. "as its wheel comes" is mlx-lm with the reference BLAS of MLX's Linux wheel.
 
     python benchmarks/bench_engine.py                      # workbench and mlx-lm with the same BLAS, 5 repeats
@@ -24,7 +24,7 @@ NUM_REQUESTS, OUTPUT_TOKENS, TOTAL_PROMPT_TOKENS = 16, 64, 4600
 
 
 def prompts() -> list[list[int]]:
-    """The prompts as token ids: lengths spread evenly from 64 to 512, then fitted to 4,600 tokens in all."""
+    """The prompts as token ids: lengths spread evenly from 64 to 512, then adjusted to 4,600 tokens in total."""
     import random
 
     generator = random.Random(0)
@@ -82,7 +82,7 @@ def run_mlx_lm() -> dict[str, float]:
     from mlx_lm.generate import BatchGenerator
 
     def generate(inputs: list[list[int]], max_tokens: int, meter: Meter) -> None:
-        # The loop of mlx_lm.batch_generate, with its defaults, watching for each request's first token.
+        # The loop of mlx_lm.batch_generate with its defaults, and a clock at each request's first token.
         generator = BatchGenerator(model)
         generator.insert(inputs, [max_tokens] * len(inputs))
         with generator.stats():
@@ -138,7 +138,7 @@ print(json.dumps({"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counte
 
 
 def run_arm(arm: str, budget: int, llama: str | None) -> dict[str, float]:
-    """Run one arm in a process of its own."""
+    """Run one arm in a separate process."""
     environment = {**os.environ, "WORKBENCH_BLAS": "0" if arm == "mlx_lm_as_its_wheel_comes" else "1"}
     if arm == "llama_cpp":
         import tempfile
@@ -176,7 +176,7 @@ def main() -> None:
         result = run_arm(arm, options.budget, options.llama)
         runs.setdefault(arm, []).append(result)
         print(f"{arm:28s} cpu {result['cpu_s']:7.2f} s  ttft {result['mean_ttft_s']:6.2f} s", flush=True)
-        # After every run: the last arm takes long, and what was measured before it is not lost.
+        # Save after every run: the last arm is slow, and an interruption must not lose the earlier results.
         save(
             "engine",
             {

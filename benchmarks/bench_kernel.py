@@ -1,11 +1,11 @@
-"""What the tiled attention kernel reads and computes, counted by msl; on a GPU also how fast it is.
+"""Reads and computations of the tiled attention kernel, counted by msl; on a GPU also its speed.
 
-    python benchmarks/bench_kernel.py             # counts, on any machine with clang; times where there is a GPU
+    python benchmarks/bench_kernel.py             # counts, on any machine with clang; times on a GPU
 
-Counts are of the compiled kernel's own loads and multiplications, so they are facts about the kernel and not about the
-machine. Two minima are given for K and V. *Per tile*: every position that a row of a tile may see, once for the
-tile. *Once*: every position of every sequence that any row may see, once for the whole launch; a GPU gets nearer to
-that than the counts say, as far as its caches serve the tiles of a sequence that run at the same time.
+The loads and multiplications of the compiled kernel are counted, so the numbers describe the kernel and not the
+machine. There are two minima for K and V. *Per tile*: every position that a row of a tile may see, once for the
+tile. *Once*: every position of every sequence that any row may see, once for the whole launch. A GPU comes closer to
+the second minimum than the counts suggest if its caches serve several tiles of a sequence at the same time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from _common import save, summarise
 
-import workbench  # noqa: F401  puts a BLAS in front of MLX's, before MLX is imported
+import workbench  # noqa: F401  installs a BLAS before MLX is imported
 
 import mlx.core as mx  # isort: skip
 
 from workbench import msl
-from workbench.attention.backend import get_backend, why_not_here
 from workbench.attention.metal.launch import PagedVarlenKernels
 from workbench.attention.metal.tile_shape import TileShape
 from workbench.attention.probe import Probe, ProbeBatch, probe_batch
+from workbench.attention.selection import get_backend, why_unavailable
 
 SMOLLM2 = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
 LLAMA3_8B = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
@@ -48,7 +48,7 @@ def count(probe: Probe) -> dict[str, Any]:
     """Bytes, multiplications and barriers of one launch of the tiled kernel."""
     kernels = PagedVarlenKernels(msl.metal_kernel, statistics=True)
     batch = probe_batch(probe)
-    kernels.attend(batch.q, batch.k_cache, batch.v_cache, batch.metadata, **batch.options)
+    kernels.attend(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.options)
     plan = kernels.plan(batch.metadata, probe.num_heads, probe.num_kv_heads, probe.head_dim, 2, probe.left)
     statistics = kernels.kernel("paged_varlen_split" if plan.num_partial_rows else "paged_varlen").last_statistics
     position_bytes = 2 * probe.num_kv_heads * probe.head_dim * 2
@@ -78,7 +78,7 @@ def count(probe: Probe) -> dict[str, Any]:
 
 
 def visible_pairs(probe: Probe) -> int:
-    """(row, position) pairs that the mask lets through."""
+    """Number of (row, position) pairs that the mask allows."""
     pairs = 0
     for rows, kv in probe.sequences:
         seen = np.arange(kv - rows, kv) + 1
@@ -108,7 +108,7 @@ def measure(function: Any, repeats: int = 20) -> dict[str, float]:
 
 
 def time_on_gpu(name: str) -> dict[str, Any]:
-    """Decode bandwidth and prefill FLOP/s of a GPU backend, beside the device's own copy, matmul and attention."""
+    """Decode bandwidth and prefill FLOP/s of a GPU backend, with copy, matmul and MLX's attention for comparison."""
     backend = get_backend(name)
     decode, prefill = probe_batch(DECODE_TIMED), probe_batch(PREFILL_TIMED)
     source = mx.zeros((256, 2**20), mx.float16)
@@ -121,7 +121,7 @@ def time_on_gpu(name: str) -> dict[str, Any]:
         "matmul of 4096": measure(lambda: matrix @ matrix),
         "mx attention, same prefill": measure(
             lambda: mx.fast.scaled_dot_product_attention(
-                *heads_first, scale=prefill.options["softmax_scale"], mask="causal"
+                *heads_first, scale=prefill.options.softmax_scale, mask="causal"
             )
         ),
     }
@@ -141,11 +141,11 @@ def time_on_gpu(name: str) -> dict[str, Any]:
 
 
 def run(backend: Any, batch: ProbeBatch) -> mx.array:
-    return backend.attend(batch.q, batch.k_cache, batch.v_cache, batch.metadata, **batch.options)
+    return backend.attend(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.options)
 
 
 def attention_inputs(batch: ProbeBatch) -> list[mx.array]:
-    """q, k and v of a batch of one sequence, contiguous and heads first, as MLX's own attention takes them."""
+    """q, k and v of a batch with one sequence, contiguous and heads first, as MLX's attention expects them."""
     kv_len = int(batch.metadata.seqused_k[0])
     blocks = mx.array(batch.metadata.block_table[0])
     k, v = (cache[blocks].flatten(0, 1)[:kv_len] for cache in (batch.k_cache, batch.v_cache))
@@ -157,14 +157,17 @@ def attention_inputs(batch: ProbeBatch) -> list[mx.array]:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     results: dict[str, Any] = {"counted": {}, "threadgroup_memory": threadgroup_memory(), "timed": []}
-    for probe in COUNTED:
+    no_compiler = msl.why_unavailable()
+    if no_compiler:
+        print(f"not counted: {no_compiler}")
+    for probe in COUNTED if not no_compiler else ():
         counts = count(probe)
         results["counted"][probe.name] = counts
         print(probe.name)
         for what, number in counts.items():
             print(f"    {what:28} {number:,.3f}" if isinstance(number, float) else f"    {what:28} {number:,}")
     for name in ("metal", "cuda"):
-        if reason := why_not_here(name):
+        if reason := why_unavailable(name):
             print(f"{name} not timed: {reason}")
         else:
             results["timed"].append(time_on_gpu(name))

@@ -1,7 +1,7 @@
 """Concurrent partial prefills against plain first-come-first-served chunked prefill, simulated.
 
-The starving case needs no clock. The others run in time under a cost model that stands for one data-centre GPU; the
-coefficients are below, and ratios to "off" are what counts. Every case is a few seeds; ratios are taken seed by seed.
+The starving case needs no clock. The others use a cost model that stands for one data-centre GPU. Its coefficients are
+below; only the ratios to "off" matter. Every case runs with several seeds, and ratios are taken seed by seed.
 
     python benchmarks/bench_partial_prefills.py
 """
@@ -22,10 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import save
 
 from workbench import EngineConfig, Trace, simulate
-from workbench.engine.arrivals import poisson, timed_arrival
-from workbench.engine.cost_model import CostModel
-from workbench.engine.simulate import simulate_requests
-from workbench.engine.workload import Arrival
+from workbench.simulation.arrivals import Arrival, poisson, timed_arrival
+from workbench.simulation.cost_model import CostModel
+from workbench.simulation.simulate import simulate_requests
 
 COST_MODEL = CostModel(fixed=0.004, per_sequence=2e-5, per_prefill_token=5e-5, per_kv_token=2e-8)
 CONFIG = EngineConfig(
@@ -33,13 +32,13 @@ CONFIG = EngineConfig(
 )
 THRESHOLD = 512
 LOAD = 0.9
-"""Arrival rate as a fraction of what the cost model can serve."""
+"""Arrival rate as a fraction of the cost model's capacity."""
 
 Limits = tuple[int | None, int | None]
 
 
 def limited(limits: Limits, threshold: int = THRESHOLD) -> EngineConfig:
-    """The configuration with (max_num_partial_prefills, max_long_partial_prefills); off has no threshold either."""
+    """The configuration with (max_num_partial_prefills, max_long_partial_prefills); "off" also has no threshold."""
     num, long = limits
     if num is None:
         return CONFIG
@@ -81,13 +80,13 @@ def starving_case() -> dict[str, Any]:
 
 
 def capacity(lengths: list[int], output: int) -> float:
-    """Requests per second that the cost model serves when nothing but work is in the way."""
+    """Requests per second that the cost model can serve at full load."""
     trace = run(CONFIG, [timed_arrival(f"r{i}", [i] * n, output, 0.0) for i, n in enumerate(lengths)])
     return len(lengths) / trace.metrics().summary.duration
 
 
 def workload(groups: dict[str, tuple[int, int]], output: int, seed: int, rate: float) -> list[Arrival]:
-    """Requests of some groups (how many, prompt tokens) in random order, arriving by a Poisson process."""
+    """Requests of several groups (count, prompt tokens) in random order, with Poisson arrivals."""
     rng = random.Random(seed)
     kinds = [group for group, (count, _) in groups.items() for _ in range(count)]
     rng.shuffle(kinds)
@@ -119,7 +118,7 @@ def measure(config: EngineConfig, arrivals: list[Arrival]) -> dict[str, float]:
 def compare(
     title: str, groups: dict[str, tuple[int, int]], output: int, limits: list[Limits], seeds: int, threshold: int
 ) -> dict[str, Any]:
-    """Measure every setting on the same arrivals; medians over seeds, and ratios to off with their largest value."""
+    """Measure every setting on the same arrivals; medians over seeds, and ratios to "off" with their maximum."""
     lengths = [length for count, length in groups.values() for _ in range(count)]
     rate = LOAD * capacity(lengths, output)
     print(f"{title}: {groups}, output {output}, Poisson {rate:.1f} requests/s, threshold {threshold}, {seeds} seeds")

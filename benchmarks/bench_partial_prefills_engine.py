@@ -1,7 +1,7 @@
-"""SmolLM2 on this machine: short prompts that arrive while two long ones are being computed, with and without limits.
+"""SmolLM2 on this machine: short prompts that arrive during the prefill of two long ones, with and without limits.
 
 Two prompts of 3,000 tokens at step 0 and twelve of 20 to 40 tokens, one every second step after that. Arrivals are
-tied to steps, so that every run schedules the same; times are wall-clock, from the trace. The texts must be equal.
+tied to steps, so every run has the same schedule. Times are wall-clock times from the trace. The texts must be equal.
 
     python benchmarks/bench_partial_prefills_engine.py
 """
@@ -21,7 +21,7 @@ from workbench import Engine, EngineConfig, SamplingParams
 
 NUM_LONG, LONG_TOKENS, NUM_SHORT, OUTPUT_TOKENS = 2, 3000, 12, 16
 SHORT_EVERY = 2
-"""Steps between the arrivals of short prompts."""
+"""Steps between two arrivals of short prompts."""
 
 CONFIG = EngineConfig(max_num_batched_tokens=256, max_num_seqs=16, num_blocks=512, enable_prefix_caching=False)
 SETTINGS = {
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def prompts(engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
-    """Long and short prompts of real text that comes with every Python."""
+    """Long and short prompts, from text in Python's standard library."""
     from pydoc_data.topics import topics
 
     token_ids = engine.tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)))
@@ -45,7 +45,7 @@ def prompts(engine: Engine) -> tuple[list[list[int]], list[list[int]]]:
 
 
 def run(config: EngineConfig) -> tuple[dict[str, list[int]], dict[str, float]]:
-    """One run: tokens by request, and times to first token in seconds and in steps."""
+    """Run one setting: tokens by request, and times to first token in seconds and in steps."""
     engine = Engine("smollm2", config)
     long, short = prompts(engine)
     params = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -81,7 +81,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     texts: dict[str, dict[str, list[int]]] = {}
     times: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
-    for _ in range(repeats):  # settings take turns, so that a busy machine is unfair to all of them
+    for _ in range(repeats):  # settings are interleaved, so that other load affects all of them alike
         for name, config in SETTINGS.items():
             texts[name], measured = run(config)
             times[name].append(measured)

@@ -1,8 +1,8 @@
-"""What the record costs: CPU time of making and keeping StepRecords, as a share of SmolLM2's steps.
+"""The cost of the record: CPU time of creating and storing StepRecords, as a share of SmolLM2's steps.
 
-The record cannot be switched off, so its parts are timed where they are made: the batch's record, the description of
-the kernel launch, and the append to the trace. The share is taken per repeat over all steps of a run of 16 requests,
-prompt chunks and decodes alike, and over its pure decode steps alone (the shortest ones, hence the largest share).
+The record cannot be switched off, so each of its parts is timed: the batch's record, the description of
+the kernel launch, and the append to the trace. The share is computed per repeat over all steps of a run of 16 requests,
+prompt chunks and decodes alike, and over its pure decode steps (the shortest ones, hence the largest share).
 
     python benchmarks/bench_recording.py
 """
@@ -23,11 +23,11 @@ def run(engine, spent: list[float], repeat: int) -> dict[str, float]:
     for _ in range(16):
         prompt = [generator.randrange(100, 40000) for _ in range(generator.randrange(16, 200))]
         engine.add_request(prompt, SamplingParams(max_tokens=24, ignore_eos=True))
-    steps = []
+    take, steps = engine._stepper.take, []
     while True:
         spent[0] = 0.0
-        # On the engine's own thread, so that its CPU time is what is measured.
-        start, record, end = engine._thread.call(lambda: (time.thread_time(), engine._step(), time.thread_time()))
+        # Run on the engine's thread, so that its CPU time is measured.
+        start, record, end = engine._thread.call(lambda: (time.thread_time(), take(), time.thread_time()))
         if record is None:
             break
         steps.append((end - start, spent[0], record.num_prefill_tokens == 0))
@@ -40,7 +40,7 @@ def run(engine, spent: list[float], repeat: int) -> dict[str, float]:
 
 
 def timed(function, spent: list[float]):
-    """The function, with its CPU time added to ``spent[0]``."""
+    """Wrap a function so that its CPU time is added to ``spent[0]``."""
 
     def wrapper(*args, **kwargs):
         start = time.thread_time()
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     from workbench import Engine, EngineConfig
-    from workbench.engine.scheduled_batch import ScheduledBatch
+    from workbench.scheduler.batch import ScheduledBatch
 
     sys.path.insert(0, str(Path(__file__).parent))
     from _common import save, summarise

@@ -1,4 +1,4 @@
-"""CPU time of one forward pass and of what stands around it, on SmolLM2 with the CPU backend.
+"""CPU time of a forward pass and of the work around it, on SmolLM2 with the CPU backend.
 
 - packing 256 decodes, from scratch and after a step of the same requests;
 - the preflight;
@@ -29,11 +29,11 @@ SCENES = {
     "512 prompt tokens": (0, 0, 512),
     "15 decodes at 300 and 241 prompt tokens": (15, 300, 241),
 }
-"""Decodes, their context, and the tokens of a prompt chunk beside them."""
+"""Number of decodes, their context, and the tokens of a prompt chunk in the same batch."""
 
 
 def segments(num_decodes: int, context: int, num_prompt_tokens: int) -> list:
-    """The sequences of a scene, on blocks of their own."""
+    """The sequences of a scene, on separate blocks."""
     from workbench.engine.packed_batch import Segment
 
     made, block = [], 1
@@ -62,8 +62,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
 
-    import workbench  # noqa: F401  (before MLX: it puts the BLAS in place)
-    from workbench.engine.config import EngineConfig
+    import workbench  # noqa: F401  (before MLX: it installs the BLAS)
+    from workbench.config import EngineConfig
     from workbench.engine.model_runner import ModelRunner
     from workbench.engine.packed_batch import pack
     from workbench.models import forward, load_model

@@ -1,7 +1,7 @@
 """CPU time of the scheduler and its record, per scheduled request and step.
 
 A step is ``schedule()``, ``update()`` with its StepRecord, and ``Trace.append()``; no model runs. The trace keeps every
-record, as it does in an engine, and the garbage collector runs as it likes: its time is counted. Requests are set up
+record, as in an engine. The garbage collector is left on, and its time counts. Requests are set up
 and prefilled outside the measurement.
 
     python benchmarks/bench_scheduler.py
@@ -19,19 +19,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from _common import save, summarise
 
-from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.request import Request
-from workbench.engine.scheduler import Scheduler
-from workbench.engine.workload import made_up_token
+from workbench.config import EngineConfig, SamplingParams
+from workbench.scheduler.request import Request
+from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace, TraceMeta
 
 TARGET_MICROSECONDS = 3.0
-"""What a scheduled request may cost in a step at 256 running decodes."""
+"""Maximum microseconds per scheduled request in a step with 256 running decodes."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A steady state to measure: running decodes, and requests that wait behind them."""
+    """A steady state to measure: running decodes, and requests waiting behind them."""
 
     name: str
     num_decodes: int
@@ -66,12 +66,12 @@ def prepare(scene: Scene, num_steps: int) -> tuple[Scheduler, Trace]:
         scheduler.add_request(request)
         trace.add_request(request.info())
     batch = scheduler.schedule()
-    trace.append(scheduler.update(batch, [7] * scene.num_decodes))
+    trace.append(scheduler.update(batch, [7] * scene.num_decodes).to_record())
     return scheduler, trace
 
 
 def measure(scene: Scene, num_steps: int) -> dict[str, float]:
-    """Microseconds of CPU time per scheduled request: of whole steps, and of their two halves."""
+    """Microseconds of CPU time per scheduled request: whole steps, and their two halves."""
     scheduler, trace = prepare(scene, num_steps)
     sampled = [7] * scene.num_decodes
     in_schedule = 0.0
@@ -80,7 +80,7 @@ def measure(scene: Scene, num_steps: int) -> dict[str, float]:
         before = time.process_time()
         batch = scheduler.schedule()
         in_schedule += time.process_time() - before
-        trace.append(scheduler.update(batch, sampled))
+        trace.append(scheduler.update(batch, sampled).to_record())
     total = time.process_time() - begin
     assert all(len(record.chunks) == scene.num_decodes for record in trace), "the scene is not steady"
     scale = 1e6 / (num_steps * scene.num_decodes)

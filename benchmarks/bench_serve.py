@@ -1,9 +1,9 @@
-"""What HTTP costs: the same requests through `workbench serve` and through engine.run(), on SmolLM2.
+"""The cost of HTTP: the same requests through `workbench serve` and through engine.run(), on SmolLM2.
 
-Each repeat takes new prompts of random tokens, so that no prefix is found in the cache, and sends them to both sides,
-which take turns at going first: to an engine of this process, and as streams, all at once, to a server process with
-the same configuration. The answers must be the same tokens. Reported are the processor time of the process that runs
-the engine (the clients' own is not part of it) and the time from the first request to the last token.
+Each repeat uses new prompts of random tokens, so that no prefix is found in the cache, and sends them to both sides in
+alternating order: to an engine in this process, and as streams, all at once, to a server process with
+the same configuration. The answers must be the same tokens. The script reports the processor time of the process that
+runs the engine (without the clients) and the time from the first request to the last token.
 
     python benchmarks/bench_serve.py --repeats 7
 """
@@ -29,7 +29,7 @@ CONFIG = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "num_blocks": 512}
 
 
 def requests_of(repeat: int, count: int, max_tokens: int) -> list[tuple[list[int], int]]:
-    """Prompts and output lengths of a repeat."""
+    """Prompts and output lengths for one repeat."""
     draw = random.Random(repeat)
     return [
         (
@@ -41,7 +41,7 @@ def requests_of(repeat: int, count: int, max_tokens: int) -> list[tuple[list[int
 
 
 class Offline:
-    """An engine of this process."""
+    """An engine in this process."""
 
     def __init__(self) -> None:
         from workbench import Engine, EngineConfig
@@ -65,7 +65,7 @@ class Offline:
 
 
 class Served:
-    """A server process; each request is a client of its own."""
+    """A server process with a separate client per request."""
 
     def __init__(self) -> None:
         options = [item for name, value in CONFIG.items() for item in (f"--{name.replace('_', '-')}", str(value))]
@@ -114,7 +114,7 @@ def main() -> None:
     sides = {"offline": Offline(), "served": Served()}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     try:
-        for repeat in range(-1, options.repeats):  # the first warms up
+        for repeat in range(-1, options.repeats):  # the first repeat warms up
             requests = requests_of(repeat, options.requests, options.max_tokens)
             answers = {}
             for name in sorted(sides, reverse=repeat % 2 == 0):

@@ -1,7 +1,7 @@
 """Serving with arrivals: Workbench against a phase-separated engine, mlx-lm, mlx-lm's server and llama.cpp.
 
-Same weights, same BLAS, same requests, greedy, fixed output lengths. Every arm is a process of its own, arms take
-turns, and after every repeat the medians so far are saved to benchmarks/results/serving_WORKLOAD[_small].json.
+Same weights, same BLAS, same requests, greedy, fixed output lengths. Every arm is a separate process, arms are
+interleaved, and after every repeat the medians so far are saved to benchmarks/results/serving_WORKLOAD[_small].json.
 
     python benchmarks/bench_serving.py --small                         # the serving table in ten minutes on two cores
     python benchmarks/bench_serving.py                                 # 100 requests of 1,024 in, 128 out
@@ -9,8 +9,8 @@ turns, and after every repeat the medians so far are saved to benchmarks/results
     python benchmarks/bench_serving.py --small --llama PYTHON          # with a Python that has llama-cpp-python
 
 Arms: workbench (the engine), workbench_http (its server), phase_separated (benchmarks/baselines), mlx_lm (its
-BatchGenerator), mlx_lm_http (mlx_lm.server), llama_cpp. The two servers are measured from a client's side: queue is
-then the time in the client, before the request is sent.
+BatchGenerator), mlx_lm_http (mlx_lm.server), llama_cpp. The two servers are measured from the client: for them, queue
+is the time in the client before the request is sent.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ RATIOS = ("duration_s", "cpu_s", "mean_ttft_s", "mean_tpot_s", "p99_itl_s")
 
 
 def bundled_tokenizer() -> tuple[Any, list[int], Path]:
-    """The model's tokenizer, the tokens that prompts are made of, and the model's file.
+    """The model's tokenizer, the tokens to build prompts from, and the model's file.
 
-    They are words with a space before them: a row of such tokens is cut the same way again when it is sent as text,
-    which mlx-lm's server wants.
+    The tokens are words with a leading space. Text made of such tokens is tokenized in the same way again when it is
+    sent to mlx-lm's server, which takes only text.
     """
     from workbench.models.bundled import fetch_bundled
-    from workbench.models.gguf_file import GGUFFile
-    from workbench.models.gguf_tokenizer import GGUFTokenizer
+    from workbench.models.gguf.file import GGUFFile
+    from workbench.models.gguf.tokenizer import GGUFTokenizer
 
     path = fetch_bundled()
     tokenizer = GGUFTokenizer(GGUFFile(path).metadata)
@@ -59,13 +59,13 @@ def bundled_tokenizer() -> tuple[Any, list[int], Path]:
 
 
 def package_version(python: str, package: str) -> str:
-    """The version of a package that another Python has."""
+    """The version of a package in another Python."""
     ask = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[dict[str, float], list[Timeline]]:
-    """CPU seconds, passes and rows, and the timelines of an arm that replays the workload itself."""
+    """CPU seconds, passes, rows, and timelines of an arm that replays the workload itself."""
     command = [python, str(ARM_SCRIPT), arm, workload_file, str(model)]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     told = json.loads(printed.splitlines()[-1])
@@ -75,7 +75,7 @@ def run_engine(arm: str, workload_file: str, python: str, model: Path) -> tuple[
 def run_server(
     arm: str, workload: Workload, workload_file: str, tokenizer: Any
 ) -> tuple[dict[str, float], list[Timeline]]:
-    """CPU seconds of the server and timelines as a client sees them."""
+    """CPU seconds of the server, and timelines measured by a client."""
     command = [sys.executable, str(ARM_SCRIPT), arm, workload_file]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, **pipes) as server:
@@ -95,10 +95,10 @@ def run_server(
 
 
 def wait_until_ready(port: int, body: dict[str, Any], seconds: float = 120.0) -> None:
-    """Serve one short request, as soon as the server takes connections.
+    """Wait for the server's first connection, and have it serve one short request.
 
     Raises:
-        ConnectionError: It did not within ``seconds``.
+        ConnectionError: The server took no connection within ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -112,14 +112,14 @@ def wait_until_ready(port: int, body: dict[str, Any], seconds: float = 120.0) ->
 
 
 def cpu_time(server: subprocess.Popen[str]) -> float:
-    """CPU seconds the server has used."""
+    """CPU seconds used by the server."""
     server.stdin.write("\n")
     server.stdin.flush()
     return float(server.stdout.readline())
 
 
 def print_results(results: dict[str, Any]) -> None:
-    """Medians, an arm a column, and how many outputs are equal."""
+    """Print the medians, one column per arm, and the number of equal outputs."""
     arms = results["arms"]
     print(f"{'':22s}" + "".join(f"{arm:>17s}" for arm in arms))
     for row in arms["workbench"]:
@@ -130,11 +130,11 @@ def print_results(results: dict[str, Any]) -> None:
 
 
 def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: list[int], model: Path) -> None:
-    """Run one workload with all arms in turn, and save after every repeat."""
+    """Run one workload with all arms, interleaved, and save after every repeat."""
     workload = make_workload(name, (SMALL if options.small else FULL)[name], vocabulary, options.seed)
     texts = [tokenizer.decode(request.prompt) for request in workload.requests]
     if any(tokenizer.encode(text) != request.prompt for text, request in zip(texts, workload.requests, strict=True)):
-        raise RuntimeError("a prompt is cut differently when it is sent as text")
+        raise RuntimeError("a prompt is tokenized differently when it is sent as text")
     print(f"{name}: {workload.shape}", flush=True)
     load_average = machine()["load_average"]
     llama_version = package_version(options.llama, "llama-cpp-python") if "llama_cpp" in options.arms else None
@@ -144,7 +144,7 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
         file = Path(folder) / "workload.json"
         file.write_text(json.dumps(workload.to_dict()))
         for repeat in range(options.repeats):
-            turn = repeat % len(options.arms)  # so that no arm always follows the same one
+            turn = repeat % len(options.arms)  # no arm always follows the same one
             for arm in options.arms[turn:] + options.arms[:turn]:
                 if arm in SERVERS:
                     result, timelines = run_server(arm, workload, str(file), tokenizer)
@@ -176,7 +176,7 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
 
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Each arm's rows over the repeats, and the ratios of those that are compared, taken repeat by repeat."""
+    """Each arm's rows over the repeats, and the ratios between compared arms, taken repeat by repeat."""
     return {
         "arms": {arm: {row: summarise([run[row] for run in runs[arm]]) for row in runs[arm][0]} for arm in runs},
         "ratios": {

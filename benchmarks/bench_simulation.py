@@ -1,6 +1,6 @@
 """A million requests through the scheduler on one core: scheduled requests per second of CPU, and memory.
 
-Every size runs in a process of its own, whose peak memory is what the operating system says it was.
+Every size runs in a separate process; its peak memory is the operating system's number.
 
     python benchmarks/bench_simulation.py
 """
@@ -36,11 +36,11 @@ CASES = {
 
 
 def run(case: str, num_requests: int) -> dict[str, Any]:
-    """Simulate, and tell what it took."""
+    """Simulate, and report time and memory."""
     from workbench import EngineConfig
-    from workbench.engine.arrivals import read_generated
-    from workbench.engine.cost_model import CostModel
-    from workbench.engine.simulate_at_scale import simulate_at_scale
+    from workbench.simulation.arrivals import read_generated
+    from workbench.simulation.at_scale import simulate_at_scale
+    from workbench.simulation.cost_model import CostModel
 
     config = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=256, num_blocks=20_000, **CASES[case])
     arrivals = read_generated({**WORKLOAD, "num_requests": num_requests})
@@ -54,7 +54,9 @@ def run(case: str, num_requests: int) -> dict[str, Any]:
         "num_scheduled": summary.num_scheduled,
         "cpu_seconds": round(seconds, 2),
         "scheduled_per_cpu_second": round(summary.num_scheduled / seconds),
-        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "peak_memory_mib": round(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10), 1
+        ),
         "mean_ttft": summary.ttft.total / summary.ttft.count,
     }
 

@@ -1,17 +1,17 @@
-"""What recording costs vLLM's scheduler: CPU time of schedule() + update_from_output(), with and without.
+"""The cost of recording for vLLM's scheduler: CPU time of schedule() + update_from_output(), with and without.
 
     make measure-vllm
 
-The same workload runs through vLLM's Scheduler and through RecordingScheduler in turns: ``--seqs`` requests at once,
-each ended one replaced by another, so that a step holds decodes, a prefill now and then, admissions and ends. Log
-statistics are on, as on a server. What is added up is the CPU time of the scheduler's own thread.
+The same workload runs alternately through vLLM's Scheduler and through RecordingScheduler: ``--seqs`` requests at once,
+each replaced by another when it ends, so that steps contain decodes, some prefills, admissions and ends. Log
+statistics are on, as on a server. The measurement is the CPU time of the scheduler's thread.
 
-Many processes with each scheduler are forked from one that has imported vLLM, each with its memory shuffled, and take
-the same steps several times. Of each step the fastest time counts, "floor": neither other programs nor the place where
-a process happens to keep its objects are to show, and both are worth more than a recording. (The median process is
-printed as well: on a machine that others share it shows them.) Messages are sent in the same steps of every turn, as
-often as with a model whose step takes 5 ms. "Again" compares vLLM's scheduler with itself: the difference it shows is
-the error of the others.
+For each scheduler, many processes are forked from one that has imported vLLM. Each process shuffles its memory and
+takes the same steps several times. The fastest time of each step counts ("floor"). This removes the effects of other
+programs and of the memory layout of a process, both of which are larger than the cost of a recording. (The median
+process is printed as well; on a shared machine it shows the other programs.) Messages are sent in the same steps of
+every turn, as often as with a model whose step takes 5 ms. "Again" compares vLLM's scheduler with itself: its
+difference is the error of the measurement.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 from _common import RESULTS, save
 from real_vllm import FakeModel, make_request, make_scheduler
 
-from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.workload import Arrival
+from workbench.config import EngineConfig, SamplingParams
 from workbench.integrations.recorder.recorder import SEND_SECONDS
+from workbench.simulation.arrivals import Arrival
 
 PAIRS = (
     (("vllm.v1.core.sched.scheduler", "Scheduler"), ("workbench.integrations.vllm", "RecordingScheduler")),
@@ -48,16 +48,16 @@ PAIRS = (
 ARMS = ("vllm", "again", "recorded")
 
 BLOCK_STEPS = 100
-"""Steps that a process takes at a time."""
+"""Number of steps that a process takes at a time."""
 
 SETTLE_SECONDS = 2.5
-"""Time that the writers' processes are given to start."""
+"""Seconds for the writer processes to start."""
 
 PRELOAD = ["bench_vllm_recording", "vllm.v1.core.sched.async_scheduler", "workbench.integrations.vllm"]
-"""Modules that are imported before processes are forked."""
+"""Modules to import before the processes are forked."""
 
 SEND_STEPS = round(SEND_SECONDS / 0.005)
-"""Steps between two sends. Sent by the clock, each turn would send in other steps and the fastest would show none."""
+"""Steps between two sends. If a clock decided, each turn would send in other steps, and the fastest would have none."""
 
 
 def arrivals_for_ever(random: Random) -> Any:
@@ -71,7 +71,7 @@ def arrivals_for_ever(random: Random) -> Any:
 
 
 class Run:
-    """A scheduler that is kept full, and the CPU seconds of its steps."""
+    """A scheduler that is kept full, with the CPU seconds of its steps."""
 
     def __init__(self, scheduler_class: type, num_seqs: int, seed: int, folder: str) -> None:
         self.config = EngineConfig(
@@ -86,7 +86,7 @@ class Run:
         self.num_steps = 0
 
     def step(self) -> float:
-        """Take a step; returns the CPU seconds of everything the scheduler was asked to do."""
+        """Take a step and return the CPU seconds of all calls to the scheduler."""
         scheduler, spent = self.scheduler, 0.0
         self.num_steps += 1
         if recorder := getattr(scheduler, "recorder", None):
@@ -109,32 +109,32 @@ class Run:
 
 
 def work(pipe: Connection, module: str, name: str, num_seqs: int, seed: int) -> None:
-    """A process with a scheduler of one class: Python's inline caches are good for one class of ``self``."""
+    """A process with a scheduler of one class, because Python's inline caches serve one class of ``self``."""
     gc.freeze()  # as vLLM does
     random = Random(seed)
     kept = [bytes(random.randrange(512)) for _ in range(random.randrange(20_000))]
-    del kept[::2]  # other objects come to lie between these
+    del kept[::2]  # other objects lie between these
     run = None
     with tempfile.TemporaryDirectory() as folder:
         while (num_steps := pipe.recv()) is not None:
             if num_steps == 0:
                 end(run)
                 run = Run(getattr(importlib.import_module(module), name), num_seqs, 0, folder)
-                num_steps = num_seqs // 4  # the batch fills up
+                num_steps = num_seqs // 4  # until the batch is full
             pipe.send([run.step() for _ in range(num_steps)])
         end(run)
 
 
 def end(run: Run | None) -> None:
-    """Let the writer of a run go without waiting for it."""
+    """Release the writer of a run without waiting for it."""
     if run is not None and (recorder := getattr(run.scheduler, "recorder", None)):
         if recorder.writer is None:
-            raise RuntimeError("the recording stopped: there is nothing to compare")
+            raise RuntimeError("the recording stopped, so there is nothing to compare")
         recorder.writer.close(wait=False)
 
 
 def step_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[list[list[float]]]:
-    """CPU seconds of the same steps in each process of each class; those of a round take some steps each in turns."""
+    """CPU seconds of the same steps in each process of each class; the processes of a round take steps alternately."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     seconds: list[list[list[float]]] = [[] for _ in classes]
@@ -166,15 +166,15 @@ def step_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) ->
 
 
 def main() -> None:
-    """Print what a step costs without a recording, and what the recording adds."""
+    """Print the cost of a step without a recording, and the cost that the recording adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", type=int, nargs="+", default=[16, 64, 256], help="requests at once")
     parser.add_argument("--steps", type=int, default=300, help=f"steps measured, a multiple of {BLOCK_STEPS}")
     parser.add_argument("--processes", type=int, default=12, help="processes with each scheduler")
-    parser.add_argument("--turns", type=int, default=3, help="times that each of them takes each step")
+    parser.add_argument("--turns", type=int, default=3, help="number of times each process takes each step")
     options = parser.parse_args()
     path = RESULTS / "vllm_recording.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else {}  # rows that are not measured now stay
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}  # keep rows that are not measured this time
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WORKBENCH_TRACE_DIR"] = folder
         for base, recorded in PAIRS:
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def summary(processes: list[list[float]]) -> dict[str, float]:
-    """CPU microseconds of a step: each step's fastest, and those of the median process."""
+    """CPU microseconds per step: the fastest of each step, and those of the median process."""
     scale = 1e6 / len(processes[0])
     return {
         "floor": scale * sum(map(min, zip(*processes))),

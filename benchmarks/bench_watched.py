@@ -1,12 +1,12 @@
-"""What it costs to be watched: the same requests with the record off, on, saved as it grows, and with a dashboard open.
+"""The cost of observation: the same requests with the record off, on, saved during the run, and a dashboard open.
 
-"off" is for comparison only: the record cannot be switched off, so this arm replaces its making (the step's record,
-the description of the kernel launch, the append to the trace) by nothing. "saved" also writes every step to a file
+"off" is for comparison only: the record cannot be switched off, so this arm stubs out its creation (the step's record,
+the description of the kernel launch, the append to the trace). "saved" also writes every step to a file
 while the engine runs (``trace.record_to``). "dashboard" serves the page from the engine's process to headless Chromium,
-which is a process of its own: only the engine's process is counted in CPU time, but both share the machine's cores.
+which is a separate process: CPU time counts only the engine's process, but both share the machine's cores.
 
-Each run is a process of its own, arms take turns, and medians are saved after every repeat to
-benchmarks/results/watched.json. With 5 repeats about 6 minutes on two cores.
+Each run is a separate process, arms are interleaved, and medians are saved after every repeat to
+benchmarks/results/watched.json. 5 repeats take about 6 minutes on two cores.
 
     python benchmarks/bench_watched.py
 """
@@ -39,8 +39,8 @@ def add_requests(engine: Any, seed: int, count: int = NUM_REQUESTS, output_token
 
 
 def switch_record_off(engine: Any) -> None:
-    """Replace what makes and keeps records by as little as the engine's loop needs."""
-    from workbench.engine.scheduled_batch import ScheduledBatch
+    """Replace the creation and storage of records with the minimum that the engine's loop needs."""
+    from workbench.scheduler.batch import ScheduledBatch
     from workbench.trace import StepRecord
 
     ScheduledBatch.to_record = lambda batch, *args, **kwargs: StepRecord(batch.step)
@@ -49,7 +49,7 @@ def switch_record_off(engine: Any) -> None:
 
 
 def serve_dashboard(engine: Any, stack: ExitStack) -> str:
-    """The address of the engine's dashboard, once it takes connections."""
+    """Wait until the engine's dashboard accepts connections; return its address."""
     from workbench.viz import app
 
     with socket.socket() as probe:
@@ -68,7 +68,7 @@ def serve_dashboard(engine: Any, stack: ExitStack) -> str:
 
 
 def run_arm(arm: str) -> None:
-    """Serve the requests, in this process; print the result."""
+    """Serve the requests in this process and print the result."""
     from workbench import Engine, EngineConfig
 
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def run_arm(arm: str) -> None:
 
 
 def measure(arm: str, browser: Any) -> dict[str, float]:
-    """Run one arm in a process of its own, with a page on it where it has one."""
+    """Run one arm in a separate process, with an open page if the arm has one."""
     command = [sys.executable, __file__, "--arm", arm]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         page = None
@@ -107,7 +107,7 @@ def measure(arm: str, browser: Any) -> dict[str, float]:
             process.stdin.write("\n")
             process.stdin.flush()
         while page is not None and process.poll() is None:
-            page.wait_for_timeout(100)  # lets the driver's own messages through
+            page.wait_for_timeout(100)  # lets the driver's messages through
         printed = process.stdout.read()
         if page is not None:
             page.close()
@@ -134,7 +134,7 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         for repeat in range(options.repeats):
-            # The order changes from repeat to repeat, so that no arm always follows the same one.
+            # The order changes with each repeat, so that no arm always follows the same one.
             for arm in ARMS[repeat % len(ARMS) :] + ARMS[: repeat % len(ARMS)]:
                 result = measure(arm, browser)
                 runs[arm].append(result)

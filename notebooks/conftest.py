@@ -1,7 +1,7 @@
-"""Notebooks run in tests at the sizes they have for slow machines, and what they display is looked at.
+"""Run notebooks in tests at their sizes for slow machines, and check their output.
 
-nbmake proves that no cell raises. `complaints` finds the rest: a picture that was not drawn, a warning, a refusal
-that did not come.
+nbmake proves that no cell raises. `complaints` finds other faults: a picture that was not drawn, a warning, an expected
+error that did not occur.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nbmake.nb_run import NotebookRun
 
 HEADLESS = "WORKBENCH_HEADLESS"
 UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
-"""What a reader should not have to see: numpy's way of writing a number, an address, a number that is none."""
+"""Output that a reader should not see: numpy's repr of a number, an address, NaN."""
 
 
 def complaints(notebook: NotebookNode) -> list[str]:
-    """What is wrong with the outputs of an executed notebook, each with the index of its cell."""
+    """The faults in the outputs of an executed notebook, each with the index of its cell."""
     return [
         f"cell {index}: {problem}"
         for index, cell in enumerate(notebook.cells)
@@ -56,7 +56,7 @@ def _complaints_of(cell: NotebookNode) -> Iterator[str]:
     if "viz" in tags and not any(_is_picture(data) for data in shown):
         yield "shows no picture"
     if "check_" in cell.source and "import" not in cell.source and "Not yet" not in str(shown):
-        yield "the exercise is handed out solved, or its checker said nothing"
+        yield "the exercise is committed solved, or its checker printed nothing"
 
 
 def _is_picture(data: dict[str, Any]) -> bool:
@@ -88,5 +88,5 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """After it has ended: the other tests run as they would for a person."""
+    """After a notebook has ended: other tests run in the normal mode."""
     os.environ.pop(HEADLESS, None)

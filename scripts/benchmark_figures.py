@@ -1,7 +1,7 @@
 """Figures of docs/benchmarks.md, each drawn from one result file.
 
-No hue is used: in this project a hue stands for a request. Workbench is dark, everything else grey; a thin line runs
-from the smallest to the largest of the repeats.
+The figures have no hues, because in this project a hue stands for a request. Workbench is dark, everything else grey. A
+thin line runs from the minimum to the maximum of the repeats.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+
+from lanes import svg_text
 
 from workbench.viz.palette import LIGHT
 
@@ -31,7 +33,7 @@ Statistics = Mapping[str, float]
 
 
 def serving_figure(result: Mapping[str, Any]) -> str:
-    """An arm a row; four panels: duration, CPU time, time to first token in its two parts, the longest gaps."""
+    """One row per arm and four panels: duration, CPU time, time to first token in its two parts, the longest gaps."""
     arms: Mapping[str, Mapping[str, Statistics]] = result["arms"]
     panels = [
         ("duration, s", ["duration_s"]),
@@ -61,7 +63,7 @@ def serving_figure(result: Mapping[str, Any]) -> str:
 
 
 def _bar(x: float, y: float, spans: Sequence[Statistics], to_width: float, arm: str) -> str:
-    """A bar of one or two spans with its value; whiskers where it is one span."""
+    """A bar of one or two spans with its value, and whiskers if it has one span."""
     dark, light = (LIGHT.prefill, LIGHT.decode) if arm.startswith("workbench") else (LIGHT.owned, LIGHT.kv)
     parts, start = [], x
     for number, span in enumerate(spans):
@@ -77,9 +79,9 @@ def _bar(x: float, y: float, spans: Sequence[Statistics], to_width: float, arm: 
 
 
 def chunk_size_figure(result: Mapping[str, Any]) -> str:
-    """Throughput across, inter-token latency upwards; a point per budget, median and P99.
+    """Throughput on the x axis, inter-token latency on the y axis; one point per budget, median and P99.
 
-    Throughput is per second of CPU time, which is wall time on a machine that does nothing else.
+    Throughput is per second of CPU time, which equals wall time on an otherwise idle machine.
     """
     budgets: Mapping[str, Mapping[str, Statistics]] = result["budgets"]
     left, right, top, bottom = 64, 470, 36, 270
@@ -116,7 +118,7 @@ def chunk_size_figure(result: Mapping[str, Any]) -> str:
 
 
 def watched_figure(result: Mapping[str, Any]) -> str:
-    """CPU time over that of the record as it always is: a point per arm, a line over the repeats."""
+    """CPU time relative to the normal record: one point per arm, and a line over the repeats."""
     ratios: Mapping[str, Statistics] = result["cpu_over_record_on"]
     left, right = 180, 520
     low = min(0.95, *(ratio["min"] for ratio in ratios.values()))
@@ -141,7 +143,7 @@ def watched_figure(result: Mapping[str, Any]) -> str:
 
 
 def _ticks(largest: float) -> list[float]:
-    """From 0 in four to seven round steps to at least ``largest``."""
+    """Ticks from 0 to ``largest`` or more, in four to seven round steps."""
     step = next(
         unit * factor
         for unit in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
@@ -155,10 +157,7 @@ def _ticks(largest: float) -> list[float]:
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", weight: int = 400) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}" fill="{LIGHT.text}">'
-        f"{escape(text)}</text>"
-    )
+    return svg_text(f"{x:.1f}", f"{y:.1f}", text, anchor, weight)
 
 
 def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:

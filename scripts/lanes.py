@@ -1,4 +1,4 @@
-"""One lane per request, one column per step: a picture of who computes what, when."""
+"""One lane per request, one column per step: a picture of the work in each step."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ LEFT, TOP, LANE, STEP = 84, 30, 26, 15
 def lanes(title: str, trace: Trace, num_steps: int = 40) -> str:
     """An SVG file. A bar's height is the square root of the chunk's share of the token budget.
 
-    Black marks are arrivals; a filled bar is a prompt chunk, an outlined one a decode, a hatched one is computed again.
+    Black marks are arrivals. A filled bar is a prompt chunk, an outlined bar a decode, a hatched bar a recompute.
     """
     places = {rid: TOP + LANE * number for number, rid in enumerate(trace.requests)}
     hues = dict(zip(trace.requests, (LIGHT.muted, *FOCUS_HUES) if len(places) > len(FOCUS_HUES) else FOCUS_HUES))
     budget = trace.config["max_num_batched_tokens"]
     parts = [_hatching(number, hue) for number, hue in enumerate(hues.values())]
-    parts.append(_text(LEFT, 18, title, weight="600"))
+    parts.append(svg_text(LEFT, 18, title, weight=600))
     for rid, y in places.items():
-        parts.append(_text(LEFT - 8, y + LANE - 8, rid, anchor="end"))
+        parts.append(svg_text(LEFT - 8, y + LANE - 8, rid, anchor="end"))
         parts.append(f'<path d="M{LEFT} {y + LANE - 4}h{num_steps * STEP}" stroke="{LIGHT.hairline}"/>')
     for index, record in enumerate(trace[:num_steps]):
         x = LEFT + index * STEP
         for rid in record.arrived:
             parts.append(f'<path d="M{x} {places[rid] + 2}v{LANE - 6}" stroke="{LIGHT.text}" stroke-width="2"/>')
         for rid in record.preempted:
-            parts.append(_text(x + STEP / 2, places[rid] + LANE - 7, "▼", anchor="middle"))
+            parts.append(svg_text(x + STEP / 2, places[rid] + LANE - 7, "▼", anchor="middle"))
         for chunk in record.chunks:
             hue, number = hues[chunk.request_id], list(hues).index(chunk.request_id)
             height = max(3.0, (LANE - 8) * (chunk.num_tokens / budget) ** 0.5)
@@ -40,8 +40,8 @@ def lanes(title: str, trace: Trace, num_steps: int = 40) -> str:
             )
     bottom = TOP + LANE * len(places)
     for step in range(0, num_steps + 1, 5):
-        parts.append(_text(LEFT + step * STEP, bottom + 12, str(step)))
-    parts.append(_text(LEFT - 8, bottom + 12, "step", anchor="end"))
+        parts.append(svg_text(LEFT + step * STEP, bottom + 12, str(step)))
+    parts.append(svg_text(LEFT - 8, bottom + 12, "step", anchor="end"))
     width, height = LEFT + num_steps * STEP + 20, bottom + 20
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{1.2 * width:.0f}" role="img" '
@@ -57,7 +57,8 @@ def _hatching(number: int, hue: str) -> str:
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", weight: str = "400") -> str:
+def svg_text(x: float | str, y: float | str, text: str, anchor: str = "start", weight: int = 400) -> str:
+    """A text element in the light theme; coordinates that are strings are already formatted."""
     return (
         f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-weight="{weight}" fill="{LIGHT.text}">{escape(text)}</text>'
     )

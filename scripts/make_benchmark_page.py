@@ -1,20 +1,19 @@
 """Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
 
-The page says in its own words what is measured; every number in it stands between ``<!-- begin NAME -->`` and
-``<!-- end NAME -->`` and is written here. ``--check`` compares instead of writing.
+The text of the page is written by hand. This script writes every number, between ``<!-- begin NAME -->`` and
+``<!-- end NAME -->``. ``--check`` compares instead of writing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, serving_figure, watched_figure
+from generated_files import write_or_check
 
 ROOT = Path(__file__).parent.parent
 PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
@@ -64,7 +63,7 @@ def number(value: float) -> str:
 
 
 def cell(row: str, values: Result) -> str:
-    """The median of a row as a table shows it, "" where an arm has none; latencies per token are in milliseconds."""
+    """The median of a row as a table shows it, "" if an arm has none; latencies per token are in milliseconds."""
     if row not in values:
         return ""
     median = values[row]["median"]
@@ -72,13 +71,13 @@ def cell(row: str, values: Result) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; all columns but the first to the right."""
+    """A Markdown table; all columns but the first are right-aligned."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def provenance(result: Result, repeats: int) -> str:
-    """One line on where the numbers come from."""
+    """One line about the origin of the numbers."""
     machine = result["machine"]
     versions = machine["versions"]
     times = f"medians of {repeats} interleaved runs" if repeats > 1 else "one run"
@@ -86,12 +85,12 @@ def provenance(result: Result, repeats: int) -> str:
     return (
         f"{times}; {machine['cores']} cores of an {machine['processor']}, {machine['system']}, Python "
         f"{machine['python']}, MLX {versions['mlx']}, mlx-lm {versions['mlx-lm']}; load average {load_average:g} "
-        "when it began"
+        "at the start"
     )
 
 
 def serving_table() -> str:
-    """Every row of the serving table, an arm a column, and how the outputs compare."""
+    """The serving table: one column per arm, all rows, and the comparison of the outputs."""
     result = load("serving_random_small")
     arms = result["arms"]
     rows = [[title, *(cell(row, values) for values in arms.values())] for row, title in SERVING_ROWS.items()]
@@ -110,7 +109,7 @@ def _equal(result: Result, arm: str) -> str:
 
 
 def ratio_list() -> str:
-    """Workbench over other arms: the median of the repeats' ratios, smallest and largest in brackets."""
+    """Workbench over other arms: the median of the repeats' ratios, minimum and maximum in brackets."""
     names = {"duration_s": "duration", "cpu_s": "CPU time", "mean_ttft_s": "mean TTFT", "p99_itl_s": "P99 ITL"}
     rows = []
     for pair, ratios in load("serving_random_small")["ratios"].items():
@@ -120,25 +119,25 @@ def ratio_list() -> str:
 
 
 def spread(ratio: Result) -> str:
-    """A ratio with its range, where there is one."""
+    """A ratio, with its range if it was repeated."""
     range_ = f" ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio["repeats"] > 1 else ""
     return f"{ratio['median']:.2f}{range_}"
 
 
 def other_workloads() -> str:
-    """The chosen rows of the other workloads, a line for each arm."""
+    """Selected rows of the other workloads, one line per arm."""
     return "\n\n".join(
         arm_table(name.replace("_", " "), load(f"serving_{name}_small"), OTHER_COLUMNS) for name in OTHER_WORKLOADS
     )
 
 
 def full_size() -> str:
-    """What does not depend on who else used the machine: one run takes an hour, and others ran beside it."""
+    """Rows that other load on the machine does not affect: a run takes an hour, and other programs ran meanwhile."""
     return arm_table("full size", load("serving_random"), ("cpu_s", "forward_passes", "rows_computed"))
 
 
 def arm_table(title: str, result: Result, columns: Sequence[str]) -> str:
-    """Chosen rows of a serving benchmark, a line for each arm, and how the outputs compare."""
+    """Selected rows of a serving benchmark, one line per arm, and the comparison of the outputs."""
     arms = result["arms"]
     rows = [
         [ARM_NAMES[arm], *(cell(column, values) for column in columns), _equal(result, arm)]
@@ -150,7 +149,7 @@ def arm_table(title: str, result: Result, columns: Sequence[str]) -> str:
 
 
 def chunk_size_table() -> str:
-    """A line for each budget."""
+    """One line per token budget."""
     result = load("chunk_size_small")
     names = ("output_tokens_per_s", "cpu_s", "forward_passes", "mean_ttft_s", "median_itl_s", "p99_itl_s")
     budgets = result["budgets"]
@@ -161,7 +160,7 @@ def chunk_size_table() -> str:
 
 
 def watched_table() -> str:
-    """A line for each arm."""
+    """One line per arm."""
     result = load("watched")
     rows = []
     for arm, name in WATCHED_NAMES.items():
@@ -173,9 +172,9 @@ def watched_table() -> str:
 
 
 def other_scripts() -> str:
-    """What each of the remaining result files says in one number."""
+    """One number from each of the remaining result files."""
     return table(
-        ["what", "result", "script"],
+        ["measurement", "result", "script"],
         [[what, read(load(name)), f"`bench_{name}.py`"] for name, what, read in OTHER_RESULTS],
     )
 
@@ -183,12 +182,12 @@ def other_scripts() -> str:
 OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     (
         "engine",
-        "16 requests that are all there at the start: CPU time over mlx-lm's `batch_generate`, same BLAS",
+        "16 requests that all arrive at the start: CPU time over mlx-lm's `batch_generate`, same BLAS",
         lambda result: number(result["ratios"]["workbench / mlx_lm, cpu_s"]["median"]),
     ),
     (
         "attention",
-        "a layer's attention, CPU kernel: times faster than gathering the KV in MLX (24 decodes, 2 chunks)",
+        "attention of one layer, CPU kernel: speedup over gathering the KV in MLX (24 decodes, 2 chunks)",
         lambda result: number(next(iter(result["attention"].values()))["gather_over_cpu"]),
     ),
     (
@@ -198,7 +197,7 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     ),
     (
         "recording",
-        "making and keeping the record: share of the CPU time of pure decode steps",
+        "creating and storing the record: share of the CPU time of pure decode steps",
         lambda result: f"{100 * result['share_of_decode_steps']['median']:.2f} %",
     ),
     (
@@ -225,7 +224,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Every file and what it should hold."""
+    """Every file with its expected content."""
     yield IMAGES / "bench-serving.svg", serving_figure(load("serving_random_small"))
     yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
     yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
@@ -235,24 +234,13 @@ def files() -> Iterator[tuple[Path, str]]:
         filled = f"{begin}\n{make()}\n{end}"
         text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
         if count != 1:
-            raise ValueError(f"{PAGE.name} must hold {begin!r} and {end!r} once, found {count}")
+            raise ValueError(f"{PAGE.name} must contain {begin!r} and {end!r} exactly once, found {count}")
     yield PAGE, text
 
 
 def main() -> int:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
-    check = parser.parse_args().check
-    stale = []
-    for path, text in files():
-        if not check:
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            stale.append(path.name)
-    if stale:
-        print(f"not what benchmarks/results says now: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
-    return int(bool(stale))
+    """Write the files or check them."""
+    return write_or_check(__doc__.splitlines()[0], files(), "benchmarks/results")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
-"""Draw the figures of the documentation with the project's own views: ``python scripts/make_figures.py``.
+"""Draw the figures of the documentation with the project's views: ``python scripts/make_figures.py``.
 
-Each is a simulated run, so a machine without the model draws the same bytes. ``--check`` draws them and compares.
+Each figure is a simulated run, so a machine without the model draws the same bytes. ``--check`` draws and compares.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from generated_files import write_or_check
 from lanes import lanes
 
 from workbench import simulate
-from workbench.engine.cost_model import CostModel
-from workbench.engine.policies import Deadline, DecodeFirst, ShortestRemainingFirst
-from workbench.engine.policy import SchedulingPolicy
+from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.cost_model import CostModel
 from workbench.viz import reprs, svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
@@ -41,7 +40,7 @@ ORDERS: dict[str, tuple[str, dict[str, int], SchedulingPolicy | None]] = {
     "decode-first": ("DecodeFirst(max_prefill_tokens=64)", {}, DecodeFirst(max_prefill_tokens=64)),
     "deadline": ("Deadline(base=0.3, per_prompt_token=0.002)", {}, Deadline(base=0.3, per_prompt_token=0.002)),
 }
-"""Pictures of one workload: title, configuration and policy."""
+"""The pictures of one workload: title, configuration and policy."""
 
 
 def figures() -> Iterator[tuple[str, str]]:
@@ -101,7 +100,7 @@ def figures() -> Iterator[tuple[str, str]]:
 
 
 def standalone(figure: str) -> str:
-    """A file of its own: the views' styles in their light theme, on white. What is one already stays as it is."""
+    """A standalone file: the views' styles in the light theme, on white. A file that is standalone stays unchanged."""
     if figure.startswith("<svg xmlns"):
         return figure
     width, height = re.search(r'width="(\d+)" height="(\d+)"', figure).groups()
@@ -114,20 +113,9 @@ def standalone(figure: str) -> str:
 
 
 def main() -> int:
-    """Draw or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
-    check = parser.parse_args().check
-    stale = []
-    for name, figure in figures():
-        path, text = FOLDER / f"{name}.svg", standalone(figure)
-        if not check:
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
-            stale.append(path.name)
-    if stale:
-        print(f"these figures are not what the views draw now: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
-    return int(bool(stale))
+    """Draw the figures or check them."""
+    files = ((FOLDER / f"{name}.svg", standalone(figure)) for name, figure in figures())
+    return write_or_check(__doc__.splitlines()[0], files, "the views")
 
 
 if __name__ == "__main__":

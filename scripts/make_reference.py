@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.engine.config import EngineConfig, SamplingParams
+from generated_files import write_or_check
+
+from workbench.config import EngineConfig, SamplingParams
+from workbench.trace.lines import RequestInfo, Supplement
 from workbench.trace.metrics import RequestMetrics
-from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, RequestInfo, StepRecord, WorkItem
+from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, StepRecord, WorkItem
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 BEGINNING = """# Fields by name
 
-What a person sets, and what a record holds; written from the docstrings by `scripts/make_reference.py`. Names are
-vLLM's where it has the concept, and flash-attn's for the arrays of a packed batch. Where another word is in use:
+The settings of a configuration and the fields of a record, written from the docstrings by `scripts/make_reference.py`.
+Names are vLLM's if it has the concept, and flash-attn's for the arrays of a packed batch. Some differ from vLLM's:
 
 | here | vLLM V1 |
 |---|---|
@@ -37,7 +38,7 @@ def attributes(of: type) -> dict[str, str]:
 
 
 def cell(text: str) -> str:
-    """Text that can stand in a cell of a table."""
+    """Text for a cell of a table."""
     return re.sub(r"``(.*?)``", r"`\1`", text).replace("|", "\\|")
 
 
@@ -65,7 +66,7 @@ def page() -> str:
     lines = [BEGINNING]
     for of in (EngineConfig, SamplingParams):
         lines += settings(of)
-    for of in (StepRecord, Chunk, RequestInfo, KernelLaunch, WorkItem, RequestMetrics):
+    for of in (StepRecord, Chunk, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics):
         lines += contents(of)
     words = {"arm": Arm, "limited_by": LimitedBy}
     lines += [f"`{name}` is one of {', '.join(f'`{word}`' for word in of.__args__)}." for name, of in words.items()]
@@ -73,16 +74,8 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text)
-    elif not PAGE.exists() or PAGE.read_text() != text:
-        print(f"{PAGE.name} is not what the docstrings say now; run {sys.argv[0]}", file=sys.stderr)
-        return 1
-    return 0
+    """Write the page or check it."""
+    return write_or_check(__doc__.splitlines()[0], [(PAGE, page())], "the docstrings")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Take the screenshots of the documentation with Chromium: ``python scripts/make_screenshots.py [name ...]``.
 
-The runs are those of ``workbench demo``, so the bundled model has to be there; times in the pictures are those of the
+The runs are those of ``workbench demo``, so the bundled model must be installed. Times in the pictures are those of the
 machine that takes them.
 """
 
@@ -24,11 +24,13 @@ from workbench.viz.export_html import to_html
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 SMALL_SCREEN = (1280, 800)
+WIDTHS = ((390, 844), (1100, 800), (1440, 900), (2560, 1300))
+"""Screens on which the first view is looked at."""
 
 
 @contextmanager
 def opened(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> Iterator[Locator]:
-    """The view on a page of its own."""
+    """Open the view on a new page."""
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
@@ -40,7 +42,7 @@ def opened(browser: Browser, address: str, size: tuple[int, int], scheme: str) -
 
 
 def save(root: Locator, name: str) -> None:
-    """Save what the window shows once everything is drawn."""
+    """Save a picture of the window once everything is drawn."""
     root.page.wait_for_timeout(800)
     root.page.screenshot(path=FOLDER / f"{name}.png")
     print(name, flush=True)
@@ -58,7 +60,7 @@ def look_at(root: Locator, step: int, select: int | None = None) -> None:
 
 
 def take(browser: Browser, wanted: set[str]) -> None:
-    """Take the screenshots named, all of them when none is."""
+    """Take the named screenshots, or all of them if none is named."""
 
     def asked(name: str) -> bool:
         return not wanted or name in wanted
@@ -77,15 +79,20 @@ def take(browser: Browser, wanted: set[str]) -> None:
         for name, path, size, scheme, step, select in pages:
             if not asked(name):
                 continue
-            with opened(browser, f"file://{path}", size, scheme) as root:
+            with opened(browser, f"file://{path}#all", size, scheme) as root:
                 look_at(root, step, select)
                 save(root, name)
+        for width, height in WIDTHS:
+            if asked(name := f"dashboard-story-{width}"):
+                with opened(browser, f"file://{one}#story", (width, height), "light") as root:
+                    look_at(root, 7)
+                    save(root, name)
     if asked("dashboard-live") or asked("dashboard-step-into"):
         take_live(browser)
 
 
 def take_live(browser: Browser) -> None:
-    """A live engine in the middle of its run, and in the middle of a step."""
+    """Take the screenshots of a live engine in the middle of its run, and in the middle of a step."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -108,7 +115,7 @@ def take_live(browser: Browser) -> None:
 
 
 def main() -> None:
-    """Take the screenshots that are named on the command line, or all."""
+    """Take the screenshots named on the command line, or all of them."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("make_screenshots needs chromium on the PATH")

@@ -1,11 +1,23 @@
-"""Fixtures shared by the tests: the bundled model, and a tiny random one."""
+"""Fixtures shared by the tests: the bundled model, and a tiny random one.
 
+Tests compare numbers to the last digits, so they compute on the CPU in float32 on every machine, unless the variable
+WORKBENCH_DEVICE names another device. Processes that they start inherit the choice. A test of a GPU takes the fixture
+``gpu``.
+"""
+
+import os
 import signal
+from importlib.util import find_spec
 
 import pytest
 from word_llama import make_tiny_llama
 
 import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS in place)
+from workbench.device import DEVICE_VARIABLE, choose_device
+
+os.environ.setdefault(DEVICE_VARIABLE, "cpu")
+if find_spec("mlx") is not None:  # vLLM's environment has none
+    choose_device()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,3 +43,17 @@ def smollm2():
 def tiny_llama():
     """`make_tiny_llama`, made once."""
     return make_tiny_llama()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """MLX's GPU as the default device for one test; skipped with the reason if there is none."""
+    import mlx.core as mx
+
+    if not (mx.metal.is_available() or mx.cuda.is_available()):
+        pytest.skip("MLX has no GPU on this machine")
+    before = mx.default_device()
+    monkeypatch.setenv(DEVICE_VARIABLE, "gpu")
+    choose_device()
+    yield
+    mx.set_default_device(before)

@@ -1,4 +1,4 @@
-"""The BLAS in front of MLX's own. What counts happens at import, so most of it runs in a fresh interpreter."""
+"""The BLAS in front of MLX's own: it is loaded at import, so most tests run in a fresh interpreter."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ INFO = "import workbench; print(workbench.backend_info())"
 
 
 def run_python(code, cache, check=True, **environment):
-    """Run code in a fresh interpreter with its own cache folder."""
+    """Run code in a fresh interpreter with a separate cache folder."""
     settings = {key: value for key, value in os.environ.items() if not key.startswith(("WORKBENCH_", "LD_DEBUG"))}
     settings |= {"WORKBENCH_CACHE": str(cache), "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
@@ -117,7 +117,7 @@ def test_the_core_is_chosen_by_the_library_and_not_by_the_environment(cache):
     assert run_python(INFO, cache, **forced).stdout == run_python(INFO, cache, **settings).stdout
 
 
-def test_without_a_writable_cache_mlx_works_as_it_comes(tmp_path):
+def test_without_a_writable_cache_mlx_keeps_its_blas(tmp_path):
     (tmp_path / "file").write_text("in the way")
     done = run_python(INFO, tmp_path / "file" / "cache")
     assert "reference BLAS (OpenBLAS could not be loaded: " in done.stdout

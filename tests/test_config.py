@@ -1,4 +1,4 @@
-"""What a configuration accepts, what it refuses, and how it says so."""
+"""A configuration accepts valid values and rejects others with a message that says why."""
 
 import dataclasses
 import json

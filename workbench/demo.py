@@ -1,124 +1,77 @@
-"""The demo: a real model serving real requests, seen step by step."""
+"""The requests of ``workbench demo``: a long document, and questions that arrive while it prefills.
+
+The document is a page of Python's own documentation (``pydoc_data.topics``), which every Python has.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import pydoc_data.topics
-import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workbench.engine.config import EngineConfig, SamplingParams
+from workbench.config import EngineConfig, SamplingParams
+from workbench.trace.narrate import narrate_briefly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from workbench.distributed.job import MakeEngine
     from workbench.engine.engine import Engine
-    from workbench.models.load import LoadedModel
     from workbench.trace import StepRecord
 
-# The threshold keeps the long prompt from taking whole steps, so that short ones prefill beside it.
+# The threshold leaves a few tokens of each step to the questions, which prefill beside the document and have to wait.
 CONFIG = EngineConfig(
-    max_num_batched_tokens=256, max_num_seqs=16, block_size=16, num_blocks=512, long_prefill_token_threshold=160
+    max_num_batched_tokens=192, max_num_seqs=16, block_size=16, num_blocks=512, long_prefill_token_threshold=176
 )
 
 LONG_TOPIC, LONG_PROMPT_TOKENS = "execmodel", 1500
-SHORT_TOPICS = {0: ("strings",), 1: ("lists",), 2: ("while", "import"), 3: ("lambda",), 5: ("assert",), 8: ("global",)}
-"""The short prompts by the step before which they arrive, while the long one prefills."""
+LONG_QUESTION = "Explain in one short paragraph what this says."
 
-QUESTION = "Explain in one short paragraph what this says."
-
+QUESTIONS = {
+    0: {"paris": "What is the capital of France?"},
+    1: {"week": "How many days are there in a week?"},
+    2: {"sky": "Why is the sky blue?", "seasons": "List the four seasons."},
+    3: {"leaves": "What is photosynthesis?"},
+}
+"""Short questions that the bundled model answers well, by request id, by the step before which they arrive."""
 
 Prompt = str | list[dict[str, str]]
 
 
 def demo_requests(engine: Engine) -> Iterator[tuple[int, str, Prompt, SamplingParams]]:
-    """The demo's requests as (arrival step, request id, prompt, sampling).
+    """The demo's requests as (arrival step, request id, prompt, sampling)."""
 
-    The texts are Python's own documentation (``pydoc_data.topics``), which every Python has.
-    """
-
-    def ask(topic: str, characters: int) -> Prompt:
-        text = f"{QUESTION}\n\n{pydoc_data.topics.topics[topic][:characters]}"
+    def ask(text: str) -> Prompt:
         return [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
 
-    # About 4 characters to a token; less where the model's context is short.
-    characters = 4 * min(LONG_PROMPT_TOKENS, engine.config.max_model_len // 2)
-    yield 0, "long", ask(LONG_TOPIC, characters), SamplingParams(max_tokens=32)
-    for step, topics in SHORT_TOPICS.items():
-        for topic in topics:
-            yield step, topic, ask(topic, 420), SamplingParams(max_tokens=48)
-
-
-def describe(step: StepRecord) -> str:
-    """One line per step: what was packed, what waited, what it took."""
-    prefill = ", ".join(f"{c.request_id}[{c.start}:{c.end}]" for c in step.chunks if c.arm != "decode")
-    decodes = sum(c.arm == "decode" for c in step.chunks)
-    tokens = f"{step.num_tokens:4d} token" + ("s" if step.num_tokens != 1 else "")
-    parts = [tokens, f"{decodes} decode" + ("s" if decodes != 1 else "")]
-    if prefill:
-        parts.append(f"prefill {prefill}")
-    for label, names in (("preempted", step.preempted), ("finished", step.finished)):
-        if names:
-            parts.append(f"{label} {', '.join(names)}")
-    return f"step {step.step:3d}  {sum(step.timings.values()) * 1000:6.0f} ms  " + " | ".join(parts)
+    # A token has about 4 characters. A model with a short context gets a shorter prompt.
+    num_characters = 4 * min(LONG_PROMPT_TOKENS, engine.model.max_position // 2)
+    document = pydoc_data.topics.topics[LONG_TOPIC][:num_characters]
+    yield 0, "long", ask(f"{LONG_QUESTION}\n\n{document}"), SamplingParams(max_tokens=48)
+    for step, questions in QUESTIONS.items():
+        for request_id, question in questions.items():
+            yield step, request_id, ask(question), SamplingParams(max_tokens=64)
 
 
 class Arrivals:
-    """Adds the demo's requests to an engine as their steps come, and prints a line for every step."""
+    """Adds the demo's requests to an engine when their steps come, and prints a line for every step."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending = deque(demo_requests(engine))
         self._add_due(0)
-        engine.on_step(self._after)
+        engine.on_step(self._after_step)
 
     def _add_due(self, step: int) -> None:
         while self._pending and self._pending[0][0] <= step:
             _, request_id, prompt, sampling = self._pending.popleft()
             self._engine.add_request(prompt, sampling, request_id=request_id)
 
-    def _after(self, record: StepRecord) -> None:
+    def _after_step(self, record: StepRecord) -> None:
         print(describe(record), flush=True)
         self._add_due(record.step + 1)
         if self._pending and not self._engine.scheduler.has_unfinished_requests():
             self._add_due(self._pending[0][0])
 
 
-def run_headless(model: str) -> int:
-    """Run the demo's requests, print every text and a summary; the exit status."""
-    from workbench.distributed.job import run_job
-
-    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
-        with make_engine(CONFIG) as engine:
-            print(engine, flush=True)
-            Arrivals(engine)
-            engine.run(progress=False)
-            outputs = engine.outputs.values()
-            for output in outputs:
-                print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
-                print("  " + output.text.strip().replace("\n", "\n  "))
-            print("\n" + str(engine.trace.metrics()))
-        return 1 if any(output.finish_reason == "error" for output in outputs) else 0
-
-    return run_job(model, lead)
-
-
-def run_served(model: str, port: int) -> int:
-    """Serve the dashboard over a running engine until Ctrl-C; the exit status."""
-    from workbench.distributed.job import run_job
-    from workbench.viz.app import serve
-
-    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
-        with make_engine(CONFIG) as engine:
-            print(engine, flush=True)
-            Arrivals(engine)
-            engine.start()
-            print(f"dashboard: http://127.0.0.1:{port}", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                serve(engine, port=port, title="Workbench")
-        print("stopped", file=sys.stderr)
-        return 0
-
-    return run_job(model, lead)
+def describe(step: StepRecord) -> str:
+    """A step in one line: its number, its duration, and `narrate_briefly`."""
+    return f"step {step.step:3d}  {sum(step.timings.values()) * 1000:6.0f} ms  {narrate_briefly(step)}"

@@ -1,1 +1,1 @@
-"""What Workbench is compared with. Each offers ``add`` and ``step`` (see ``serving.replay``) or is a server."""
+"""The systems compared with Workbench. Each offers ``add`` and ``step`` (see ``serving.replay``) or is a server."""

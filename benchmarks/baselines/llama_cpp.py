@@ -1,6 +1,6 @@
-"""llama.cpp with continuous batching as its server does it: decodes first, then prompt tokens up to the batch size.
+"""llama.cpp with continuous batching like its server: decodes first, then prompt tokens up to the batch size.
 
-Runs in a Python of its own that has llama-cpp-python. The file is the same, but its weights stay 4 bits wide.
+It runs in a separate Python that has llama-cpp-python. The file is the same, but the weights stay 4 bits wide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from serving.replay import Events
 
 @dataclass
 class Slot:
-    """A request in a sequence of the KV cache: tokens still to be given to the model, and how far it is."""
+    """A request in a sequence of the KV cache: its pending tokens and its progress."""
 
     index: int
     pending: list[int]
@@ -28,10 +28,10 @@ class LlamaCppEngine:
 
     Args:
         path: The GGUF file.
-        concurrency: Open requests at most.
-        context: KV cells in all.
-        batch: Tokens of a step at most.
-        threads: Threads; one, as everybody has here.
+        concurrency: Maximum number of open requests.
+        context: Total number of KV cells.
+        batch: Maximum number of tokens in a step.
+        threads: Number of threads; one, as in every arm.
     """
 
     def __init__(self, path: str, concurrency: int, context: int, batch: int, threads: int = 1) -> None:
@@ -57,7 +57,7 @@ class LlamaCppEngine:
     def step(self) -> Events:
         """One ``llama_decode``."""
         events, num_rows, wanted = Events(), 0, []
-        # A decode has one pending token; prompts fill what decodes leave of the batch.
+        # A decode has one pending token; prompts fill the rest of the batch.
         for number, slot in sorted(self._slots.items(), key=lambda item: (len(item[1].pending) > 1, item[1].index)):
             take = min(len(slot.pending), self._batch_size - num_rows)
             if take and not slot.position:

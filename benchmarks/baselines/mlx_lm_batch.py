@@ -37,5 +37,5 @@ class MlxLmEngine:
         )
 
     def close(self) -> None:
-        """Give back what the generator holds."""
+        """Release the generator's resources."""
         self._generator.close()

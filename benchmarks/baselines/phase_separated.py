@@ -1,14 +1,14 @@
-"""The design that a unified, paged engine replaces: prefill steps and decode steps, and nothing kept between chunks.
+"""The design that a unified, paged engine replaces: separate prefill and decode steps, and no KV kept between chunks.
 
 A prefill step packs chunks of several prompts into one row of tokens under a dense block-diagonal mask. Attention
-cannot read an earlier chunk's keys, so every chunk is computed again from position 0 together with all before it:
-a prompt of n tokens in chunks of c costs c + 2c + ... + n rows. Only the last chunk's pass, which holds the whole
-prompt, leaves a KV cache. Decodes are then batched among themselves, in mlx-lm's own left-padded cache, and wait
+cannot read an earlier chunk's keys, so every chunk is recomputed from position 0 together with all earlier ones:
+a prompt of n tokens in chunks of c costs c + 2c + ... + n rows. Only the pass of the last chunk, which holds the whole
+prompt, leaves a KV cache. Decodes are then batched separately, in mlx-lm's left-padded cache, and wait
 while any prompt is unfinished.
 
 The model is mlx-lm's, unchanged. It rotates a packed row by running positions, not by positions that restart with
-each prompt; attention under RoPE depends on differences of positions only, so each prompt sees what it would see
-alone, as long as its decodes go on counting from where it stood in the row.
+each prompt. Attention under RoPE depends only on differences of positions, so each prompt gets the same result as
+alone, provided that its decodes continue counting from its place in the row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serving.replay import Events
 
 @dataclass
 class Sequence:
-    """A request on its way: how much of its prompt has been computed (again and again), and its last token."""
+    """A request in progress: the computed part of its prompt (recomputed with each chunk), and its last token."""
 
     index: int
     prompt: list[int]
@@ -36,7 +36,7 @@ class Sequence:
 
 @dataclass
 class PackedLayerCache:
-    """What a layer of the model gets as its cache in a prefill step: the mask, and a place to leave K and V.
+    """The cache object of a layer in a prefill step: the mask, and a place for K and V.
 
     Attributes:
         mask: bool [T, T], True where a row may attend.
@@ -50,11 +50,11 @@ class PackedLayerCache:
     values: mx.array | None = field(default=None, repr=False)
 
     def make_mask(self, num_rows: int, **kwargs: object) -> mx.array:
-        """The dense mask, whatever is asked."""
+        """The dense mask, for any arguments."""
         return self.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Attend to this row alone: there is no earlier KV."""
+        """Attend only to this row: there is no earlier KV."""
         self.keys, self.values = keys, values
         return keys, values
 
@@ -64,7 +64,7 @@ class PhaseSeparatedEngine:
 
     Args:
         model: An mlx-lm model of the llama family.
-        token_budget: New prompt tokens of a prefill step at most; what is recomputed comes on top.
+        token_budget: Maximum number of new prompt tokens in a prefill step; recomputed tokens are not counted.
     """
 
     def __init__(self, model: nn.Module, token_budget: int) -> None:
@@ -100,7 +100,7 @@ class PhaseSeparatedEngine:
         hidden = self._model.model(mx.array([packed]), cache=caches)
         finished = [i for i, sequence in enumerate(chunks) if sequence.num_done == len(sequence.prompt)]
         if not finished:
-            mx.eval(hidden)  # a chunk in the middle: all that was computed is thrown away
+            mx.eval(hidden)  # an intermediate chunk: its computation is thrown away
             return events
         tokens = mx.argmax(_head(self._model, hidden[0, mx.array(bounds[1:][finished] - 1)]), axis=-1)
         joining = [_batched([(int(bounds[i]), int(bounds[i + 1])) for i in finished], cache) for cache in caches]
@@ -136,7 +136,7 @@ class PhaseSeparatedEngine:
 
 
 def _block_diagonal_mask(bounds: np.ndarray) -> mx.array:
-    """Causal inside each segment of a packed row, nothing between segments: bool [T, T]."""
+    """A mask that is causal inside each segment of a packed row and False between segments: bool [T, T]."""
     segment = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
     row = np.arange(len(segment))
     return mx.array((segment[:, None] == segment[None, :]) & (row[None, :] <= row[:, None]))
@@ -148,7 +148,7 @@ def _head(model: nn.Module, hidden: mx.array) -> mx.array:
 
 
 def _batched(spans: list[tuple[int, int]], packed: PackedLayerCache) -> BatchKVCache:
-    """Spans [start, end) of a packed row as a left-padded batch whose positions go on from each span's end."""
+    """Spans [start, end) of a packed row as a left-padded batch whose positions continue from each span's end."""
     singles = []
     for start, end in spans:
         single = KVCache()

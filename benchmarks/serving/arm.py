@@ -1,7 +1,7 @@
-"""One arm of the serving benchmark, in a process of its own: ``arm.py ARM WORKLOAD.json [MODEL.gguf]``.
+"""One arm of the serving benchmark, in a separate process: ``arm.py ARM WORKLOAD.json [MODEL.gguf]``.
 
-An engine replays the workload and prints its timelines. A server prints its address, and its CPU time for every line
-that it reads; the client is another process.
+An engine replays the workload and prints its timelines. A server prints its address, and then its CPU time for every
+line that it reads; the client is another process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WorkbenchEngine:
 
 
 def make_engine(workload: Workload):
-    """An Engine whose pool holds ``concurrency`` requests of the workload's longest length."""
+    """An Engine whose pool holds ``concurrency`` requests of the workload's maximum length."""
     from workbench import Engine, EngineConfig
 
     shape = workload.shape
@@ -66,7 +66,7 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
     """The engine of an arm.
 
     Raises:
-        ValueError: There is no such arm.
+        ValueError: The arm is unknown.
     """
     shape = workload.shape
     if arm == "workbench":
@@ -76,7 +76,7 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
 
         context = 256 * -(-shape.concurrency * (workload.longest + 1) // 256)
         return LlamaCppEngine(path, shape.concurrency, context, max(shape.token_budget, shape.concurrency))
-    from workbench.models import load_model  # puts the BLAS in place before MLX is imported
+    from workbench.models import load_model  # installs the BLAS before MLX is imported
 
     model = load_model("smollm2").model
     if arm == "phase_separated":
@@ -91,7 +91,7 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
 
 
 class ForwardCounter:
-    """Counts forward passes of an MLX model and the rows of tokens in them, padding included, at the embedding."""
+    """Count an MLX model's forward passes and their rows of tokens, including padding, at the embedding."""
 
     def __init__(self) -> None:
         import mlx.nn as nn
@@ -108,7 +108,7 @@ class ForwardCounter:
 
 
 def warm_up(workload: Workload) -> Workload:
-    """Two short requests of other tokens: compiled kernels, weights in memory."""
+    """Two short requests of other tokens, to compile the kernels and load the weights."""
     vocabulary = sorted({token for request in workload.requests for token in request.prompt})
     generator = random.Random(1)
     requests = [Request(0.0, [generator.choice(vocabulary) for _ in range(length)], 3) for length in (40, 9)]

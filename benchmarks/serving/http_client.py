@@ -13,10 +13,10 @@ from serving.workloads import Request, Workload
 
 
 def stream_completion(port: int, body: dict[str, Any]) -> tuple[list[float], list[int], str]:
-    """POST /v1/completions; the time of each event that carries output, its tokens where sent, and the text.
+    """POST /v1/completions; return the time of each event with output, its tokens if it has any, and the text.
 
     Raises:
-        RuntimeError: The server refused or reported an error.
+        RuntimeError: The server rejected the request or reported an error.
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=3600)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -40,13 +40,13 @@ def stream_completion(port: int, body: dict[str, Any]) -> tuple[list[float], lis
 
 
 def replay_over_http(workload: Workload, port: int, body: dict[str, Any], prompt_of) -> list[Timeline]:
-    """Send each request when it arrives and fewer than ``concurrency`` are open; wait for all.
+    """Send each request once it has arrived and fewer than ``concurrency`` are open; wait for all.
 
     Args:
         workload: The requests.
         port: Port of the server on 127.0.0.1.
         body: Fields of every request besides ``prompt`` and ``max_tokens``.
-        prompt_of: Makes the ``prompt`` field of a Request.
+        prompt_of: Returns the ``prompt`` field for a Request.
 
     Raises:
         RuntimeError: A request failed.
@@ -64,7 +64,7 @@ def replay_over_http(workload: Workload, port: int, body: dict[str, Any], prompt
             timeline.scheduled = time.perf_counter() - start
             times, timeline.tokens, timeline.text = stream_completion(port, bodies[index])
             timeline.token_times = [moment - start for moment in times]
-        except Exception as problem:  # told in the main thread
+        except Exception as problem:  # reported in the main thread
             failures.append(problem)
         finally:
             slots.release()

@@ -1,8 +1,9 @@
 """The rows of a serving table, from the timelines of its requests. Standard library only.
 
-As vLLM's ``bench serve`` defines them: TTFT from arrival to the first token; ITL between events that follow each
-other; TPOT of a request is the time from its first token to its last over the tokens after the first. TTFT is split
-into queue (arrival until work on the prompt begins) and prefill (the rest). Percentiles interpolate linearly.
+The definitions are those of vLLM's ``bench serve``. TTFT is the time from arrival to the first token, ITL the time
+between consecutive events. TPOT of a request is the time from its first token to its last, divided by the number of
+tokens after the first. TTFT is split into queue (arrival until work on the prompt begins) and prefill (the rest).
+Percentiles interpolate linearly.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def serving_metrics(workload: Workload, timelines: list[Timeline]) -> dict[str, 
 
 
 def compare_outputs(ours: list[Timeline], theirs: list[Timeline], decode) -> dict[str, int | None]:
-    """How many requests got the same output, and the earliest token (or character) at which one differs.
+    """Number of requests with the same output, and the earliest token (or character) at which one differs.
 
-    Tokens are compared where both have them, else texts; ``decode`` makes a text of our tokens. The space that a text
-    begins with does not count: mlx-lm's server leaves it out.
+    Tokens are compared if both sides have them, otherwise texts; ``decode`` turns our tokens into text. A leading space
+    is ignored, because mlx-lm's server leaves it out.
     """
     differences = []
     for a, b in zip(ours, theirs, strict=True):

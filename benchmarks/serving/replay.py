@@ -11,14 +11,14 @@ from serving.workloads import Workload
 
 @dataclass
 class Events:
-    """What a step did: requests whose prompt it began, and (request, token) pairs that it gave out."""
+    """The result of a step: requests whose prompt it began, and the (request, token) pairs it produced."""
 
     scheduled: list[int] = field(default_factory=list)
     tokens: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ServingEngine(Protocol):
-    """What the loop asks of an engine. Greedy sampling, and no end before ``max_tokens``."""
+    """The interface of an engine for the loop. Sampling is greedy and does not end before ``max_tokens``."""
 
     def add(self, index: int, prompt: list[int], max_tokens: int) -> None:
         """Queue a request."""
@@ -34,11 +34,11 @@ class Timeline:
     """One request's times in seconds since the first arrival.
 
     Attributes:
-        arrival: When the workload has it arrive.
-        scheduled: When work on its prompt began; for a server, when the client sent it.
-        token_times: When each token could be read.
-        tokens: The tokens; empty where only text came back.
-        text: The text, where it came back.
+        arrival: Time of its arrival in the workload.
+        scheduled: Time when work on its prompt began; for a server, when the client sent it.
+        token_times: Time at which each token was available.
+        tokens: The tokens; empty if only text was returned.
+        text: The text, if it was returned.
     """
 
     arrival: float
@@ -49,7 +49,7 @@ class Timeline:
 
 
 def replay(workload: Workload, engine: ServingEngine) -> list[Timeline]:
-    """Hand over each request when it arrives and fewer than ``concurrency`` are open; step until all have ended."""
+    """Submit each request once it has arrived and fewer than ``concurrency`` are open; step until all have ended."""
     requests, concurrency = workload.requests, workload.shape.concurrency
     timelines = [Timeline(request.arrival) for request in requests]
     added = open_requests = ended = 0

@@ -1,7 +1,7 @@
 """The workloads of the serving benchmark: lengths, arrivals and prompts, all from a seed. Standard library only.
 
-Each exists in two sizes. The full one has the shape that serving benchmarks of GPU machines use; the small one keeps
-its proportions (input to output, requests to concurrency, chunk to prompt) and ends soon on two cores.
+Each exists in two sizes. The full size has the usual shape of serving benchmarks for GPU machines. The small size keeps
+the proportions (input to output, requests to concurrency, chunk to prompt) and takes little time on two cores.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ MAX_MODEL_LEN = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """What a workload asks for, before there are prompts.
+    """The shape of a workload, without its prompts.
 
     Attributes:
-        what: One line for a reader.
-        num_requests: Requests.
-        input_tokens: Prompt tokens of each; of all together when ``skewed``.
-        output_tokens: Output tokens of each; of all together when ``skewed``.
-        concurrency: Requests that a client keeps open at once.
-        rate: Arrivals per second, Poisson; 0 when all are there at the start.
-        token_budget: Tokens of a step at most, where an engine has such a limit.
-        shared_prefix: Prompt tokens that all requests begin with.
-        skewed: Lengths are log-normal instead of equal, as those of conversations are.
+        what: A description in one line.
+        num_requests: Number of requests.
+        input_tokens: Prompt tokens of each request; the total when ``skewed``.
+        output_tokens: Output tokens of each request; the total when ``skewed``.
+        concurrency: Number of requests that a client keeps open.
+        rate: Arrivals per second, Poisson; 0 if all requests arrive at the start.
+        token_budget: Maximum number of tokens in a step, for engines with such a limit.
+        shared_prefix: Number of prompt tokens that all requests share at the beginning.
+        skewed: Lengths are log-normal instead of equal, like those of conversations.
     """
 
     what: str
@@ -62,7 +62,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Request:
-    """One request: when it arrives (seconds), what it asks, how many tokens it wants."""
+    """One request: its arrival in seconds, its prompt, and its number of output tokens."""
 
     arrival: float
     prompt: list[int]
@@ -83,7 +83,7 @@ class Workload:
         return max(len(request.prompt) + request.output_tokens for request in self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """The workload as JSON can hold it."""
+        """The workload as JSON data."""
         return asdict(self)
 
     @classmethod
@@ -97,10 +97,10 @@ def make_workload(name: str, shape: Shape, vocabulary: Sequence[int], seed: int 
     """The requests of a workload.
 
     Args:
-        name: What to call it; it is part of the seed.
-        shape: What it asks for, such as ``FULL[name]``.
-        vocabulary: Token ids that prompts are drawn from.
-        seed: Seed of lengths, arrivals and prompts.
+        name: The workload's name, which is part of the seed.
+        shape: The workload's shape, such as ``FULL[name]``.
+        vocabulary: Token ids for prompts.
+        seed: Seed for lengths, arrivals and prompts.
     """
     generator = random.Random(f"{name} {seed}")
 
@@ -118,11 +118,11 @@ def make_workload(name: str, shape: Shape, vocabulary: Sequence[int], seed: int 
 
 
 def _lengths(tokens: int, shape: Shape, generator: random.Random) -> list[int]:
-    """One length per request: all ``tokens``, or log-normal ones (sigma 1) that add up to ``tokens``."""
+    """One length per request: ``tokens`` each, or log-normal lengths (sigma 1) that add up to ``tokens``."""
     if not shape.skewed:
         return [tokens] * shape.num_requests
     weights = [generator.lognormvariate(0.0, 1.0) for _ in range(shape.num_requests)]
-    spare = tokens - 4 * shape.num_requests  # nobody gets fewer than 4
+    spare = tokens - 4 * shape.num_requests  # minimum length 4
     lengths = [4 + int(spare * weight / sum(weights)) for weight in weights]
     for index in range(tokens - sum(lengths)):
         lengths[index % len(lengths)] += 1

@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of the readers of files that come from elsewhere: GGUF files and traces.
+"""Coverage-guided fuzzing of the readers of files from other sources: GGUF files and traces.
 
 Run: `python tests/fuzz/fuzz_readers.py gguf FOLDER tests/fuzz/corpus/gguf -max_total_time=300`, and the same with
-`trace`. Needs PyPI atheris; the arguments after the kind are libFuzzer's: what it finds goes to the first folder.
-`replay` is what a test does with the corpus.
+`trace`. Needs PyPI atheris; the arguments after the kind are libFuzzer's, which writes findings to the first folder. A
+test calls `replay` with each file of the corpus.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_STEPS_LOOKED_AT = 20
 
 
 def read_gguf(path: Path) -> bool:
-    """Read a file, every tensor of it, its configuration and its tokenizer; False where it is refused by name."""
-    from workbench.models.gguf_file import GGUFError, GGUFFile
-    from workbench.models.gguf_loader import gguf_config
-    from workbench.models.gguf_tokenizer import GGUFTokenizer
+    """Read a file, every tensor of it, its configuration and its tokenizer; False if that raises a named error."""
+    from workbench.models.gguf.file import GGUFError, GGUFFile
+    from workbench.models.gguf.loader import gguf_config
+    from workbench.models.gguf.tokenizer import GGUFTokenizer
     from workbench.models.tokenizer import ChatTemplateError
 
     try:
@@ -35,8 +35,9 @@ def read_gguf(path: Path) -> bool:
 
 
 def read_trace(path: Path) -> bool:
-    """Read a trace and look at its steps, pool and metrics; False where it is refused by name."""
+    """Read a trace and look at its steps, supplements, pool and metrics; False if that raises a named error."""
     from workbench.trace import Trace, TraceError
+    from workbench.viz.layout.shadow_launch import shadow_facts
 
     try:
         trace = Trace.load(path)
@@ -46,6 +47,8 @@ def read_trace(path: Path) -> bool:
     for index in range(min(len(trace), MAX_STEPS_LOOKED_AT)):
         record = trace[index]
         _ = record.positions, record.slot_mapping, record.block_tables, record.events, record.not_scheduled
+    for supplement in trace.supplements:
+        shadow_facts(supplement.facts, len(trace[supplement.step - trace[0].step].chunks))
     if len(trace) and 0 < (trace.num_blocks or 0) < 10_000:
         _ = trace.pool_state(-1, "end").free_queue
     repr(trace.metrics())
@@ -56,7 +59,7 @@ READERS: dict[str, tuple[str, Callable[[Path], bool]]] = {"gguf": (".gguf", read
 
 
 def replay(kind: str, data: bytes, folder: Path) -> bool:
-    """Read these bytes as a file of a kind; False where they are refused. Any exception is a finding."""
+    """Read these bytes as a file of a kind; False if they are rejected. Any other exception is a finding."""
     suffix, read = READERS[kind]
     path = folder / f"fuzzed{suffix}"
     path.write_bytes(data)
@@ -77,7 +80,7 @@ def main() -> None:
         atheris.instrument_imports(include=["workbench.models", "workbench.trace"]),
         tempfile.TemporaryDirectory() as folder,
     ):
-        replay(kind, b"", Path(folder))  # imports what is to be instrumented
+        replay(kind, b"", Path(folder))  # imports the modules to instrument
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         atheris.Setup([sys.argv[0], *arguments], lambda data: replay(kind, data, Path(folder)) and None)
         atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""GGUF files put together byte by byte, so that they can be wrong in every way. PyPI gguf writes only right ones."""
+"""GGUF files built byte by byte, so that they can have any fault; PyPI gguf writes only correct files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from gguf import GGMLQuantizationType
 
-from workbench.models.gguf_file import GGUFFile
+from workbench.models.gguf.file import GGUFFile
 
 ALIGNMENT = 32
 
 
 class Tensor(NamedTuple):
-    """An entry of the tensor table; ``offset`` None for the place where the data really is."""
+    """An entry of the tensor table; ``offset`` None stands for the real position of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ def gguf_bytes(metadata: Mapping[str, Any], tensors: Iterable[Tensor], version: 
 
 
 def tensors_of(file: GGUFFile) -> list[Tensor]:
-    """The tensors of a file that is in order."""
+    """The tensors of a correct file."""
     return [
         Tensor(tensor.name, tensor.shape, GGMLQuantizationType[tensor.type_name].value, tensor.raw.tobytes())
         for tensor in file.tensors.values()

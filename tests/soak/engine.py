@@ -1,12 +1,12 @@
 """A real model under mixed traffic for a long time: nothing may leak, nothing may be lost, no token may change.
 
-Run: `python tests/soak/engine.py --minutes 30`. Writes tests/soak/results/engine.json and prints it; exit status 1
-where a check fails. Linux, for it reads /proc.
+Run: `python tests/soak/engine.py --minutes 30`. Writes tests/soak/results/engine.json and prints it; the exit status
+is 1 if a check fails. Needs Linux, because it reads /proc.
 
 One engine lives from beginning to end, with too few KV blocks, so that requests are preempted. Requests of random
-shape arrive, are sampled in every way there is, aborted, forgotten; forward passes and samplers fail now and then.
-Half of the requests have an answer that was computed alone beforehand, and must get it again. Beside it engines of
-other configurations come and go. The trace keeps its newest steps, and is saved and read back every so often.
+shape arrive, are sampled with all kinds of parameters, aborted and forgotten; now and then a forward pass or a sampler
+fails. Half of the requests have an answer that was computed alone beforehand, and must get it again. Engines of other
+configurations are created and closed beside it. The trace keeps its newest steps, and is regularly saved and read back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from word_llama import make_tiny_llama
 
@@ -58,17 +58,17 @@ RSS_LIMIT = 0.02
 """Largest change of resident memory after the warm-up, as a fraction."""
 
 MLX_CACHE_BYTES = 2**20
-"""What MLX may keep of the buffers that were freed, for arrays to come. Its own limit is 32 MiB on a CPU, and small
-arrays of ever new shapes fill it for longer than the run lasts: growth that ends, but does not look like it. This much
-is full before the traffic begins, so that what grows later is something else."""
+"""Limit of the freed buffers that MLX keeps for later arrays. MLX's default on a CPU is 32 MiB, and small arrays of
+ever new shapes take longer than the run to fill it: growth that ends, but does not look like it. This smaller cache is
+full before the traffic begins, so that later growth has another cause."""
 
 
 class PlantedFault(RuntimeError):
-    """What the faulty forward passes and samplers raise."""
+    """Raised by the faulty forward passes and samplers."""
 
 
 class Sample(NamedTuple):
-    """What the process holds at one moment.
+    """Memory and objects of the process at one moment.
 
     Attributes:
         rss: Resident memory in bytes.
@@ -98,7 +98,7 @@ def num_open_files() -> int:
 
 
 def draw_request(rng: random.Random) -> tuple[list[int], dict[str, Any]]:
-    """A prompt, every third of which begins like others, and sampling parameters by name."""
+    """A prompt, of which about every third shares a prefix, and sampling parameters by name."""
     prompt = [rng.randrange(3, 120) for _ in range(rng.randint(1, 120))]
     if rng.random() < 0.3:
         prompt = [7 + rng.randrange(4)] * rng.choice((8, 24, 64)) + prompt
@@ -116,7 +116,7 @@ def draw_request(rng: random.Random) -> tuple[list[int], dict[str, Any]]:
 
 
 class Soak:
-    """One long-lived engine, its traffic, and what is counted of both."""
+    """One long-lived engine, its traffic, and counts of both."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng = random.Random(seed)
@@ -124,7 +124,7 @@ class Soak:
         self.engine = Engine(make_tiny_llama(), CONFIG, keep_steps=KEEP_STEPS)
         self.counts: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
-        """How often each request that is still known has ended."""
+        """Number of times that each known request has ended."""
         self.expected: dict[str, tuple[int, ...]] = {}
         self.problems: list[str] = []
         self.known = [(*request, self._alone(request)) for request in (draw_request(self.rng) for _ in range(200))]
@@ -162,7 +162,7 @@ class Soak:
                 self.problem(f"{request_id} ended in step {record.step}, after it was gone")
 
     def problem(self, text: str) -> None:
-        """Note what went wrong; the first hundred are kept."""
+        """Note a problem; the first hundred are kept."""
         if len(self.problems) < 100:
             self.problems.append(text)
 
@@ -181,7 +181,7 @@ class Soak:
         self.counts["requests"] += 1
 
     def burst(self) -> None:
-        """One round of traffic: arrivals, an abort, some steps taken in one of the ways to take them."""
+        """One round of traffic: arrivals, an abort, and steps taken in one of several ways."""
         for _ in range(min(self.rng.randint(0, 8), MAX_OPEN - len(self.ended))):
             self.arrive()
         if self.ended and self.rng.random() < 0.1:
@@ -206,7 +206,7 @@ class Soak:
         self.settle()
 
     def settle(self) -> None:
-        """Compare what ended with what was expected, and forget it."""
+        """Compare finished requests with their expected answers, and forget them."""
         outputs = self.engine.outputs
         for request_id, output in outputs.items():
             if output.finish_reason is None:
@@ -224,7 +224,7 @@ class Soak:
                 self.problem(f"{request_id} ended with {output.error!r}")
 
     def drain(self) -> None:
-        """Let everything end; all KV blocks must be free and the books agree."""
+        """Finish all requests; then all KV blocks must be free and the scheduler consistent."""
         self.engine.run(progress=False)
         self.settle()
         scheduler = self.engine.scheduler
@@ -261,7 +261,7 @@ class Soak:
 
 
 def soak(minutes: float, seed: int) -> dict[str, Any]:
-    """Run for so long and report."""
+    """Run the traffic for a time, and report."""
     samples: list[Sample] = []
     mx.set_cache_limit(MLX_CACHE_BYTES)
     with tempfile.TemporaryDirectory() as folder:
@@ -285,7 +285,7 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
 
 
 def report(run: Soak, samples: list[Sample], minutes: float) -> dict[str, Any]:
-    """The result as JSON can hold it. Memory is compared by medians of tenths of the run; two are warm-up."""
+    """The result, ready for JSON. Memory is compared by medians of tenths of the run, of which two are the warm-up."""
     tenths = [samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] for i in range(10)]
     rss, mlx_cache, objects, blocks = (
         [statistics.median(values) for values in column] for column in zip(*(zip(*tenth) for tenth in tenths))

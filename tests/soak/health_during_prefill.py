@@ -1,10 +1,10 @@
-"""How long /health takes while the server computes a long prompt: the event loop must not wait for the engine.
+"""Latency of /health while the server computes a long prompt: the event loop must not wait for the engine.
 
     python tests/soak/health_during_prefill.py --prompts 5
 
-Starts `workbench serve` on SmolLM2, asks for /health every 10 ms on one connection, meanwhile for prompts of 3,000
-tokens one after another (as text, so that they are tokenized too), then for nothing, as a control. Prints one line of
-JSON.
+Starts `workbench serve` with SmolLM2 and requests /health every 10 ms on one connection: first while the server
+computes prompts of 3,000 tokens one after another (as text, so that they are tokenized too), then while it is idle, as
+a control. Prints one line of JSON.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def ask(port, path, body):
 
 
 def long_prompt(port, draw, num_tokens):
-    """A text of random words with as many tokens, no two with the same beginning."""
+    """A text of random words with this number of tokens; no two texts begin alike."""
     words = [
         "river",
         "stone",
@@ -70,7 +70,7 @@ def probe(port, seconds, over):
 
 
 def watched(port, work):
-    """Milliseconds of /health while work goes on, and how long that took."""
+    """Latency of /health in milliseconds during some work, and the duration of the work."""
     seconds, over = [], threading.Event()
     prober = threading.Thread(target=probe, args=(port, seconds, over))
     start = time.perf_counter()

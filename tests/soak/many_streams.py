@@ -3,7 +3,7 @@
     python tests/soak/many_streams.py --requests 2000 --streams 64
     python tests/soak/many_streams.py --requests 20000 --streams 32 --max-tokens 4 --keep-steps 1000
 
-The second looks for what grows with the number of requests: the server's memory must be flat once its trace is full.
+The second command looks for growth with the number of requests: the memory must be flat once the trace is full.
 Prints one line of JSON.
 """
 
@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 ENGINE = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "block_size": 16, "num_blocks": 1024}
 
@@ -32,7 +32,7 @@ def make_requests(count, max_tokens):
 
 
 def resident_mib(pid):
-    """Memory of a process, where the system says (Linux)."""
+    """Memory of a process; None if the system does not tell (Linux does)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -56,7 +56,7 @@ def offline_answers(requests):
 
 
 def stream(port, prompt, max_tokens):
-    """Token ids of a streamed answer, and whether it came to its end."""
+    """Token ids of a streamed answer, and whether it was complete."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     body = {
         "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,

@@ -1,11 +1,11 @@
 """Hours of traffic through the scheduler, every setting mixed: no block may be lost, no request may end twice.
 
-Run: `python tests/soak/simulation.py`. Writes tests/soak/results/simulation.json and prints it; exit status 1 where a
-check fails. Needs neither a model nor MLX.
+Run: `python tests/soak/simulation.py`. Writes tests/soak/results/simulation.json and prints it; the exit status is 1 if
+a check fails. Needs neither a model nor MLX.
 
-Each run is 20,000 requests of random shape within a simulated hour, over a pool of another shape and under another
-policy. All settings that may change while blocks are in use change every few hundred steps; requests are aborted in
-every state, also while their step is under way; forward passes fail. The books are checked again and again.
+Each run is 20,000 requests of random shape within a simulated hour, with a pool of another shape and another policy.
+All settings that may change while blocks are in use change every few hundred steps; requests are aborted in every
+state, also during their step; forward passes fail. The scheduler's consistency is checked again and again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.engine.arrivals import poisson
-from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.cost_model import CostModel
-from workbench.engine.policies import Deadline, DecodeFirst, ShortestRemainingFirst
-from workbench.engine.policy import SchedulingPolicy
-from workbench.engine.request import Request
-from workbench.engine.scheduler import Scheduler
+from workbench.config import EngineConfig, SamplingParams
+from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.scheduler.request import Request
+from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.arrivals import poisson
+from workbench.simulation.cost_model import CostModel
 from workbench.trace import StepRecord
 
 HOUR = 3600.0
@@ -105,7 +105,7 @@ class Run:
         self.problems: list[str] = []
 
     def to_end(self) -> None:
-        """Step until every request has ended, then look at the books."""
+        """Step until every request has ended, then check the scheduler's consistency."""
         num_idle = 0
         while self.upcoming is not None or self.scheduler.has_unfinished_requests():
             if self.scheduler.step % STEPS_PER_CONFIG == 0:
@@ -141,12 +141,13 @@ class Run:
         if expected is not None and expected != (batch.has_prefill, batch.num_tokens):
             self.problems.append(f"step {batch.step}: peek_next_batch() said {expected}, it was {batch.num_tokens}")
         if self.rng.random() < 0.002:
-            self._abort_one()  # its step is under way
+            self._abort_one()  # during its step
         self.now += COST.step_seconds(batch.chunks) if batch.chunks else 0.0
         if batch.chunks and self.rng.random() < 0.001:
             self.counts["failed_steps"] += 1
-            return scheduler.fail(batch)
-        return scheduler.update(batch, [self.rng.randrange(100) if chunk.samples else None for chunk in batch.chunks])
+            return scheduler.fail(batch).to_record()
+        tokens = [self.rng.randrange(100) if chunk.samples else None for chunk in batch.chunks]
+        return scheduler.update(batch, tokens).to_record()
 
     def _abort_one(self) -> None:
         if self.scheduler.requests:
@@ -172,8 +173,8 @@ class Run:
     def _check_end(self) -> None:
         self._check_books("at the end")
         pool = self.scheduler.kv_cache.block_pool
-        if pool.num_free != pool.num_blocks - 1:
-            self.problems.append(f"{pool.num_free} of {pool.num_blocks - 1} blocks are free")
+        if pool.num_free_blocks != pool.num_blocks - 1:
+            self.problems.append(f"{pool.num_free_blocks} of {pool.num_blocks - 1} blocks are free")
         if held := [block for block in range(pool.num_blocks) if pool.ref_count(block)]:
             self.problems.append(f"blocks {held[:10]} are still referred to")
         if wrong := [name for name in self.arrived if self.ended[name] != 1]:
@@ -184,11 +185,11 @@ class Run:
             self.problems.append(f"{sorted(extra)[:10]} ended and never arrived")
 
     def report(self, seconds: float) -> dict[str, Any]:
-        """The result as JSON can hold it."""
+        """The result, ready for JSON."""
         return {
             "block_size": self.shape[0],
             "num_blocks": self.shape[1],
-            "policy": repr(self.scheduler.policy.policy) if self.scheduler.policy else "vLLM's rules",
+            "policy": repr(self.scheduler.policy) if self.scheduler.policy else "vLLM's rules",
             "simulated_seconds": round(self.now, 1),
             "seconds": round(seconds, 1),
             **dict(sorted(self.counts.items())),

@@ -1,13 +1,10 @@
-"""A real browser for the tests of the views; skipped with the reason where there is none."""
+"""A real browser for the tests of the views; without one they are skipped with the reason."""
 
 import shutil
 import socket
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = (
@@ -31,7 +28,7 @@ def pytest_collection_modifyitems(items):
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: the views are not driven")
+        pytest.skip("chromium is not installed, so the views cannot be driven")
     with playwright.sync_playwright() as driver:
         instance = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield instance
@@ -39,7 +36,7 @@ def browser():
 
 
 class WatchedPage:
-    """A page that remembers every console message and every request that leaves this machine."""
+    """A page that collects console messages and requests that leave this machine."""
 
     def __init__(self, page, origin):
         self.page = page
@@ -50,7 +47,8 @@ class WatchedPage:
         server = origin if origin.startswith("file:") else "/".join(origin.split("/")[:3])
         local = (server, server.replace("http", "ws"), "blob:", "data:")
         page.on("request", lambda request: request.url.startswith(local) or self.outside.append(request.url))
-        page.goto(origin)
+        # All panels at once, unless the address names a view.
+        page.goto(origin if "#" in origin else f"{origin}#all")
         page.wait_for_selector(".wb-root")
         self.root = page.locator(".wb-root").first
 
@@ -68,13 +66,13 @@ class WatchedPage:
         )
 
     def frame(self):
-        """Wait until everything that was asked for is drawn."""
+        """Wait until all requested drawing is done."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 @pytest.fixture
 def open_page(browser):
-    """A function that opens an address and returns a WatchedPage; at the end nothing may have gone wrong."""
+    """A function that opens an address and returns a WatchedPage; it must end without errors."""
     contexts, pages = [], []
 
     def open_(origin, *, dark=False, width=1280, height=800):

@@ -130,9 +130,9 @@ def test_keys(page_of, long_trace):
     press("0")
     assert page.view("view.cursor.range[1] - view.cursor.range[0]") == width
     press("?")
-    assert page.root.get_by_role("dialog", name="Keys").is_visible()
+    assert page.root.get_by_role("dialog", name="Keyboard shortcuts").is_visible()
     press("Escape")
-    assert page.root.get_by_role("dialog", name="Keys").is_hidden()
+    assert page.root.get_by_role("dialog", name="Keyboard shortcuts").is_hidden()
     press("/")
     page.page.keyboard.type("r12")
     assert page.view("view.cursor.filter") == "r12"
@@ -176,9 +176,10 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     page.page.wait_for_timeout(100)
     for panel in page.root.locator("section.wb-panel:not([hidden])").all():
         assert panel.get_attribute("aria-label")
-        assert panel.locator(".wb-twin").is_visible() and panel.locator(".wb-twin").get_attribute("tabindex") == "0"
-        assert panel.locator(".wb-twin th").count() >= 1
-    packed = page.root.locator("[data-panel=packed] .wb-twin tbody tr")
+        table = panel.locator(".wb-table-view")
+        assert table.is_visible() and table.get_attribute("tabindex") == "0"
+        assert table.locator("th").count() >= 1
+    packed = page.root.locator("[data-panel=packed] .wb-table-view tbody tr")
     assert packed.count() == len(long_trace[60].chunks)
     page.page.keyboard.press("t")
     for canvas in page.root.locator("canvas[role=img]").all():
@@ -192,7 +193,7 @@ def test_both_themes_draw_on_their_background(page_of, dark):
     assert page.root.get_attribute("data-theme") == ("dark" if dark else "light")
     background = page.root.evaluate("(root) => getComputedStyle(root).backgroundColor")
     assert background == ("rgb(22, 24, 28)" if dark else "rgb(255, 255, 255)")
-    page.root.get_by_role("button", name="Light or dark").click()
+    page.root.get_by_role("button", name="Switch between light and dark").click()
     assert page.root.get_attribute("data-theme") == ("light" if dark else "dark")
 
 
@@ -218,19 +219,21 @@ def test_the_form_adds_a_request_and_shows_a_refusal(open_page, serve):
     page = open_page(serve(controller))
     page.root.get_by_role("button", name="Queue another request").click()
     page.root.get_by_role("textbox", name="Prompt").fill("Once upon")
-    page.root.get_by_role("button", name="Add", exact=True).click()
-    page.page.wait_for_timeout(400)
-    assert controller.added[0][0] == "Once upon" and controller.added[0][1]["max_tokens"] == 48
-    page.root.get_by_role("textbox", name="Prompt").fill("")
-    page.root.get_by_role("button", name="Add", exact=True).click()
-    page.wait("view.status.message === 'prompt must not be empty'")
-    assert page.root.get_by_role("alert").is_visible()
+    page.root.get_by_role("button", name="Send", exact=True).click()
+    page.wait("view.status.queued.length === 1")
+    assert controller.added == [("Once upon", {"max_tokens": 128, "temperature": 0, "priority": 0})]
+    prompt = page.root.get_by_role("textbox", name="Prompt")
+    prompt.fill("too much")
+    page.root.get_by_role("button", name="Send", exact=True).click()
+    page.wait("view.status.message === 'prompt must not be too much'")
+    page.frame()
+    assert page.root.get_by_role("alert").is_visible() and prompt.input_value() == "too much"
 
 
 def test_step_and_pause_buttons(open_page, serve, long_trace):
     controller = ReplayingController(long_trace, seconds_per_step=0.02)
     page = open_page(serve(controller))
-    page.root.get_by_role("button", name="Let the engine take one step").click()
+    page.root.get_by_role("button", name="Run one engine step").click()
     page.wait("view.store.numSteps === 1")
     page.root.get_by_role("button", name="Run the engine").click()
     page.wait("view.store.numSteps > 5")

@@ -23,7 +23,7 @@ def test_a_view_follows_a_trace_that_forgets(open_page, serve, tiny_llama):
                 engine.step()
 
         take(20)
-        page = open_page(serve(lambda: engine.trace))
+        page = open_page(serve(lambda: engine.trace), height=2600)
         page.wait("view.store.numSteps === 20")
         assert page.view("view.cursor.step") == 19, "the page of a server follows its newest step"
         for steps in (95, 100, 130):
@@ -42,6 +42,11 @@ def test_a_view_follows_a_trace_that_forgets(open_page, serve, tiny_llama):
             pool = page.view("[...view.store.pool.at(view.cursor.step).state]")
             assert pool == engine.trace.pool_state(-1).state.tolist()
             assert page.view("view.store.requests.length") == len(engine.trace.requests)
+            named = page.view(
+                """[...root.querySelectorAll(".wb-card")].map((card) =>
+                    [card.querySelector(".wb-chip").textContent, view.store.requests[card.dataset.request].id])"""
+            )
+            assert named and all(shown == request for shown, request in named)
         page.view("view.cursor.seek(view.cursor.step - 10)")
         looked_at = page.view("view.store.label(view.cursor.step)")
         take(160)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
 CELLS = (
     """
 import sys, time
-sys.path[:0] = [{tests!r}, {checkout!r}]
+sys.path[:0] = [{support!r}, {checkout!r}]
 from viz_traces import ReplayingController, workload
 from workbench import simulate
 from workbench.viz import watch
@@ -37,7 +38,7 @@ def lab(tmp_path):
     pytest.importorskip("jupyterlab")
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     for source in CELLS:
-        source = source.format(tests=str(TESTS), checkout=str(TESTS.parent)) if "{tests" in source else source
+        source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{support" in source else source
         notebook.cells.append(nbformat.v4.new_code_cell(source.strip()))
     nbformat.write(notebook, tmp_path / "views.ipynb")
     with socket.socket() as probe:
@@ -100,7 +101,18 @@ def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
             theme: root.dataset.theme, panels: root.querySelectorAll("section.wb-panel").length,
         }))"""
     )
+    # The notebook's shortcut for deleting a cell, pressed in a view.
+    page.evaluate("() => document.querySelector('.wb-root').focus()")
+    page.keyboard.press("d")
+    page.keyboard.press("d")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(300)
+    kept = page.evaluate(
+        """() => [document.querySelectorAll(".jp-CodeCell").length,
+            document.querySelector(".wb-root").workbench.cursor.step]"""
+    )
     context.close()
+    assert kept == [len(CELLS), seen[0]["cursor"] - 1], "a key of the view reached the notebook, or not the view"
     assert not problems and not outside, json.dumps([problems, outside])
     assert seen[0]["steps"] == seen[1]["steps"] == seen[0]["cursor"] + 1 == seen[1]["cursor"] + 1
     assert seen[1]["theme"] == "dark" and seen[1]["panels"] == 3 < seen[0]["panels"]

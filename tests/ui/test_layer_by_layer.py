@@ -14,7 +14,7 @@ def engine(tiny_llama):
 def press(page, name):
     """Press a button of the step and wait for what it brings; returns the phase, None after the last."""
     before = page.view("JSON.stringify(view.status.phase || null)")
-    page.root.get_by_role("button", name=name, exact=True).click()
+    page.root.get_by_role("button", name=name).click()
     page.wait(f"JSON.stringify(view.status.phase || null) !== {before!r}")
     page.frame()
     return page.view("view.status.phase && view.status.phase.name")
@@ -33,12 +33,12 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
     while phases[-1] != "layer 1":
         phases.append(press(page, "Next phase"))
     assert phases == ["schedule", "prepare", "layer 0", "layer 1"]
-    assert box.locator("strong").text_content() == "In the step: layer 1 of 2"
+    assert box.locator("strong").text_content() == "Inside step 1: layer 1 of 2"
     track = box.get_by_role("listitem")
     assert track.count() == 7 and track.nth(3).get_attribute("aria-current") == "step"
     pictures = box.get_by_role("img")
     assert pictures.count() == 4
-    assert pictures.first.get_attribute("aria-label").startswith("q: norm of 4 heads of 14 packed rows")
+    assert pictures.first.get_attribute("aria-label").startswith("q: norms of 4 heads in 14 packed rows")
     drawn = pictures.first.evaluate(
         "(c) => new Set(c.getContext('2d').getImageData(0, 0, c.width, 20).data.filter((_, i) => i % 4 === 0)).size"
     )

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 APP = """
 import panel as pn
@@ -47,7 +47,7 @@ def panel_serve(tmp_path):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "panel", "serve", "app.py", "--port", str(port), "--address", "127.0.0.1"]
-        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}"}
         log = (tmp_path / "log").open("w+")
         process = subprocess.Popen(command, cwd=tmp_path, stderr=log, env=environment)
         processes.append((process, log))
@@ -80,7 +80,7 @@ def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
     address = panel_serve(APP)
     first, second = open_page(address), open_page(address)
     assert first.page.title() == "My engine"
-    first.root.get_by_role("button", name="Let the engine take one step").click()
+    first.root.get_by_role("button", name="Run one engine step").click()
     for page in (first, second):
         page.wait("view.store.numSteps === 1")
     second.root.get_by_role("button", name="Run the engine").click()
@@ -88,3 +88,28 @@ def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
         page.wait("view.status.state === 'idle' && view.store.numSteps === 20")
         page.frame()
         assert page.view("view.store.requests[0].tokens.length") == 20
+
+
+def test_the_example_of_an_own_dashboard(open_page, panel_serve):
+    """Three panels beside a plot: one cursor, moved in a panel and from Python's side."""
+    page = open_page(panel_serve((ROOT / "examples" / "own_dashboard.py").read_text()), height=1600)
+    page.page.locator(".wb-root").nth(2).wait_for()
+    views = """() => {
+        const roots = [], walk = (node) => {
+            for (const child of node.querySelectorAll("*")) {
+                if (child.classList?.contains("wb-root")) roots.push(child.workbench);
+                if (child.shadowRoot) walk(child.shadowRoot);
+            }
+        };
+        walk(document);
+        return roots.map((view) => [view.panels.map((panel) => panel.id).join(), view.cursor.step]);
+    }"""
+    page.page.wait_for_function(f"({views})().every(([, step]) => step > 0)", timeout=30_000)
+    assert sorted(name for name, _ in page.page.evaluate(views)) == ["gantt", "pool", "timeline"]
+    page.view("view.cursor.seek(9)")
+    page.page.wait_for_function(f"({views})().every(([, step]) => step === 9)", timeout=30_000)
+    page.page.get_by_text("Step 9:").first.wait_for(timeout=30_000)
+    slider = page.page.get_by_role("slider").last
+    slider.focus()
+    slider.press("ArrowRight")
+    page.page.wait_for_function(f"({views})().every(([, step]) => step === 1)", timeout=30_000)

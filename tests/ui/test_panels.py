@@ -5,7 +5,7 @@ import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Trace, simulate
-from workbench.trace.records import KernelLaunch
+from workbench.trace import KernelLaunch, Supplement
 from workbench.viz.layout.packed_batch import readable_scale
 from workbench.viz.layout.pool import pool_columns
 
@@ -100,8 +100,7 @@ def test_the_threadgroups_of_a_shadow_launch(page_of):
     items = [[i, record.cu_seqlens_q[i], c.num_tokens, 0, c.end, 0, 1] for i, c in enumerate(record.chunks)]
     launch = {"threadgroups": 6, "buffers": {}, "kv_blocks": blocks, "kv_bytes": [64 * c.end for _, c, _ in twice]}
     shadow = {"layer": 2, "faults": [], "max_difference": 2e-7, "block_q": 64}
-    details = {"shadow": {**shadow, "work_items": items, "launches": [launch]}}
-    kernel = KernelLaunch("cpu", num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32", details=details)
+    kernel = KernelLaunch("cpu", num_heads=2, num_kv_heads=2, head_dim=8, dtype="float32")
     traced = msgspec.structs.replace(record, kernel=kernel)
     traced.attach_block_tables(size, tables)
     replayed = Trace(trace.meta)
@@ -109,20 +108,21 @@ def test_the_threadgroups_of_a_shadow_launch(page_of):
         replayed.add_request(info)
     for original in trace:
         replayed.append(traced if original is record else original)
+    replayed.add_supplement(Supplement(step, "shadow", {**shadow, "work_items": items, "launches": [launch]}))
     page = page_of(replayed, height=2600)
     page.view("view.cursor.seek(argument)", step)
     page.frame()
     panel = page.root.locator("[data-panel=kernel]")
     words = panel.locator(".wb-facts").text_content()
-    assert "6 threadgroups for 3 work items" in words and "on layer 2 beside the step (shadow launch)" in words
-    assert "difference from the engine's own attention 2.0e-7" in words
+    assert "6 threadgroups for 3 work items" in words and "shadow launch of the Metal kernel on layer 2" in words
+    assert "differs from the engine's attention by at most 2.0e-7" in words
     kernel_panel = "view.panels.find((p) => p.id === 'kernel')"
     spans = page.view(f"{kernel_panel}.rows.map((row) => {kernel_panel}.spans(row))")
     whole = [[[k, min(k + size, c.end)] for k in range(0, c.end, size)] for _, c, _ in twice]
     assert spans == whole
     panel.get_by_role("button", name="Table").click()
     page.frame()
-    cells = panel.locator(".wb-twin tbody tr").nth(3).locator("td").all_text_contents()
+    cells = panel.locator(".wb-table-view tbody tr").nth(3).locator("td").all_text_contents()
     assert cells[0] == "(1, 1, 0)" and cells[-2:] == [" ".join(map(str, blocks[3][1])), str(64 * record.chunks[1].end)]
     panel.get_by_role("button", name="Table").click()
     panel.get_by_label("Rows", exact=True).select_option("work items")
@@ -146,7 +146,7 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
     assert panel.locator(".wb-badge").text_content() == found.badge
     assert "Times are in steps" in panel.locator(".wb-facts").text_content()
     assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests)
-    for alignment in ("arrival", "time", "step"):
+    for alignment in ("arrival", "step"):
         panel.get_by_label("Align the two runs by").select_option(alignment)
         page.frame()
 
@@ -191,7 +191,7 @@ def test_the_first_different_token_is_marked(open_page, tmp_path):
     assert page.view("view.cursor.step") == step
     panel.get_by_role("button", name="Table").click()
     page.frame()
-    cells = panel.locator(".wb-twin tbody tr").nth(row).locator("td").all_text_contents()
+    cells = panel.locator(".wb-table-view tbody tr").nth(row).locator("td").all_text_contents()
     assert (cells[0], cells[-1]) == (changed.request_id, str(nth))
 
 

@@ -20,10 +20,11 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from workbench.engine.config import EngineConfig
-from workbench.engine.workload import Arrival, made_up_token
+from workbench.config import EngineConfig
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.workload import made_up_token
 
-# The least that vLLM takes for a model; nothing of it is ever loaded.
+# The smallest configuration that vLLM accepts as a model; no weights are ever loaded.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -48,7 +49,7 @@ def make_scheduler(
     asynchronous: bool | None = None,
     log_stats: bool = False,
 ) -> Any:
-    """A scheduler of vLLM's with the limits of ``config``; by default asynchronous if the class is."""
+    """A vLLM scheduler with the limits of ``config``; by default asynchronous if the class is."""
     if asynchronous is None:
         asynchronous = "Async" in scheduler_class.__name__
     (folder / "config.json").write_text(json.dumps(MODEL))
@@ -83,7 +84,7 @@ def make_scheduler(
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig("cpu"),
     )
-    # VllmConfig turns some of these off where it finds no GPU.
+    # VllmConfig turns some of these off if it finds no GPU.
     whole.cache_config.enable_prefix_caching = config.enable_prefix_caching
     whole.scheduler_config.async_scheduling = asynchronous
     spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -102,7 +103,7 @@ def make_scheduler(
 
 
 def make_request(arrival: Arrival, config: EngineConfig) -> Request:
-    """A request of a workload as vLLM's."""
+    """A request of a workload as vLLM's Request."""
     hasher = get_request_block_hasher(config.block_size, sha256) if config.enable_prefix_caching else None
     return Request(
         request_id=arrival.request_id,
@@ -116,14 +117,14 @@ def make_request(arrival: Arrival, config: EngineConfig) -> Request:
 
 
 class FakeModel:
-    """Answers a SchedulerOutput with made-up tokens, like a model runner would."""
+    """Answers a SchedulerOutput with made-up tokens, as a model runner would."""
 
     def __init__(self) -> None:
         self._num_tokens: dict[str, int] = {}
         self._prefill_end: dict[str, int] = {}
 
     def run(self, scheduler: Any, output: Any) -> ModelRunnerOutput:
-        """The output of a step. Called when the step was scheduled, before the next one is."""
+        """The output of a step, made after the step is scheduled and before the next one is."""
         request_ids, tokens = [], []
         for request_id in output.num_scheduled_tokens:
             request = scheduler.requests[request_id]
@@ -146,23 +147,23 @@ class FakeModel:
 def drive(
     scheduler: Any, config: EngineConfig, arrivals: list[Arrival], *, depth: int = 1, max_steps: int = 10_000
 ) -> int:
-    """Run a workload to its end as EngineCore does.
+    """Run a workload to its end, as EngineCore does.
 
     Args:
         scheduler: From ``make_scheduler``.
-        config: What it was made with.
+        config: Its configuration.
         arrivals: The requests.
-        depth: Steps under way at a time: 1, or 2 with asynchronous scheduling.
-        max_steps: Steps at most.
+        depth: Number of steps in flight: 1, or 2 with asynchronous scheduling.
+        max_steps: Maximum number of steps.
 
     Returns:
-        Steps taken.
+        Number of steps.
     """
     pending = deque(sorted(arrivals, key=lambda arrival: arrival.arrival_step))
     aborts = [(arrival.abort_step, arrival.request_id) for arrival in arrivals if arrival.abort_step is not None]
-    model, under_way = FakeModel(), deque()
+    model, in_flight = FakeModel(), deque()
     step = num_idle = 0
-    while (pending or scheduler.has_unfinished_requests() or under_way) and step < max_steps:
+    while (pending or scheduler.has_unfinished_requests() or in_flight) and step < max_steps:
         while pending and pending[0].arrival_step <= step:
             scheduler.add_request(make_request(pending.popleft(), config))
         for abort_step, request_id in aborts:
@@ -170,12 +171,12 @@ def drive(
                 scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
         output = scheduler.schedule()
         step += 1
-        under_way.append((output, model.run(scheduler, output)))
+        in_flight.append((output, model.run(scheduler, output)))
         num_idle = 0 if output.total_num_scheduled_tokens else num_idle + 1
-        while len(under_way) >= depth or (under_way and not output.total_num_scheduled_tokens):
-            scheduler.update_from_output(*under_way.popleft())
+        while len(in_flight) >= depth or (in_flight and not output.total_num_scheduled_tokens):
+            scheduler.update_from_output(*in_flight.popleft())
         if num_idle >= STUCK_AFTER and not pending:
             break
-    while under_way:
-        scheduler.update_from_output(*under_way.popleft())
+    while in_flight:
+        scheduler.update_from_output(*in_flight.popleft())
     return step

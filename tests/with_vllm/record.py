@@ -1,4 +1,4 @@
-"""Records the workloads of tests/data/vllm through vLLM itself into tests/data/vllm-recorded (``make record-vllm``)."""
+"""Record the workloads of tests/data/vllm in vLLM itself, into tests/data/vllm-recorded (``make record-vllm``)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from real_vllm import drive, make_scheduler
 
-from workbench.engine.workload import read_workload
 from workbench.integrations.vllm import AsyncRecordingScheduler, RecordingScheduler
+from workbench.simulation.workload import read_workload
 
 DATA = Path(__file__).parents[1] / "data"
 CLASSES = {"sync": RecordingScheduler, "async": AsyncRecordingScheduler}
 
 
 def record(workload: Path, mode: str, folder: Path) -> Path:
-    """Run a workload and return its one trace file, in ``folder``."""
+    """Run a workload and return its one trace file in ``folder``."""
     config, arrivals = read_workload(workload)
     traces = folder / f"{workload.stem}-{mode}"
     os.environ.update(WORKBENCH_TRACE_DIR=str(traces), WORKBENCH_TRACE_TOKENS="1")

@@ -15,9 +15,9 @@ from real_vllm import drive, make_scheduler
 from recorded_traces import assert_pool_fits, assert_same, tokens_of, without_tokens
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from workbench.engine.simulate import simulate
-from workbench.engine.workload import read_workload
 from workbench.integrations import vllm as integration
+from workbench.simulation.simulate import simulate
+from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
 
 WORKLOADS = sorted((Path(__file__).parents[1] / "data" / "vllm" / "workloads").glob("*.json"))
@@ -54,14 +54,14 @@ def test_an_asynchronous_recording_fits_together(name, workload, tmp_path):
     trace = record(workload, name, tmp_path, depth=2)
     assert trace.config["async_scheduling"]
     assert_pool_fits(trace)
-    if "abort" not in workload.stem:  # an abort finds another number of tokens in flight
+    if "abort" not in workload.stem:  # an abort comes at another number of computed tokens
         assert tokens_of(trace) == tokens_of(simulate(workload))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("depth", [1, 2])
 def test_without_token_ids_everything_else_is_the_same(depth, workload, tmp_path, monkeypatch):
-    """Without them most steps take a shorter way through the recorder."""
+    """Without them most steps take a shorter path through the recorder."""
     with_tokens = record(workload, "RecordingScheduler", tmp_path, depth)
     monkeypatch.setenv("WORKBENCH_TRACE_DIR", str(tmp_path / "other traces"))
     monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "0")

@@ -6,17 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.attention.backend import BACKEND_NAMES, AttentionBackend, get_backend
+    from workbench.attention.backend import AttentionBackend
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.options import AttentionOptions
     from workbench.attention.paged_varlen import paged_varlen_attention
+    from workbench.attention.selection import BACKEND_NAMES, get_backend
     from workbench.attention.work_list import build_work_list
 
 _HOMES = {
     "AttentionBackend": "backend",
     "AttentionMetadata": "metadata",
-    "BACKEND_NAMES": "backend",
+    "AttentionOptions": "options",
+    "BACKEND_NAMES": "selection",
     "build_work_list": "work_list",
-    "get_backend": "backend",
+    "get_backend": "selection",
     "paged_varlen_attention": "paged_varlen",
 }
 
@@ -24,6 +27,7 @@ __all__ = [
     "BACKEND_NAMES",
     "AttentionBackend",
     "AttentionMetadata",
+    "AttentionOptions",
     "build_work_list",
     "get_backend",
     "paged_varlen_attention",
@@ -31,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first used, so that importing a name costs no MLX."""
+    """Import a public name from its module on first use, so that ``import workbench.attention`` does not load MLX."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"workbench.attention.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'workbench.attention' has no attribute {name!r}")

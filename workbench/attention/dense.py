@@ -1,8 +1,8 @@
-"""Block-diagonal dense attention: what paged varlen attention replaces, kept to be looked at and compared with.
+"""Block-diagonal dense attention, the method that paged varlen attention replaces; kept for comparison.
 
-All sequences' contexts are laid side by side and every packed row is scored against all of them; a mask then
-removes the other sequences and the future. The mask has T x total_kv entries, which is why nobody serves like
-this: beyond MAX_TOKENS rows it is refused.
+The contexts of all sequences are laid side by side and every packed row is scored against all of them. A mask then
+removes the other sequences and the future. It has T x total_kv entries, so a batch of more than MAX_TOKENS rows is
+rejected.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import WHOLE, AttentionBackend
+from workbench.attention.backend import AttentionBackend
 from workbench.attention.gather import gather_positions, scaled_dot_product_attention, visible_range
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.options import AttentionOptions
 
 MAX_TOKENS = 4096
-"""Packed rows per batch at most."""
+"""Maximum number of packed rows in a batch."""
 
 
 class DenseBackend(AttentionBackend):
@@ -27,21 +28,8 @@ class DenseBackend(AttentionBackend):
 
     name = "dense"
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """All rows of a sequence at once, against all of its context."""
-        return WHOLE, WHOLE
-
     def attend(
-        self,
-        q: mx.array,
-        k_cache: mx.array,
-        v_cache: mx.array,
-        metadata: AttentionMetadata,
-        *,
-        softmax_scale: float,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        sinks: mx.array | None = None,
+        self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
         """See `AttentionBackend.attend`.
 
@@ -56,8 +44,8 @@ class DenseBackend(AttentionBackend):
             )
         if metadata.num_tokens == 0:
             return mx.zeros_like(q)
-        left = window_size[0]
-        sequences = np.flatnonzero(metadata.query_lens)
+        left = options.left_window
+        sequences = np.flatnonzero(metadata.query_lens).tolist()
         spans = [visible_range(metadata, seq, left) for seq in sequences]
         k, v = (
             mx.concatenate(
@@ -66,17 +54,15 @@ class DenseBackend(AttentionBackend):
             for cache in (k_cache, v_cache)
         )
         mask = mx.array(block_diagonal_mask(metadata, left))
-        # A masked weight is 0, and 0 * NaN would carry a sequence's NaN into all others: such values are left out
-        # of the product and put back into the rows that see them.
+        # A masked weight is 0, and 0 * NaN would carry one sequence's NaN into all the others. So values that are not
+        # finite are left out of the product and put back into the rows that see them.
         finite = mx.isfinite(v)
         out = scaled_dot_product_attention(
             q.swapaxes(0, 1)[None],
             k.swapaxes(0, 1)[None],
             mx.where(finite, v, 0).swapaxes(0, 1)[None],
-            softmax_scale,
             mask,
-            softcap,
-            None if sinks is None else mx.array(sinks).astype(q.dtype),
+            options,
         )[0].swapaxes(0, 1)
         seen = mask.astype(mx.float32) @ (~finite).flatten(1).astype(mx.float32)
         seen = mx.repeat(seen.reshape(len(seen), *v.shape[1:]), q.shape[1] // v.shape[1], axis=1)
@@ -86,10 +72,10 @@ class DenseBackend(AttentionBackend):
 def block_diagonal_mask(metadata: AttentionMetadata, left: int = -1) -> np.ndarray:
     """Bool [T, columns], True where a packed row may attend.
 
-    The columns are, sequence after sequence, the KV positions that some row of the sequence may see: all of its
-    context, or what its window reaches.
+    The columns are, sequence by sequence, the KV positions that at least one row of the sequence may see: its whole
+    context, or the part that its window reaches.
     """
-    sequences = np.flatnonzero(metadata.query_lens)
+    sequences = np.flatnonzero(metadata.query_lens).tolist()
     spans = np.array([visible_range(metadata, seq, left) for seq in sequences], dtype=np.int64)
     column_seq = np.repeat(sequences, spans[:, 1] - spans[:, 0])
     column_position = np.concatenate([np.arange(*span) for span in spans])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import numpy as np
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-"""Those that attention takes."""
+"""Element types that attention accepts."""
 
 
-def dtype_name(dtype: mx.Dtype) -> str:
-    """The name of an MLX dtype, such as "float32"."""
+def dtype_name(dtype: mx.Dtype | np.dtype[Any]) -> str:
+    """The name of an MLX or NumPy dtype, such as "float32"."""
     return str(dtype).removeprefix("mlx.core.")

@@ -1,8 +1,7 @@
-"""Paged attention from MLX operations alone: runs on any device, in every dtype, and needs no compiler.
+"""Paged attention from MLX operations alone; it runs on any device, in every dtype, and needs no compiler.
 
-Each sequence's blocks are gathered into one run of keys and values and handed to
-``mx.fast.scaled_dot_product_attention``. It is the yardstick of the other backends and the fallback where
-none of them can run.
+Each sequence's blocks are gathered into one run of keys and values for ``mx.fast.scaled_dot_product_attention``. The
+other backends are compared with this one, and it is the fallback when they cannot run.
 """
 
 from __future__ import annotations
@@ -12,50 +11,36 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import WHOLE, AttentionBackend
+from workbench.attention.backend import AttentionBackend
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.options import AttentionOptions
 
 
 class GatherBackend(AttentionBackend):
     """Gathers the blocks of each sequence, then attends sequence by sequence.
 
-    Only positions that some row of the sequence may see are gathered, so what a stale slot or a block before
-    the window holds can never reach an output. Inside a chunk the mask is MLX's: a value that is not finite reaches
-    every row of the chunk that computed it, the earlier rows too (the cpu and dense backends keep them clean).
+    Only positions that at least one row of the sequence may see are gathered, so a stale slot or a block before the
+    window can never reach an output. Inside a chunk the mask is MLX's: a value that is not finite reaches every row of
+    its chunk, the earlier rows too (the cpu and dense backends keep those clean).
     """
 
     name = "gather"
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """All rows of a sequence at once, against all of its context."""
-        return WHOLE, WHOLE
-
     def attend(
-        self,
-        q: mx.array,
-        k_cache: mx.array,
-        v_cache: mx.array,
-        metadata: AttentionMetadata,
-        *,
-        softmax_scale: float,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        sinks: mx.array | None = None,
+        self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
-        left = window_size[0]
-        if sinks is not None:
-            sinks = mx.array(sinks).astype(q.dtype)
+        left = options.left_window
         outputs = []
-        for seq in np.flatnonzero(metadata.query_lens):
+        for seq in np.flatnonzero(metadata.query_lens).tolist():
             start, stop = metadata.cu_seqlens_q[seq : seq + 2].tolist()
-            first, keys = visible_range(metadata, seq, left)
-            k, v = (gather_positions(cache, metadata, seq, first, keys) for cache in (k_cache, v_cache))
-            mask = causal_mask(stop - start, keys - first, left)
-            heads_first = (x.swapaxes(0, 1)[None] for x in (q[start:stop], k.astype(q.dtype), v.astype(q.dtype)))
-            out = scaled_dot_product_attention(*heads_first, softmax_scale, mask, softcap, sinks)
+            first, end = visible_range(metadata, seq, left)
+            k, v = (gather_positions(cache, metadata, seq, first, end) for cache in (k_cache, v_cache))
+            mask = causal_mask(stop - start, end - first, left)
+            queries, keys, values = (x.astype(q.dtype).swapaxes(0, 1)[None] for x in (q[start:stop], k, v))
+            out = scaled_dot_product_attention(queries, keys, values, mask, options)
             outputs.append(out[0].swapaxes(0, 1))
         return mx.concatenate(outputs) if outputs else mx.zeros_like(q)
 
@@ -68,7 +53,7 @@ def visible_range(metadata: AttentionMetadata, seq: int, left: int) -> tuple[int
 
 
 def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, first: int, end: int) -> mx.array:
-    """KV positions [first, end) of one sequence as a contiguous [end - first, num_kv_heads, head_dim]."""
+    """KV positions [first, end) of one sequence, contiguous, [end - first, num_kv_heads, head_dim]."""
     size = metadata.block_size
     blocks = metadata.block_table[seq, first // size : -(-end // size)]
     run = cache[mx.array(blocks)].flatten(0, 1)
@@ -77,7 +62,7 @@ def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, fir
 
 
 def causal_mask(num_rows: int, num_keys: int, left: int) -> mx.array | str | None:
-    """The mask of ``num_rows`` rows that are the last of ``num_keys`` positions, in the form MLX takes."""
+    """The mask of the last ``num_rows`` of ``num_keys`` positions, in the form that MLX accepts."""
     if left < 0 or num_keys <= left + 1:
         return "causal" if num_rows > 1 else None
     if num_rows == 1:
@@ -91,25 +76,23 @@ def scaled_dot_product_attention(
     q: mx.array,
     k: mx.array,
     v: mx.array,
-    scale: float,
     mask: mx.array | str | None,
-    softcap: float,
-    sinks: mx.array | None,
+    options: AttentionOptions,
 ) -> mx.array:
-    """MLX's attention, with the soft cap that it lacks.
+    """MLX's attention plus the soft cap that it lacks.
 
     Args:
-        q: [1, num_heads, rows, head_dim].
-        k: [1, num_kv_heads, keys, head_dim].
-        v: Like ``k``.
-        scale: Factor on q · k.
+        q: Queries, [1, num_heads, rows, head_dim].
+        k: Keys, [1, num_kv_heads, keys, head_dim].
+        v: Values, like ``k``.
         mask: "causal", a bool array [rows, keys] that is True where a row may attend, or None.
-        softcap: 0 for none.
-        sinks: [num_heads] or None.
+        options: Scale, soft cap and sinks; the mask replaces the window.
 
     Returns:
         [1, num_heads, rows, head_dim] in q's dtype.
     """
+    scale, softcap = options.softmax_scale, options.softcap
+    sinks = None if options.sinks is None else options.sinks.astype(q.dtype)
     if not softcap:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
     _, num_heads, rows, head_dim = q.shape

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import get_backend
 from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.validate import int32_array, validate_metadata, validate_options, validate_tensors
+from workbench.attention.options import AttentionOptions
+from workbench.attention.selection import get_backend
+from workbench.attention.validate import int32_array, validate_metadata, validate_tensors
 
 
 def paged_varlen_attention(
@@ -33,18 +34,18 @@ def paged_varlen_attention(
     names are those of vLLM's unified attention.
 
     Args:
-        q: [T, num_heads, head_dim]; float32, float16 or bfloat16.
-        k_cache: [num_blocks, block_size, num_kv_heads, head_dim]; position p of sequence i lies in block
+        q: Queries, [T, num_heads, head_dim]; float32, float16 or bfloat16.
+        k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, head_dim]; position p of sequence i lies in block
             ``block_table[i, p // block_size]`` at offset ``p % block_size``.
-        v_cache: Like ``k_cache``.
+        v_cache: Cached values, like ``k_cache``.
         cu_seqlens_q: int32 [num_seqs + 1], cumulative query lengths from 0 to T; a sequence may have no rows.
         seqused_k: int32 [num_seqs], KV length of each sequence, this step's tokens included.
         block_table: int32 [num_seqs, max_blocks]; entries past a sequence's last block are never read.
         softmax_scale: Factor on q · k.
-        window_size: (left, right) as in flash-attn: a row at position p sees [p - left, p], and everything before
-            when left is -1. Attention is causal in any case, so right is 0 or -1 and both mean the same.
+        window_size: (left, right) as in flash-attn. A row at position p sees [p - left, p], or [0, p] when left is -1.
+            Attention is causal, so right is 0 or -1 and both mean the same.
         softcap: Scores become ``softcap * tanh(score / softcap)``; 0 turns it off.
-        sinks: [num_heads], a score per head that takes part in the softmax and has no value.
+        sinks: Attention sinks, [num_heads]: a score per head that takes part in the softmax but has no value.
         backend: One of `workbench.attention.BACKEND_NAMES`.
 
     Returns:
@@ -55,7 +56,12 @@ def paged_varlen_attention(
         RuntimeError: The backend is not available on this machine.
     """
     validate_tensors(q, k_cache, v_cache, sinks)
-    validate_options(softmax_scale, window_size, softcap)
+    options = AttentionOptions(
+        softmax_scale=softmax_scale,
+        window_size=window_size,
+        softcap=softcap,
+        sinks=None if sinks is None else mx.array(sinks),
+    )
     metadata = AttentionMetadata(
         cu_seqlens_q=int32_array("cu_seqlens_q", cu_seqlens_q, 1),
         seqused_k=int32_array("seqused_k", seqused_k, 1),
@@ -71,13 +77,4 @@ def paged_varlen_attention(
         num_blocks=k_cache.shape[0],
         block_size=metadata.block_size,
     )
-    return get_backend(backend).attend(
-        q,
-        k_cache,
-        v_cache,
-        metadata,
-        softmax_scale=float(softmax_scale),
-        window_size=window_size,
-        softcap=float(softcap),
-        sinks=None if sinks is None else mx.array(sinks),
-    )
+    return get_backend(backend).attend(q, k_cache, v_cache, metadata, options)

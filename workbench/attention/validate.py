@@ -1,18 +1,18 @@
-"""Checks on what a caller hands to paged varlen attention.
+"""Checks on the arrays that a caller hands to paged varlen attention.
 
-MLX does not check the indices of a gather: a block id that is a little too large reads garbage in silence, a
-larger one ends the process. So everything is checked before anything is computed, and an error names the
-sequence, the value and what is allowed.
+MLX does not check the indices of a gather: a block id slightly past the end silently reads garbage, and a larger one
+ends the process. So every array is checked before anything is computed, and an error names the sequence, the value
+and the allowed range.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from workbench.attention.dtypes import DTYPES, dtype_name
 
@@ -21,7 +21,7 @@ def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: A
     """Check shapes and dtypes.
 
     Raises:
-        ValueError: An array has another shape or dtype than `paged_varlen_attention` documents.
+        ValueError: An array's shape or dtype is not the one that `paged_varlen_attention` documents.
     """
     for name, array, layout in (
         ("q", q, ("T", "num_heads", "head_dim")),
@@ -66,37 +66,11 @@ def _check_sinks(sinks: Any, num_heads: int) -> None:
         raise ValueError(f"sinks must hold floating-point numbers, got {sinks!r}")
 
 
-def validate_options(softmax_scale: float, window_size: tuple[int, int], softcap: float) -> None:
-    """Check the numbers that shape the scores.
-
-    Raises:
-        ValueError: A value is outside of its range.
-    """
-    if not _is_finite(softmax_scale):
-        raise ValueError(f"softmax_scale is {softmax_scale!r}; it must be finite")
-    if not (_is_finite(softcap) and softcap >= 0):
-        raise ValueError(f"softcap is {softcap}; it must be finite and at least 0 (0 turns it off)")
-    if len(window_size) != 2 or not all(isinstance(side, int | np.integer) for side in window_size):
-        raise ValueError(f"window_size is {window_size!r}; it must be two integers, (left, right)")
-    left, right = window_size
-    if left < -1:
-        raise ValueError(f"window_size has left {left}; it must be at least 0, or -1 for no window")
-    if right not in (0, -1):
-        raise ValueError(f"window_size has right {right}; it must be 0 or -1: attention is causal")
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except (TypeError, OverflowError):  # no number, or an integer that no float can hold
-        return False
-
-
 def int32_array(name: str, values: mx.array | np.ndarray | Sequence[Any], ndim: int) -> np.ndarray:
-    """A metadata argument as a contiguous int32 numpy array; Python integers in lists are taken too.
+    """A metadata argument as a contiguous int32 NumPy array; lists of Python integers are accepted too.
 
     Raises:
-        ValueError: Not int32, or not ``ndim`` dimensions.
+        ValueError: The values are not int32, or do not have ``ndim`` dimensions.
     """
     if isinstance(values, mx.array | np.ndarray):
         if dtype_name(values.dtype) != "int32":
@@ -125,14 +99,14 @@ def validate_metadata(
     num_blocks: int,
     block_size: int,
 ) -> None:
-    """Check where the rows of a packed batch belong and where their context lies.
+    """Check the sequences of a packed batch and the places of their context.
 
     Args:
         cu_seqlens_q: int32 [num_seqs + 1].
         seqused_k: int32 [num_seqs].
         block_table: int32 [num_seqs, max_blocks].
-        num_tokens: Rows of the packed batch, T.
-        num_blocks: Blocks of the KV cache.
+        num_tokens: Number of rows of the packed batch, T.
+        num_blocks: Number of blocks of the KV cache.
         block_size: Tokens per KV block.
 
     Raises:
@@ -182,6 +156,7 @@ def validate_metadata(
         )
 
 
-def _first(wrong: np.ndarray) -> int | None:
+def _first(wrong: npt.ArrayLike) -> int | None:
     """Index of the first True, None if there is none."""
-    return int(np.argmax(wrong)) if wrong.any() else None
+    found = np.flatnonzero(wrong)
+    return int(found[0]) if found.size else None

@@ -1,7 +1,7 @@
-"""The work list: what one attention kernel launch does, as rows of integers built on the host.
+"""The work list of an attention kernel launch: rows of integers, built on the host.
 
-A decode row, a tile of a prompt chunk and a piece of a long context are items of one list. The kernels run
-the list and the views draw it, so a picture of a step shows what was computed and not what might have been.
+A decode row, a tile of a prompt chunk and a piece of a long context are items of one list. The kernels run the list
+and the views draw it, so a picture of a step shows exactly what was computed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ def build_work_list(
 ) -> np.ndarray:
     """Cut a packed batch into work items.
 
-    Every sequence is cut into tiles of at most ``block_q`` query rows, so that a decode is a tile of one row.
-    The KV range of a tile runs from the first position its first row may see to the position of its last row:
-    causality bounds the one end and the sliding window the other. Inside the range a kernel still has to mask
-    what single rows may not see.
+    Every sequence is cut into tiles of at most ``block_q`` query rows, so a decode is a tile of one row. The KV range
+    of a tile runs from the first position its first row may see to the position of its last row: the sliding window
+    bounds one end and causality the other. Inside the range a kernel still masks the positions that single rows may
+    not see.
 
-    With ``kv_split``, ranges are cut at multiples of ``kv_split``, counted from KV position 0. Where a row's
-    context is cut therefore depends on its position alone and not on its batch mates or on the chunk it came
-    in, and the order of floating-point additions does not either.
+    With ``kv_split``, ranges are cut at multiples of ``kv_split``, counted from KV position 0. The cuts in a row's
+    context, and with them the order of floating-point additions, therefore depend on its position alone, not on its
+    batch mates or on the chunk it came in.
 
     Args:
-        cu_seqlens_q: int [num_seqs + 1], cumulative query lengths; rows of one sequence may be none.
+        cu_seqlens_q: int [num_seqs + 1], cumulative query lengths; a sequence may have no rows.
         seqused_k: int [num_seqs], KV length of each sequence, its query rows included.
-        block_q: Query rows per item at most, at least 1.
+        block_q: Maximum number of query rows in an item, 1 or more.
         window: Left window as in flash-attn: a row at position p sees [p - window, p]; -1 for all of [0, p].
-        kv_split: KV positions per item at most; None leaves ranges whole.
+        kv_split: Maximum number of KV positions in an item; None leaves ranges whole.
 
     Returns:
         int32 [num_items, 7] with the columns of ``WORK_ITEM_COLUMNS``, ordered by sequence, row and split.
@@ -70,7 +70,7 @@ def build_work_list(
 
 
 def expand_counts(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For counts [2, 0, 3] the owner [0, 0, 2, 2, 2] and the index within it [0, 1, 0, 1, 2]."""
+    """For counts [2, 0, 3]: the owner of each item, [0, 0, 2, 2, 2], and its index there, [0, 1, 0, 1, 2]."""
     owner = np.repeat(np.arange(len(counts)), counts)
     index = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
     return owner, index

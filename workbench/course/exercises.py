@@ -1,8 +1,8 @@
-"""The exercises' checkers. Each compares with something that was not written for it: the engine or the simulation."""
+"""The checkers of the exercises. They compare answers with the engine or the simulation, not with stored solutions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from workbench.course.verdict import Verdict, try_cases
-from workbench.engine.fork import fork
-from workbench.engine.policy import PolicyView, SchedulingPolicy
-from workbench.engine.request import Request
-from workbench.engine.simulate import simulate
+from workbench.engine.sampler import SampledToken
+from workbench.engine.speculation.proposer import Drafts
+from workbench.engine.speculation.verification import accepted
+from workbench.scheduler.policy import PolicyView, SchedulingPolicy
+from workbench.scheduler.request import Request
+from workbench.simulation.fork import fork
+from workbench.simulation.simulate import simulate
 from workbench.trace import StepRecord, Trace
 
 
@@ -22,7 +25,7 @@ def _single(name: str, length: int, max_tokens: int = 1) -> dict[str, Any]:
 
 
 def _mixed_steps() -> list[StepRecord]:
-    """Steps of one small run: whole prompts, chunks and decodes, block tables that are not in order."""
+    """Steps of a small run with whole prompts, chunks, decodes, and block tables whose ids are not in order."""
     requests = [
         _single("a", 5, 6),
         {**_single("b", 50, 3), "arrival_step": 2},
@@ -33,13 +36,13 @@ def _mixed_steps() -> list[StepRecord]:
 
 
 def check_num_steps(answer: int, *, num_prompt_tokens: int, token_budget: int, num_ahead: int) -> Verdict:
-    """Notebook 00: ``answer`` is the number of steps in which a prompt is computed.
+    """Notebook 00: ``answer`` is the number of steps that compute a prompt.
 
     Args:
         answer: The reader's number.
         num_prompt_tokens: Length of the prompt.
-        token_budget: Tokens of a step.
-        num_ahead: Length of a short prompt that came before and decodes meanwhile.
+        token_budget: Maximum number of tokens in a step.
+        num_ahead: Length of a short prompt that arrived earlier and decodes during these steps.
     """
     requests = [_single("short", num_ahead, 1000), _single("long", num_prompt_tokens)]
     config = {"max_num_batched_tokens": token_budget, "enable_prefix_caching": False}
@@ -47,9 +50,9 @@ def check_num_steps(answer: int, *, num_prompt_tokens: int, token_budget: int, n
     chunks = [chunk.num_tokens for step in trace for chunk in step.chunks if chunk.request_id == "long"]
     if answer != len(chunks):
         room = f"the first step has room for {chunks[0]} of its {num_prompt_tokens} tokens, the second for"
-        guess = "A whole number of steps is asked for" if answer is None else f"Not {answer!r} steps"
-        return Verdict(False, f"{guess}: {room} {token_budget - 1}. How does it go on?")
-    return Verdict(True, f"in chunks of {', '.join(map(str, chunks))}.")
+        guess = "The answer is a whole number of steps" if answer is None else f"Not {answer!r} steps"
+        return Verdict(False, f"{guess}: {room} {token_budget - 1}. How does this continue?")
+    return Verdict(True, f"chunks of {', '.join(map(str, chunks))}.")
 
 
 def check_mask(answer: Callable[[list[int], list[int]], np.ndarray]) -> Verdict:
@@ -70,7 +73,7 @@ def check_slots(answer: Callable[[list[int], int, int], int]) -> Verdict:
 
 
 def check_find_seq_idx(answer: Callable[[list[int], int], int]) -> Verdict:
-    """Notebook 03: ``answer(cu_seqlens_q, row)`` is the sequence that owns a row, and reads few entries to find it."""
+    """Notebook 03: ``answer(cu_seqlens_q, row)`` is the sequence of a row, found with few reads of ``cu_seqlens_q``."""
     cases = []
     for lengths in ([3], [1, 1, 1], [2, 0, 3], [0, 0, 4, 0], [1] * 40 + [100] + [0] * 3 + [5]):
         owners = np.repeat(np.arange(len(lengths)), lengths)
@@ -81,14 +84,12 @@ def check_find_seq_idx(answer: Callable[[list[int], int], int]) -> Verdict:
         counted = _CountedReads(range(1025))
         answer(counted, 700)
         if counted.num_reads > 40:
-            return Verdict(
-                False, f"right, but {counted.num_reads} of 1,025 entries were read: halve the range instead."
-            )
+            return Verdict(False, f"right, but it reads {counted.num_reads} of 1,025 entries: halve the range instead.")
     return verdict
 
 
 class _CountedReads(list):
-    """A list that counts how often an entry is read."""
+    """A list that counts the reads of its entries."""
 
     num_reads = 0
 
@@ -102,9 +103,9 @@ class _CountedReads(list):
 
 
 def check_chunks(answer: Callable[[int, int, int], list[tuple[int, int]]]) -> Verdict:
-    """Notebook 04: ``answer(num_prompt_tokens, token_budget, num_decodes)`` are the (start, end) of a prompt's chunks.
+    """Notebook 04: ``answer(num_prompt_tokens, token_budget, num_decodes)`` is the (start, end) of each chunk.
 
-    ``num_decodes`` older requests decode one token in every step meanwhile.
+    In each of these steps ``num_decodes`` older requests decode a token each.
     """
     cases = []
     for length, budget, num_decodes in ((10, 32, 0), (100, 32, 0), (96, 32, 0), (100, 32, 5), (33, 34, 1), (1, 8, 7)):
@@ -119,7 +120,7 @@ def check_chunks(answer: Callable[[int, int, int], list[tuple[int, int]]]) -> Ve
 
 
 def check_recomputed(answer: Callable[[int, int], int]) -> Verdict:
-    """Notebook 05: ``answer(num_tokens, chunk)`` are the rows computed when each chunk starts again from position 0."""
+    """Notebook 05: ``answer(num_tokens, chunk)`` is the number of rows if each chunk starts again at position 0."""
     cases = []
     for length, chunk in ((100, 100), (100, 50), (1024, 256), (1000, 32), (7, 3), (5, 8)):
         ends = [*range(chunk, length, chunk), length]
@@ -128,7 +129,7 @@ def check_recomputed(answer: Callable[[int, int], int]) -> Verdict:
 
 
 def check_victim(answer: Callable[[list[tuple[str, int]], str], str]) -> Verdict:
-    """Notebook 07: ``answer(running, policy)`` is who is preempted: running is (id, priority) as admitted."""
+    """Notebook 07: ``answer(running, policy)`` is the preempted id; running is (id, priority) in order of admission."""
     cases = []
     for policy in ("fcfs", "priority"):
         for priorities in ((0, 0, 0), (2, 0, 1), (0, 2, 2), (1, 2, 0)):
@@ -146,16 +147,16 @@ def check_victim(answer: Callable[[list[tuple[str, int]], str], str]) -> Verdict
 
 
 def check_cached_tokens(answer: Callable[[int, int, int], int]) -> Verdict:
-    """Notebook 08: ``answer(num_shared, num_prompt_tokens, block_size)`` are the tokens taken from the prefix cache.
+    """Notebook 08: ``answer(num_shared, num_prompt_tokens, block_size)`` is the number of prefix-cache hit tokens.
 
-    The prompt's first ``num_shared`` tokens were computed by an earlier request.
+    An earlier request has computed the first ``num_shared`` tokens of the prompt.
     """
     cases = []
     for shared, length, block_size in ((40, 60, 16), (48, 60, 16), (48, 48, 16), (15, 60, 16), (64, 64, 8), (9, 9, 4)):
         common = {"len": shared, "seed": "common"}
         rest = [{"len": length - shared, "seed": "own"}] if length > shared else []
         later = {"id": "later", "prompt": {"parts": [common, *rest]}, "arrival_step": 3, "max_tokens": 1}
-        # Three tokens of its own, so that every full block of the common part is full in the first request too.
+        # Three more tokens, so that every full block of the common part is full in the first request too.
         first = {"id": "first", "prompt": {"parts": [common, {"len": 3, "seed": "tail"}]}, "max_tokens": 1}
         trace = simulate({"config": {"block_size": block_size}, "requests": [first, later]})
         chunk = next(step.chunk("later") for step in trace if "later" in step.num_kv_computed)
@@ -165,13 +166,13 @@ def check_cached_tokens(answer: Callable[[int, int, int], int]) -> Verdict:
 
 
 def check_knobs(workload: Mapping[str, Any], knobs: Mapping[str, Any], *, short_ttft: int, long_ttft: int) -> Verdict:
-    """Notebook 06: whether a configuration keeps every request within its bound, in steps to the first token.
+    """Notebook 06: whether each request gets its first token within its number of steps.
 
     Args:
         workload: Requests whose ids begin with "short" or "long".
         knobs: EngineConfig fields to set.
-        short_ttft: Bound of every short request.
-        long_ttft: Bound of every long request.
+        short_ttft: Maximum number of steps to the first token of a short request.
+        long_ttft: Maximum number of steps to the first token of a long request.
     """
     try:
         trace: Trace = simulate(workload, config=knobs)
@@ -180,33 +181,34 @@ def check_knobs(workload: Mapping[str, Any], knobs: Mapping[str, Any], *, short_
     for name, request in trace.metrics().requests.items():
         bound = short_ttft if name.startswith("short") else long_ttft
         if request.ttft is None or request.ttft.steps > bound:
-            took = "has none" if request.ttft is None else f"has it after {request.ttft.steps} steps"
-            return Verdict(False, f"{name} should have its first token within {bound} steps and {took}.")
+            took = "never does" if request.ttft is None else f"needs {request.ttft.steps}"
+            return Verdict(False, f"{name} should get its first token within {bound} steps, but {took}.")
     return Verdict(True, f"{len(trace.requests)} requests are within their bounds.")
 
 
 def check_token_of(answer: Callable[[np.ndarray, float], int]) -> Verdict:
-    """Notebook 09: ``answer(probabilities, number)`` is the token in whose part of [0, 1) the number lies."""
+    """Notebook 09: ``answer(probabilities, number)`` is the token whose part of [0, 1) contains the number."""
     rng = np.random.default_rng(0)
     cases = []
     for _ in range(200):
         weights = rng.integers(1, 20, rng.integers(3, 7))
-        weights[rng.integers(len(weights))] = 0  # a token that is never to be taken
+        weights[rng.integers(len(weights))] = 0  # a token that must never be chosen
         probabilities = weights / weights.sum()
         token = int(rng.choice(np.flatnonzero(probabilities > 0)))
-        # A number from the inside of the token's part, so that no rounding decides.
+        # The number is well inside the token's part, so that rounding cannot matter.
         number = float(probabilities[:token].sum() + rng.uniform(0.1, 0.9) * probabilities[token])
         cases.append(({"probabilities": probabilities.round(6), "number": round(number, 6)}, token))
     return try_cases(answer, cases, lambda result, token: result == token)
 
 
 def check_standstill(make_condition: Callable[[], Callable[[StepRecord], bool]]) -> Verdict:
-    """Notebook 10: the condition holds when a running request that has sampled before gets nothing in a step.
+    """Notebook 10: the condition holds if a step leaves out a running request that has sampled before.
 
     Args:
-        make_condition: Makes a condition with an empty memory; it is handed every record of a run in order.
+        make_condition: Makes a condition without memory of earlier runs; it is called with each record of a run, in
+            order.
     """
-    from workbench.course.bugs import planted  # which imports MLX
+    from workbench.course.bugs import planted  # imports MLX
 
     for bug in ("", "D"):
         for budget in (16, 32, 48):
@@ -223,45 +225,79 @@ def check_standstill(make_condition: Callable[[], Callable[[StepRecord], bool]])
                 return Verdict(False, f"on {server} it raises {type(problem).__name__}: {problem}")
             if held != expected:
                 return Verdict(False, f"on {server} it holds in steps {held}, and chat stands still in {expected}.")
-    return Verdict(True, "it holds in every step in which somebody stands still, and in no other.")
+    return Verdict(True, "it holds in every step in which a request stands still, and in no other.")
 
 
 def check_fewest_computed(policy: SchedulingPolicy) -> Verdict:
-    """Notebook 11: ``policy.victim`` gives up the request with the fewest computed tokens."""
+    """Notebook 11: ``policy.victim`` chooses the request with the fewest computed tokens."""
     asked: list[tuple[Request, list[tuple[str, int]]]] = []
 
-    class Overheard(SchedulingPolicy):
+    class Observed(SchedulingPolicy):
         def victim(self, view: PolicyView) -> Request:
             answer = policy.victim(view)
             asked.append((answer, [(request.request_id, request.num_kv_computed) for request in view.victims]))
             return answer
 
-    # The last one to arrive has the longest prompt, so that it is not the victim by itself.
+    # The last request to arrive has the longest prompt, so vLLM's rule (the newest request) is a wrong answer.
     requests = [{**_single(name, 10 + 9 * i, 40), "arrival_step": i} for i, name in enumerate("abc")]
     config = {"block_size": 4, "num_blocks": 22, "enable_prefix_caching": False}
-    simulate({"config": config, "requests": requests}, policy=Overheard())
+    simulate({"config": config, "requests": requests}, policy=Observed())
     for answer, victims in asked:
         fewest = min(computed for _, computed in victims)
         chosen = dict(victims).get(getattr(answer, "request_id", ""))
         if chosen != fewest:
             shown = ", ".join(f"{name} has {computed}" for name, computed in victims)
-            return Verdict(False, f"of {{{shown}}} it gives up {getattr(answer, 'request_id', answer)!r}.")
-    return Verdict(True, f"{len(asked)} victims had the fewest computed tokens.")
+            return Verdict(False, f"of {{{shown}}} it chooses {getattr(answer, 'request_id', answer)!r}.")
+    return Verdict(True, f"all {len(asked)} victims had the fewest computed tokens.")
 
 
 def check_smallest_budget(answer: int, recording: Trace) -> Verdict:
-    """Notebook 12: a ``max_num_batched_tokens`` whose last first token is no later than recorded; one less is late."""
+    """Notebook 12: the smallest ``max_num_batched_tokens`` whose last first token comes no later than recorded."""
 
     def last_first_token(budget: int) -> int:
         trace = fork(recording, max_num_batched_tokens=budget) if budget else recording
         return max(step.step for step in trace for chunk in step.chunks if chunk.arm in ("new_final", "cached_final"))
 
     if not isinstance(answer, int) or answer < 1:
-        return Verdict(False, f"{answer!r} is no number of tokens.")
+        return Verdict(False, f"{answer!r} is not a number of tokens.")
     allowed, reached = last_first_token(0), last_first_token(answer)
     if reached > allowed:
         return Verdict(False, f"with {answer} the last first token comes in step {reached}, recorded was {allowed}.")
     smaller = last_first_token(answer - 1) if answer > 1 else allowed + 1
     if smaller <= allowed:
-        return Verdict(False, f"with {answer} it comes in step {reached}, in time; so it does with {answer - 1}.")
+        return Verdict(False, f"with {answer} it comes in step {reached}, in time, but with {answer - 1} it does too.")
     return Verdict(True, f"with {answer - 1} it would come in step {smaller}.")
+
+
+def check_tokens_kept(answer: Callable[[tuple[int, ...], tuple[int, ...]], Sequence[int]]) -> Verdict:
+    """Notebook 13: ``answer(drafts, model_tokens)`` is the list of tokens that a step with drafts appends."""
+    cases = [
+        ({"drafts": drafts, "model_tokens": tokens}, [token.token_id for token in accepted(sampled, Drafts(drafts))])
+        for drafts, tokens in (
+            ((), (4,)),
+            ((7,), (8, 3)),
+            ((7,), (7, 3)),
+            ((5, 6, 7), (5, 6, 9, 1)),
+            ((5, 6, 7), (9, 6, 7, 1)),
+            ((5, 6, 7), (5, 6, 7, 1)),
+            ((2, 2), (2, 3, 2)),
+        )
+        for sampled in [[SampledToken(token) for token in tokens]]
+    ]
+    return try_cases(answer, cases, lambda result, kept: list(result) == kept)
+
+
+def check_num_chunks(answer: Callable[[int, bool], int]) -> Verdict:
+    """Notebook 14: ``answer(num_tokens, ends_by_stop_token)`` is the number of chunks of a request."""
+
+    def num_chunks(num_tokens: int, ends_by_stop_token: bool) -> int:
+        ends = {"max_tokens": 40, "stop_at": num_tokens} if ends_by_stop_token else {"max_tokens": num_tokens}
+        requests = [{**_single("r", 5), **ends}]
+        return sum(len(step.chunks) for step in simulate({"config": {"async_scheduling": True}, "requests": requests}))
+
+    cases = [
+        ({"num_tokens": count, "ends_by_stop_token": stop}, num_chunks(count, stop))
+        for count in (1, 2, 7)
+        for stop in (False, True)
+    ]
+    return try_cases(answer, cases, lambda result, expected: result == expected)

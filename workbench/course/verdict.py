@@ -1,4 +1,4 @@
-"""What a checker answers."""
+"""The verdict of a checker."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an answer is right, and if not, by which example.
+    """Whether an answer is right, and if not, an example that shows it.
 
     Attributes:
         passed: True for a right answer.
-        message: What to say; an example of a failure names inputs, answer and expected value.
+        message: Message for the reader; for a wrong answer it names the inputs, the result and the expected value.
     """
 
     passed: bool
@@ -35,12 +35,12 @@ class Verdict:
 def try_cases(
     answer: Callable[..., Any], cases: Iterable[tuple[Mapping[str, Any], Any]], equal: Callable[[Any, Any], bool]
 ) -> Verdict:
-    """Call an answer with each case's arguments until one result differs from what is expected.
+    """Call an answer with the arguments of each case until a result differs from the expected one.
 
     Args:
-        answer: The reader's function; an exception it raises is a wrong answer, not an error of the checker.
+        answer: The reader's function. An exception in it is a wrong answer, not an error of the checker.
         cases: Pairs of keyword arguments and the expected result.
-        equal: Whether a result is the expected one.
+        equal: Function of a result and the expected result: whether they agree.
     """
     num_cases = 0
     for arguments, expected in cases:
@@ -54,7 +54,7 @@ def try_cases(
             return Verdict(False, f"{shown} gives None, expected {_short(expected)}. Is there a return?")
         try:
             right = equal(result, expected)
-        except (TypeError, ValueError):  # of another kind than what is expected
+        except (TypeError, ValueError):  # the types cannot be compared
             right = False
         if not right:
             return Verdict(False, f"{shown} gives {_difference(result, expected)}.")
@@ -62,7 +62,7 @@ def try_cases(
 
 
 def _difference(result: Any, expected: Any) -> str:
-    """Where an answer differs: of two matrices the first cell, of anything else the whole."""
+    """The difference from the expected result: the first different cell of a matrix, otherwise the whole value."""
     if not isinstance(expected, np.ndarray):
         return f"{_short(result)}, expected {_short(expected)}"
     if np.shape(result) != expected.shape:

@@ -1,4 +1,4 @@
-"""A command on all ranks of a job, or in the one process that there is."""
+"""Run a command on all ranks of a job, or in a single process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from workbench.config import EngineConfig
 from workbench.distributed.group import LEADER, is_launched, join_group, leader_host
 from workbench.distributed.link import Link, open_link
 from workbench.distributed.ranks import LeadingRunner, follow
-from workbench.engine.config import EngineConfig
 from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
 from workbench.models.load import LoadedModel, load_model
 
 
 class ShardedEngine(Engine):
-    """The engine on rank 0 of a model that all ranks share; everything but its runner is as in one process.
+    """The engine on rank 0 of a model that all ranks share; only its runner differs from an engine in one process.
 
     Args:
         model: This rank's part of the model.
-        link: To the other ranks, each of which is in `follow`.
+        link: Link to the other ranks, each of which runs `follow`.
         config: See `Engine`.
         **options: See `Engine`.
     """
@@ -31,23 +31,34 @@ class ShardedEngine(Engine):
         self._link = link
         super().__init__(model, config, **options)
 
+    def _check_features(self, config: EngineConfig) -> None:
+        super()._check_features(config)
+        if config.async_scheduling:
+            raise ValueError("async_scheduling=True does not work over several ranks: set it to False")
+        if config.num_speculative_tokens and config.speculation.method == "draft_model":
+            raise ValueError(
+                'speculative={"method": "draft_model"} does not work over several ranks, which share one model: '
+                'use "ngram"'
+            )
+
     def _make_runner(self) -> ModelRunner:
         return LeadingRunner(self.model, self.config, self._link)
 
 
 MakeEngine = Callable[..., Engine]
+"""``make_engine(config, **options)``: an engine for the loaded model, with the options of `Engine`."""
 
 
 def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int]) -> int:
-    """Load a model and run a command over it; split over the ranks where ``mlx.launch`` started several.
+    """Load a model and run a command with it; if ``mlx.launch`` started several ranks, they share the model.
 
     Args:
-        model: What `load_model` takes.
-        lead: The command: called with the loaded model and with ``make_engine(config, **options)``. It runs on rank 0
-            alone; the other ranks follow its engines until it returns.
+        model: Name or path of a model, see `load_model`.
+        lead: The command. It is called with the loaded model and a function that makes engines, on rank 0 only; the
+            other ranks follow its engines until it returns.
 
     Returns:
-        The exit status: what ``lead`` returned, 0 on other ranks.
+        The exit status: the result of ``lead``, or 0 on other ranks.
 
     Raises:
         ValueError: The ranks cannot share the model.
@@ -62,10 +73,10 @@ def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int]) -> int:
         if group.rank() == LEADER:
             loaded = load_model(model, group=group)
             return lead(loaded, partial(ShardedEngine, loaded, link))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every rank; rank 0 says when the job is done
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every rank, but rank 0 ends the job
         follow(link, partial(load_model, model, group=group))
         return 0
     finally:
         link.close()
-        # The process ends now. Python's last look through all objects takes seconds where ranks share the cores.
+        # The process ends now. Python's last garbage collection takes seconds when ranks share the cores.
         gc.freeze()

@@ -1,9 +1,8 @@
-"""Data parallelism: one engine per rank, each with its own requests, that take their steps together.
+"""Data parallelism: one engine per rank, each with its own requests, which take their steps together.
 
-Replicas of a dense model need nothing of this; they are separate servers behind a router. But a model whose layers
-wait for the other ranks (experts that are spread over them, say) hangs unless all ranks run their forward passes
-together. So before every step the ranks tell each other what they are about to do, and a rank that has nothing to do
-runs a dummy step.
+Replicas of a dense model do not need this; they are separate servers behind a router. But a model whose layers wait for
+the other ranks (such as experts that are spread over them) hangs unless all ranks run their forward passes together. So
+before every step each rank announces its next step to the others, and a rank without work runs a dummy step.
 """
 
 from __future__ import annotations
@@ -13,22 +12,23 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from workbench.config import EngineConfig
+from workbench.distributed.group import sum_over_ranks
 from workbench.distributed.link import Link
 from workbench.distributed.ranks import SharedRunner
-from workbench.engine.config import EngineConfig
 from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
-from workbench.engine.pipeline import Phases
+from workbench.engine.step import Phases, Step
 from workbench.models.load import LoadedModel
 
 
 class Agreement(NamedTuple):
-    """What every rank is about to run.
+    """The next step of every rank.
 
     Attributes:
-        num_tokens: Tokens of each rank's next step, by rank; 0 for a rank without work.
-        has_prefill: Whether each rank's next step holds a prefill.
+        num_tokens: Number of tokens in each rank's next step, by rank; 0 for a rank without work.
+        has_prefill: Whether each rank's next step contains a prefill, by rank.
     """
 
     num_tokens: tuple[int, ...]
@@ -36,12 +36,12 @@ class Agreement(NamedTuple):
 
     @property
     def num_dummy_tokens(self) -> int:
-        """Tokens a rank without work runs: as many as the busiest rank, 0 when nobody has any."""
+        """Number of tokens that a rank without work runs: that of the busiest rank, 0 if no rank has work."""
         return max(self.num_tokens)
 
 
 def agree(group: mx.distributed.Group, has_prefill: bool, num_tokens: int) -> Agreement:
-    """Tell the other ranks about this rank's next step, and learn about theirs; every rank calls this together.
+    """Exchange the next steps of all ranks; every rank calls this together.
 
     One sum over the ranks of 2 x size integers, in which each rank fills its own places.
 
@@ -50,17 +50,58 @@ def agree(group: mx.distributed.Group, has_prefill: bool, num_tokens: int) -> Ag
         has_prefill: From `Scheduler.peek_next_batch`.
         num_tokens: From `Scheduler.peek_next_batch`.
     """
-    told = np.zeros((2, group.size()), dtype=np.int32)
-    told[:, group.rank()] = num_tokens, has_prefill
-    known = mx.distributed.all_sum(mx.array(told), group=group, stream=mx.cpu).tolist()
-    return Agreement(tuple(known[0]), tuple(map(bool, known[1])))
+    rank, size = group.rank(), group.size()
+    announced = [0] * (2 * size)
+    announced[rank], announced[size + rank] = num_tokens, int(has_prefill)
+    known = sum_over_ranks(group, announced)
+    return Agreement(tuple(known[:size]), tuple(map(bool, known[size:])))
+
+
+class LockstepStep(Step):
+    """A step that begins when all ranks have agreed on it.
+
+    Args:
+        group: The ranks.
+        link: Ends the job when a rank is lost.
+        *parts: See `Step`.
+        **options: See `Step`.
+
+    Attributes:
+        agreement: The latest agreement of the ranks.
+        num_dummy_steps: Number of dummy steps that this rank has run.
+    """
+
+    def __init__(self, group: mx.distributed.Group, link: Link, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._group = group
+        self._link = link
+        self.agreement: Agreement | None = None
+        self.num_dummy_steps = 0
+
+    def begin(self) -> Phases | None:
+        """The phases of the next step; None if no rank has work."""
+        while True:
+            self.empty_inbox()  # not again before the step, which would then differ from the agreement
+            has_prefill, num_tokens = self.scheduler.peek_next_batch()
+            try:
+                self.agreement = agree(self._group, has_prefill, num_tokens)
+            except RuntimeError as problem:
+                self._link.fail(f"the ranks cannot agree on a step: {problem}")
+            num_dummy_tokens = self.agreement.num_dummy_tokens
+            if num_tokens == 0 and num_dummy_tokens > 0:
+                self.runner.forward(dummy_batch(num_dummy_tokens, self.scheduler.config.block_size))
+                self.num_dummy_steps += 1
+            if self.has_work():
+                return self.phases()
+            if num_dummy_tokens == 0:
+                return None
 
 
 class LockstepEngine(Engine):
     """An engine that takes each step together with the engines of the other ranks.
 
-    ``step()``, ``step_into()`` and ``run()`` are the same calls on every rank: they return when there is nothing to do
-    on any of them. Requests may come at any time.
+    Every rank makes the same calls of ``step()``, ``step_into()`` and ``run()``, which return when no rank has work.
+    Requests may arrive at any time.
 
     Args:
         model: This rank's model.
@@ -68,11 +109,9 @@ class LockstepEngine(Engine):
         link: Ends the job when a rank is lost.
         config: See `Engine`.
         **options: See `Engine`.
-
-    Attributes:
-        agreement: What the ranks agreed on last.
-        num_dummy_steps: Dummy steps this rank has run.
     """
+
+    _step: LockstepStep
 
     def __init__(
         self,
@@ -84,47 +123,48 @@ class LockstepEngine(Engine):
     ) -> None:
         self._group = group
         self._link = link
-        self.agreement: Agreement | None = None
-        self.num_dummy_steps = 0
         super().__init__(model, config, **options)
+
+    def _check_features(self, config: EngineConfig) -> None:
+        super()._check_features(config)
+        for name in ("async_scheduling", "num_speculative_tokens"):
+            if value := getattr(config, name):
+                raise ValueError(f"{name}={value} does not work for engines in lockstep: leave it out")
 
     def _make_runner(self) -> ModelRunner:
         runner = SharedRunner(self.model, self.config, self._link)
-        runner.evaluates_whole_model = True  # layers that wait for each other have to be run by all ranks or by none
+        runner.evaluates_whole_model = True  # layers that wait for each other run on all ranks or on none
         return runner
 
-    def _begin(self) -> Phases | None:
-        while True:
-            self._empty_inbox()  # not again before the step: it would no longer be the one that was agreed on
-            has_prefill, num_tokens = self.scheduler.peek_next_batch()
-            try:
-                self.agreement = agree(self._group, has_prefill, num_tokens)
-            except RuntimeError as problem:
-                self._link.fail(f"the ranks cannot agree on a step: {problem}")
-            num_dummy_tokens = self.agreement.num_dummy_tokens
-            if num_tokens == 0 and num_dummy_tokens > 0:
-                self.runner.forward(dummy_batch(num_dummy_tokens, self.config.block_size))
-                self.num_dummy_steps += 1
-            step = self._next_step()
-            if step is not None or num_dummy_tokens == 0:
-                return step
+    def _make_step(self, *parts: Any, **options: Any) -> LockstepStep:
+        return LockstepStep(self._group, self._link, *parts, **options)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The latest agreement of the ranks."""
+        return self._step.agreement
+
+    @property
+    def num_dummy_steps(self) -> int:
+        """Number of dummy steps that this rank has run."""
+        return self._step.num_dummy_steps
 
 
 class _DummyBatch(PackedBatch):
-    """A packed batch whose rows all write one slot, which only a block that nobody reads may do."""
+    """A packed batch whose rows all write the same slot, which is harmless only in a block that is never read."""
 
     def __post_init__(self) -> None:
-        """Nothing to check: `dummy_batch` makes no other."""
+        """Check nothing: only `dummy_batch` makes one."""
 
 
 def dummy_batch(num_tokens: int, block_size: int) -> PackedBatch:
-    """A batch that costs a forward pass and leaves no trace.
+    """A batch that runs a forward pass and changes nothing.
 
-    Every row is a sequence of one token in block 0, the block that the scheduler never gives away; cached blocks stay
-    as they are.
+    Every row is a sequence of one token in block 0, which the scheduler never hands out; cached blocks stay as they
+    are.
 
     Args:
-        num_tokens: Rows.
+        num_tokens: Number of rows.
         block_size: Tokens per KV block.
     """
     rows = np.arange(num_tokens + 1, dtype=np.int32)

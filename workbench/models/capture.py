@@ -1,4 +1,4 @@
-"""What one attention layer of one step was handed and gave back, kept for a person to look at."""
+"""Inputs and outputs of one attention layer in one step, kept for inspection."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ if TYPE_CHECKING:
     from workbench.models.paged_cache import AttentionCall
 
 
+def _no_rows() -> np.ndarray:
+    return np.empty((0, 0, 0), dtype=np.float32)
+
+
 @dataclass(eq=False)
 class LayerCapture:
-    """One layer's attention in one step, as numpy arrays; empty until the step has run.
+    """One layer's attention in one step as numpy arrays, which are empty until the step has run.
 
     Attributes:
         layer: Index of the layer.
-        step: The step it was kept in, -1 until then.
+        step: Index of the captured step, -1 until then.
         request_ids: The request of each sequence.
         q: Queries after RoPE, float32 [T, num_heads, head_dim].
         k: This step's keys after RoPE, float32 [T, num_kv_heads, head_dim].
         v: This step's values, float32 [T, num_kv_heads, head_dim].
-        out: What attention returned, float32 [T, num_heads, head_dim].
+        out: Output of attention, float32 [T, num_heads, head_dim].
         cu_seqlens_q: Sequence i owns rows [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
         seqused_k: KV length of each sequence.
-        keys: For each sequence its whole context, float32 [kv_len, num_kv_heads, head_dim], read back from the
+        keys: Keys of each sequence's whole context, float32 [kv_len, num_kv_heads, head_dim], read back from the
             pool through the block table.
-        values: The same for the values.
-        softmax_scale: Factor of the logits.
+        values: Values of each sequence's whole context, likewise.
+        softmax_scale: Scale of the logits.
         window: Sliding window, -1 for full attention.
         sinks: One logit per head, or None.
     """
@@ -38,10 +42,10 @@ class LayerCapture:
     layer: int
     step: int = -1
     request_ids: list[str] = field(default_factory=list, repr=False)
-    q: np.ndarray = field(default=None, repr=False)
-    k: np.ndarray = field(default=None, repr=False)
-    v: np.ndarray = field(default=None, repr=False)
-    out: np.ndarray = field(default=None, repr=False)
+    q: np.ndarray = field(default_factory=_no_rows, repr=False)
+    k: np.ndarray = field(default_factory=_no_rows, repr=False)
+    v: np.ndarray = field(default_factory=_no_rows, repr=False)
+    out: np.ndarray = field(default_factory=_no_rows, repr=False)
     cu_seqlens_q: list[int] = field(default_factory=list, repr=False)
     seqused_k: list[int] = field(default_factory=list, repr=False)
     keys: list[np.ndarray] = field(default_factory=list, repr=False)
@@ -51,15 +55,17 @@ class LayerCapture:
     sinks: np.ndarray | None = field(default=None, repr=False)
 
     def fill(self, step: int, call: AttentionCall, request_ids: Sequence[str]) -> None:
-        """Copy everything out of a call; its caches change with the next step."""
+        """Copy all arrays of a call: its caches change with the next step."""
         metadata = call.metadata
         self.step = step
         self.request_ids = list(request_ids)
         self.q, self.k, self.v, self.out = (_copy(array) for array in (call.queries, call.keys, call.values, call.out))
         self.cu_seqlens_q = metadata.cu_seqlens_q.tolist()
         self.seqused_k = metadata.seqused_k.tolist()
-        self.softmax_scale, self.window = call.softmax_scale, call.window
-        self.sinks = None if call.sinks is None else _copy(call.sinks)
+        options = call.options
+        self.softmax_scale = options.softmax_scale
+        self.window = options.left_window + 1 if options.left_window >= 0 else -1
+        self.sinks = None if options.sinks is None else _copy(options.sinks)
         for table, length in zip(metadata.block_table, self.seqused_k, strict=True):
             blocks = mx.array(table[: -(-length // metadata.block_size)])
             self.keys.append(_copy(call.k_cache[blocks].flatten(0, 1)[:length]))
@@ -68,33 +74,33 @@ class LayerCapture:
     def weights(self, row: int) -> np.ndarray:
         """Attention weights of a packed row over its sequence's context, float64 [num_heads, kv_len].
 
-        Future positions and those outside a sliding window are 0. With sinks a row sums to less than 1.
+        The weights of future positions and of positions outside a sliding window are 0. With sinks a row sums to
+        less than 1.
 
         Raises:
-            ValueError: No step has run since the capture was asked for, or there is no such row.
+            ValueError: No step has run since the capture was requested, or there is no such row.
         """
         if self.step < 0:
-            raise ValueError(f"layer {self.layer} has not been captured yet: take a step first")
+            raise ValueError(f"layer {self.layer} has not been captured yet: run a step first")
         if not 0 <= row < len(self.q):
             raise ValueError(f"row must be from 0 to {len(self.q) - 1}, got {row}")
         seq = int(np.searchsorted(self.cu_seqlens_q, row, side="right")) - 1
         length = self.seqused_k[seq]
         position = length - self.cu_seqlens_q[seq + 1] + row
         first = 0 if self.window < 0 else max(0, position - self.window + 1)
+        query = self.q[row].astype(np.float64)
         keys = self.keys[seq][first : position + 1].astype(np.float64)
-        group = self.q.shape[1] // keys.shape[1]
-        logits = (
-            np.einsum("hd,khd->hk", self.q[row].astype(np.float64), keys.repeat(group, axis=1)) * self.softmax_scale
-        )
+        group_size = query.shape[0] // keys.shape[1]
+        logits = np.einsum("hd,khd->hk", query, keys.repeat(group_size, axis=1)) * self.softmax_scale
         highest = logits.max(axis=1, keepdims=True)
-        extra = 0.0
+        sink_weight: np.ndarray | float = 0.0
         if self.sinks is not None:
             sinks = self.sinks.astype(np.float64)[:, None]
             highest = np.maximum(highest, sinks)
-            extra = np.exp(sinks - highest)
+            sink_weight = np.exp(sinks - highest)
         exponentials = np.exp(logits - highest)
-        weights = np.zeros((self.q.shape[1], length))
-        weights[:, first : position + 1] = exponentials / (exponentials.sum(axis=1, keepdims=True) + extra)
+        weights = np.zeros((query.shape[0], length))
+        weights[:, first : position + 1] = exponentials / (exponentials.sum(axis=1, keepdims=True) + sink_weight)
         return weights
 
 

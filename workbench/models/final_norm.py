@@ -1,8 +1,8 @@
-"""Let only the rows that sample reach the language-model head.
+"""Pass only the rows that sample to the language-model head.
 
-An mlx-lm model projects every token it is given onto the vocabulary; for a prompt chunk only the last row is wanted,
-or none. The final norm is the last thing before the head that works row by row, so it is told which rows to pass on;
-the model's own head code (tied embeddings, soft-cap, logit scale) then runs on those rows unchanged.
+An mlx-lm model projects every token it is given onto the vocabulary; of a prompt chunk only the last row is needed, or
+none. The final norm is the last module before the head and works row by row, so it selects the rows; the model's own
+head code (tied embeddings, soft cap, logit scale) then runs on those rows unchanged.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import mlx.core as mx
 import mlx.nn as nn
 
 _SELECTED: ContextVar[tuple[nn.Module, mx.array] | None] = ContextVar("selected_rows", default=None)
-"""The norm that selects and the rows it passes on. Per thread, so engines that share a model do not meet."""
+"""The norm that selects, and the rows it selects. Per thread, so that engines that share a model do not interfere."""
 
 LAST_WORDS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm", "norm_f")
-"""What final norms are called; only the order in which candidates are tried depends on it."""
+"""Usual names of final norms; they only decide the order in which candidates are tried."""
 
 
 class FinalNorm:
-    """A model's final norm that can pass on chosen rows only.
+    """A model's final norm, changed so that it can select rows.
 
-    The norm keeps its parameters and their names: its class is exchanged for a subclass until `restore`. Several
-    holders may share a norm.
+    The norm keeps its parameters and their names: its class is replaced by a subclass until `restore`. Several
+    objects may share a norm.
 
     Attributes:
         path: Dotted name of the norm in the model.
@@ -44,7 +44,7 @@ class FinalNorm:
 
     @contextmanager
     def selecting(self, rows: mx.array) -> Iterator[None]:
-        """Pass on ``rows``, int32 [num_rows], of whatever the norm is given inside the block."""
+        """Select ``rows``, int32 [num_rows], of every input that the norm is given inside the block."""
         token = _SELECTED.set((self._norm, rows))
         try:
             yield
@@ -52,20 +52,20 @@ class FinalNorm:
             _SELECTED.reset(token)
 
     def restore(self) -> None:
-        """Give the norm its own class back once every holder has done so. A second call does nothing."""
+        """Restore the norm's class if no other object needs the change. A second call does nothing."""
         if not self._held:
             return
         self._held = False
         self._norm.num_holders -= 1
         if self._norm.num_holders == 0:
             del self._norm.num_holders
-            self._norm.__class__ = type(self._norm).__base__
+            self._norm.__class__ = type(self._norm).__bases__[0]
 
 
 def norm_candidates(model: nn.Module) -> list[str]:
     """Norms outside of any list of layers, the likeliest final norm first.
 
-    Which of them is the final norm, if any, is for the preflight to find out by running the model.
+    The preflight runs the model to find out which of them is the final norm, if any.
     """
     paths = [
         path

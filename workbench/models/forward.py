@@ -1,4 +1,4 @@
-"""The one call of a model that a step makes."""
+"""The one call of the model in a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.models.final_norm import FinalNorm
 from workbench.models.paged_cache import PagedKVCache
-from workbench.models.swap import compiled_operations
+from workbench.models.patch import compiled_operations
 
 
 def forward_rows(
@@ -20,14 +20,17 @@ def forward_rows(
     rows: np.ndarray,
     final_norm: FinalNorm | None,
 ) -> mx.array:
-    """One call of the model on a packed batch: the logits of ``rows``, float32 [len(rows), vocab], not evaluated.
+    """Call the model once on a packed batch.
 
     Args:
-        model: The model, its attention swapped where ``kv_cache`` needs it.
-        token_ids: int32 [T].
+        model: The model, patched if ``kv_cache`` needs it.
+        token_ids: Packed tokens, int32 [T].
         kv_cache: The pool, in a step.
-        rows: int32 [num_rows], not empty.
-        final_norm: Selects the rows before the head; None to project all rows and select then.
+        rows: Rows whose logits are needed, int32 [num_rows], not empty.
+        final_norm: Selects the rows before the head; None to project all rows and select afterwards.
+
+    Returns:
+        Logits of ``rows``, float32 [num_rows, vocab_size], not evaluated.
     """
     tokens, wanted = mx.array(token_ids)[:, None], mx.array(rows)
     with compiled_operations(kv_cache.backend), nullcontext() if final_norm is None else final_norm.selecting(wanted):

@@ -1,26 +1,38 @@
-"""Loading a model by name: the bundled one, a GGUF file, or whatever mlx-lm can load."""
+"""Load a model by name: the bundled model, a GGUF file, or any model that mlx-lm can load."""
 
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from workbench.attention.dtypes import DTYPES, dtype_name
-from workbench.models.bundled import BUNDLED_NAME, fetch_bundled
-from workbench.models.gguf_file import MAGIC, GGUFFile
-from workbench.models.gguf_loader import gguf_config, load_gguf_model
-from workbench.models.gguf_tokenizer import GGUFTokenizer
+from workbench.device import runs_on_gpu
+from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
+from workbench.models.gguf.file import MAGIC, GGUFFile
+from workbench.models.gguf.loader import gguf_config, load_gguf_model
+from workbench.models.gguf.tokenizer import GGUFTokenizer
+from workbench.models.packed.errors import WrongProductError
 from workbench.models.sharding import check_heads_divide, shard
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
 
-# Where configurations keep the length of the model's context; transformers' names, the common one first.
+log = logging.getLogger("workbench")
+
+Weights = Literal["packed", "float32"]
+"""Weights stay as the file holds them, or each becomes a floating-point number of the model's type."""
+
+Keep = Literal["packed", "mlx", "no"]
+"""Quantised weights are kept for compiled code of this processor, for MLX's own products, or not at all."""
+
+# Fields of configurations for the length of the model's context; transformers' names, the common one first.
 _CONTEXT_FIELDS = (
     "max_position_embeddings",
     "n_positions",
@@ -37,17 +49,17 @@ class LoadedModel:
 
     Attributes:
         model: The mlx-lm model, evaluated.
-        tokenizer: Its tokenizer, None where it has none.
-        name: A short name: of the file without its extension, of the folder, or of the repository.
+        tokenizer: Its tokenizer, None if it has none.
+        name: A short name: that of the file without its extension, of the folder, or of the repository.
         architecture: mlx-lm's ``model_type``.
         max_position: Length of the model's context in tokens.
         eos_token_ids: Tokens that end an output.
-        vocab_size: Logits per position.
+        vocab_size: Number of logits per position.
         dtype: Element type of activations and of weights that are not quantised, such as "float32".
-        num_parameters: Weights of the whole model, counted before any quantisation.
+        num_parameters: Number of weights of the whole model, counted before any quantisation.
         source: The file, folder or repository it came from.
-        quantized: Bits per weight that stayed quantised, such as "4 bits"; "" where none did.
-        preflights: What `preflight_once` found out, by attention backend and device.
+        quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
+        preflights: Results of `preflight_once`, by attention backend and device.
     """
 
     model: nn.Module
@@ -76,6 +88,7 @@ class LoadedModel:
 def load_model(
     name_or_path: str | Path,
     *,
+    weights: Weights = "packed",
     dtype: str | mx.Dtype | None = None,
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
@@ -85,21 +98,35 @@ def load_model(
     Args:
         name_or_path: "smollm2" (the bundled model), a GGUF file, a folder in MLX or Hugging Face format, or the name
             of a repository, which mlx-lm downloads.
-        dtype: "float32", "float16" or "bfloat16". By default float32 on a CPU, where MLX has fast matrix products
-            for nothing else; on a GPU what the file holds.
-        keep_quantized: Leave quantised weights quantised where MLX can compute with them. By default on a GPU only.
-        group: Ranks that share the model, each loading it with the same arguments; this one keeps its part.
+        weights: "packed" keeps the bits of weights as the file holds them; products are computed in float32 from the
+            exact values. "float32" turns every weight into a number of ``dtype``.
+        dtype: "float32", "float16" or "bfloat16". The default is float32 on a CPU, because MLX has fast matrix
+            products for no other type there, and the file's own type on a GPU.
+        keep_quantized: Deprecated: use ``weights``.
+        group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
+            share weights of ``dtype``.
 
     Raises:
         FileNotFoundError: No such file or folder.
-        ValueError: A format, architecture, type or tokenizer that is not supported, or a model that the ranks of
-            ``group`` cannot share, which is found before any weight is read; the message names it.
+        ValueError: A format, architecture, type or tokenizer is not supported, or the ranks of ``group`` cannot
+            share the model, which is found before any weight is read; the message names the cause.
         OSError: A download failed; the message says what to do.
     """
     on_gpu = _runs_on_gpu()
-    keep = on_gpu if keep_quantized is None else keep_quantized
+    keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     wanted = _check_dtype(dtype)
-    if name_or_path == BUNDLED_NAME:
+    try:
+        return _load(name_or_path, wanted, on_gpu, keep, group)
+    except WrongProductError as problem:
+        log.warning('weights="packed" becomes weights="float32": %s', problem)
+        return _load(name_or_path, wanted, on_gpu, "no", group)
+
+
+def _load(
+    name_or_path: str | Path, wanted: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
+) -> LoadedModel:
+    """The model of a name, with weights kept in one way."""
+    if is_bundled(name_or_path):
         return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted, on_gpu, keep, group)
     path = Path(name_or_path).expanduser()
     if path.is_file():
@@ -110,20 +137,48 @@ def load_model(
     return _load_with_mlx_lm(str(name_or_path), wanted, on_gpu, keep, group)
 
 
+def _kept_weights(
+    weights: Weights, keep_quantized: bool | None, on_gpu: bool, group: mx.distributed.Group | None
+) -> Keep:
+    """The way to keep weights that are not float32 on this machine."""
+    if weights not in ("packed", "float32"):
+        raise ValueError(f'weights is {weights!r}; it must be "packed" or "float32"')
+    if keep_quantized is not None:
+        warnings.warn(
+            'load_model(keep_quantized=...) is deprecated: use weights="packed" or weights="float32"',
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return "mlx" if keep_quantized else "no"
+    if weights == "float32":
+        return "no"
+    if on_gpu:
+        return "mlx"
+    if group is not None:
+        return "no"
+    from workbench.models.packed.pack_model import why_not_packed
+
+    if reason := why_not_packed():
+        log.warning('weights="packed" becomes weights="float32": %s', reason)
+        return "no"
+    return "packed"
+
+
 def _runs_on_gpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu
+    return runs_on_gpu()
 
 
 def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
-    if dtype is None or dtype in DTYPES.values():
-        return dtype
-    if dtype not in DTYPES:
+    if dtype is None:
+        return None
+    wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if wanted is None or wanted not in DTYPES.values():
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)} or None, got {dtype!r}")
-    return DTYPES[dtype]
+    return wanted
 
 
 def _load_gguf(
-    name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: bool, group: mx.distributed.Group | None
+    name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
 ) -> LoadedModel:
     file = GGUFFile(path)
     tokenizer = GGUFTokenizer(file.metadata)
@@ -131,7 +186,7 @@ def _load_gguf(
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
     if group is not None:
         check_heads_divide(name, gguf_config(file), group.size())
-    model, config = load_gguf_model(file, dtype=dtype, keep_quantized=keep)
+    model, config = load_gguf_model(file, dtype=dtype, keep_quantized=keep == "mlx", pack=keep == "packed")
     num_parameters = _count_parameters(model)
     if group is not None:
         shard(name, model, group)
@@ -151,13 +206,13 @@ def _load_gguf(
 
 
 def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
-    """Element type on a GPU: bfloat16 for a file of bfloat16 and for Gemma 3, whose activations overflow float16."""
+    """Element type on a GPU: bfloat16 for bfloat16 files and for Gemma 3, whose activations overflow float16."""
     types = {tensor.type_name for tensor in file.tensors.values()}
     return mx.bfloat16 if "BF16" in types or file.metadata.get("general.architecture") == "gemma3" else mx.float16
 
 
 def _load_with_mlx_lm(
-    name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: bool, group: mx.distributed.Group | None
+    name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
 ) -> LoadedModel:
     from mlx_lm.utils import dequantize_model
     from mlx_lm.utils import load as mlx_lm_load
@@ -166,19 +221,34 @@ def _load_with_mlx_lm(
     if group is not None:
         check_heads_divide(name, _read_config(location), group.size())
     try:
-        model, tokenizer, config = mlx_lm_load(location, lazy=True, return_config=True)
-    except Exception as problem:  # mlx-lm, transformers and the hub raise whatever they meet
+        # mlx-lm declares no overload for return_config.
+        model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
+            location, lazy=True, return_config=True, trust_remote_code=False,
+            # If it is left out, transformers asks on standard input whether to run the model's code.
+            tokenizer_config={"trust_remote_code": False},
+        )  # fmt: skip
+    except Exception as problem:  # mlx-lm, transformers and the hub raise exceptions of many kinds
         reason = f"{type(problem).__name__}: {problem}"
+        if "trust_remote_code" in reason:
+            raise ValueError(
+                f"{name!r} needs Python code that comes with the model ({_own_code(location)}), and Workbench never "
+                "runs that: use a conversion of the model to mlx-lm's format or a GGUF file"
+            ) from None
         if Path(location).is_dir():
             raise ValueError(f"mlx-lm cannot load the folder {location!r}: {reason}") from problem
         raise OSError(
             f"mlx-lm cannot load {name!r}: {reason}. If it is a repository, check its name and the connection; "
             "otherwise give the path of a GGUF file or of a model's folder"
         ) from problem
-    if not keep:
+    if keep == "no":
         model = dequantize_model(model)
     if dtype is None and not on_gpu:
         dtype = mx.float32
+    if keep == "packed":
+        from workbench.models.packed.pack_model import pack_model
+
+        pack_model(model, dtype or mx.float32)
+        model = dequantize_model(model)  # layers of kinds that are not packed, such as experts
     if dtype is not None:
         model.set_dtype(dtype)
     num_parameters = _count_parameters(model)
@@ -203,29 +273,29 @@ def _load_with_mlx_lm(
 
 
 def _check_location(name: str) -> str:
-    """The folder or the repository's name, as mlx-lm takes it; what can be neither is refused without a download."""
+    """The folder or the repository as mlx-lm takes it; a name that can be neither is refused without a download."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
             files = sorted(file.name for file in path.glob("*.gguf"))
             hint = f"; name one of its GGUF files: {', '.join(files)}" if files else ""
-            raise FileNotFoundError(f"{path} has no config.json, so it is no model in MLX or Hugging Face format{hint}")
+            raise FileNotFoundError(f"{path} has no config.json: it is not a model in MLX or Hugging Face format{hint}")
     elif name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1:
         raise FileNotFoundError(f"{path} does not exist")
     return str(path) if path.is_dir() else name
 
 
 def _read_config(location: str) -> dict[str, Any]:
-    """The config.json of a folder or a repository, without its weights."""
+    """The config.json of a folder or a repository, read without the weights."""
     path = Path(location) / "config.json"
     if not path.is_file():
         from huggingface_hub import hf_hub_download
 
         try:
             path = Path(hf_hub_download(location, "config.json"))
-        except Exception as problem:  # the hub raises whatever it meets
+        except Exception as problem:  # the hub raises exceptions of many kinds
             raise OSError(
-                f"{location!r} has no config.json to be had: {type(problem).__name__}: {problem}"
+                f"config.json of {location!r} cannot be fetched: {type(problem).__name__}: {problem}"
             ) from problem
     try:
         return json.loads(path.read_text())
@@ -233,8 +303,23 @@ def _read_config(location: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {problem}") from problem
 
 
+def _own_code(location: str) -> str:
+    """The files of code that a folder's configurations name, for an error message."""
+    found = []
+    for file in ("config.json", "tokenizer_config.json"):
+        try:
+            config = json.loads((Path(location) / file).read_text())
+        except (OSError, ValueError):  # also a repository, whose files are elsewhere
+            continue
+        if isinstance(config, dict):
+            found += [
+                f"{file}: {key}={str(config[key])[:200]!r}" for key in ("model_file", "auto_map") if key in config
+            ]
+    return "; ".join(found) or "auto_map or model_file in its configuration"
+
+
 def _text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """A field of a configuration, or of its part about text where a model also takes other inputs."""
+    """A field of a configuration, or of its part about text if the model also takes other inputs."""
     for part in (config, config.get("text_config") or {}):
         for name in names:
             if isinstance(part.get(name), int):
@@ -248,8 +333,8 @@ def _context_length(name: str, config: Mapping[str, Any], model: nn.Module) -> i
     )
     if not length:
         raise ValueError(
-            f"{name}: config.json does not say how long the context is; add max_position_embeddings to it "
-            f"(looked for {', '.join(_CONTEXT_FIELDS)})"
+            f"{name}: config.json does not give the length of the context; add max_position_embeddings to it "
+            f"(fields looked for: {', '.join(_CONTEXT_FIELDS)})"
         )
     return int(length)
 
@@ -257,7 +342,7 @@ def _context_length(name: str, config: Mapping[str, Any], model: nn.Module) -> i
 def _common_dtype(model: nn.Module) -> mx.Dtype:
     """The floating-point type of most weights that are not quantised."""
     sizes: dict[mx.Dtype, int] = {}
-    for _, array in tree_flatten(model.parameters()):
+    for array in dict(tree_flatten(model.parameters())).values():
         if mx.issubdtype(array.dtype, mx.floating):
             sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
     return max(sizes, key=lambda dtype: sizes[dtype])
@@ -266,9 +351,13 @@ def _common_dtype(model: nn.Module) -> mx.Dtype:
 def _count_parameters(model: nn.Module) -> int:
     from mlx_lm.utils import get_total_parameters
 
-    return int(get_total_parameters(model))
+    packed = [module for module in model.modules() if hasattr(module, "num_packed_weights")]
+    if not packed:
+        return int(get_total_parameters(model))
+    others = sum(array.size for array in dict(tree_flatten(model.parameters())).values())
+    return others + sum(module.num_packed_weights for module in packed)
 
 
 def _kept_bits(model: nn.Module) -> str:
-    bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")})
+    bits = sorted({module.bits for module in model.modules() if hasattr(module, "bits")} - {32})
     return f"{' and '.join(map(str, bits))} bits" if bits else ""

@@ -1,33 +1,37 @@
-"""What a layer of an unmodified mlx-lm model gets as its KV cache.
+"""The KV cache that each layer of an unmodified mlx-lm model is given.
 
 Every token of the packed batch is a batch row: the model is called on tokens [T, 1], so ``mx.fast.rope`` takes one
 position per row (``offset``) and any mix of prompt chunks and decodes is one call. A layer hands its new keys and
-values, [T, num_kv_heads, 1, head_dim], to ``update_and_fetch``; where the pool keeps them is the step's business.
+values, [T, num_kv_heads, 1, head_dim], to ``update_and_fetch``; the metadata of the step says where the pool keeps
+them.
 
 Two kinds of layer cache share that protocol. `PagedLayerCache` leaves reading and writing to an attention backend,
-which it meets in `attend` (see `workbench.models.swap`). `GatheredLayerCache` needs no change in the model at all: it
+which it calls in `attend` (see `workbench.models.patch`). `GatheredLayerCache` needs no change in the model at all: it
 writes the rows and returns each row's whole context, gathered. That takes T times the longest context of memory, and
 is for models whose attention does its own arithmetic.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
+from workbench.attention.options import AttentionOptions
 
 
 @dataclass(frozen=True)
 class LayerKV:
-    """What one layer keeps per token.
+    """Shape and type of the keys and values that one layer keeps per token.
 
     Attributes:
-        num_kv_heads: KV heads.
+        num_kv_heads: Number of KV heads.
         k_head_dim: Elements of a key per head.
         v_head_dim: Elements of a value per head; differs from the keys' in latent attention.
         dtype: Element type.
@@ -52,19 +56,17 @@ class LayerKV:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One layer's attention in a step, seen by a tap while the arrays are as the backend left them.
+    """One layer's attention in a step, as a tap sees it right after the backend has run.
 
     Attributes:
         queries: [T, num_heads, head_dim].
         keys: [T, num_kv_heads, head_dim].
         values: [T, num_kv_heads, head_dim].
         out: [T, num_heads, head_dim].
-        k_cache: Keys of every slot; do not keep it.
-        v_cache: Values of every slot; do not keep it.
+        k_cache: Keys of every slot; a tap must not keep a reference.
+        v_cache: Values of every slot; a tap must not keep a reference.
         metadata: The packed batch.
-        softmax_scale: Factor of the logits.
-        window: Sliding window, -1 for full attention.
-        sinks: One logit per head, or None.
+        options: Scale, window, soft cap and sinks of the layer.
     """
 
     queries: mx.array
@@ -74,13 +76,34 @@ class AttentionCall:
     k_cache: mx.array
     v_cache: mx.array
     metadata: AttentionMetadata
-    softmax_scale: float
-    window: int
-    sinks: mx.array | None
+    options: AttentionOptions
 
 
-class _LayerPool:
-    """One layer's part of the KV pool and the step it serves; what both kinds of layer cache share.
+Tap = Callable[[AttentionCall], None]
+"""A function that is called with each attention call of a layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The packed batch that all layers serve at present.
+
+    Attributes:
+        positions: Position of every packed row, int32 [T].
+        metadata: The packed batch.
+    """
+
+    positions: mx.array
+    metadata: AttentionMetadata
+
+    @cached_property
+    def row_table(self) -> mx.array:
+        """The block table of each row's sequence, int32 [T, max_blocks]."""
+        row_seq = np.repeat(np.arange(self.metadata.num_seqs), self.metadata.query_lens)
+        return mx.array(self.metadata.block_table[row_seq])
+
+
+class LayerCache(ABC):
+    """One layer's part of the KV pool, and the step it serves.
 
     K and V are one array each, [num_blocks, block_size, num_kv_heads, head_dim], and nothing else may refer to
     their memory (no view is kept, nothing is passed to ``mx.async_eval``): MLX copies a whole array on a write
@@ -90,7 +113,7 @@ class _LayerPool:
         layer: Shapes, element type and window.
         k_cache: Keys of every slot.
         v_cache: Values of every slot.
-        num_reads: Attention calls that went through this layer since the step began.
+        num_reads: Attention calls of this layer since the step began.
         num_heads: Query heads of the last attention call, 0 before the first.
     """
 
@@ -101,31 +124,45 @@ class _LayerPool:
         self.v_cache = mx.zeros((*slots, layer.v_head_dim), dtype=layer.dtype)
         self.num_reads = 0
         self.num_heads = 0
-        self._step: tuple[mx.array, AttentionMetadata] | None = None
+        self._step: _Step | None = None
 
-    def begin_step(self, positions: mx.array, metadata: AttentionMetadata) -> None:
-        """Serve the packed batch that ``metadata`` describes until `end_step`; ``positions`` is int32 [T]."""
+    @abstractmethod
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Take the new keys and values, [T, num_kv_heads, 1, head_dim]; return those that the model attends to."""
+
+    @abstractmethod
+    def make_mask(self, num_tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array | None:
+        """The mask that the model passes to its attention, None for no mask."""
+
+    def begin_step(self, step: _Step) -> None:
+        """Serve a packed batch until `end_step`."""
         self.num_reads = 0
-        self._step = (positions, metadata)
+        self._step = step
 
     def end_step(self) -> None:
-        """Let go of everything that belongs to the step."""
+        """Drop everything that belongs to the step."""
         self._step = None
+
+    @property
+    def _current(self) -> _Step:
+        """The step in progress.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self._step is None:
+            raise RuntimeError("no step is in progress: call the model through ModelRunner.forward")
+        return self._step
 
     @property
     def offset(self) -> mx.array:
         """Position of every packed row, int32 [T]: what RoPE reads."""
-        return self._in_step()[0]
+        return self._current.positions
 
     @property
     def metadata(self) -> AttentionMetadata:
         """The packed batch in progress."""
-        return self._in_step()[1]
-
-    def _in_step(self) -> tuple[mx.array, AttentionMetadata]:
-        if self._step is None:
-            raise RuntimeError("no step is in progress: call the model through ModelRunner.forward")
-        return self._step
+        return self._current.metadata
 
     @property
     def state(self) -> tuple[mx.array, mx.array]:
@@ -133,26 +170,26 @@ class _LayerPool:
         return self.k_cache, self.v_cache
 
 
-class PagedLayerCache(_LayerPool):
+class PagedLayerCache(LayerCache):
     """A layer cache whose attention is computed by a backend, straight from the block pool.
 
     Attributes:
         backend: Writes, reads and computes.
-        taps: Called after each attention call, for whoever wants to see it.
+        taps: Called in order after each attention call.
     """
 
     def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, backend: AttentionBackend) -> None:
         super().__init__(layer, num_blocks, block_size)
         self.backend = backend
-        self.taps: list[Callable[[AttentionCall], None]] = []
+        self.taps: list[Tap] = []
+        self._options: AttentionOptions | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Hand the new keys and values on; `attend` writes them before it reads."""
+        """Return the new keys and values as they are; `attend` writes them before it reads."""
         return keys, values
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: the backend knows every row's causal range and window."""
-        return None
 
     def attend(
         self,
@@ -169,50 +206,43 @@ class PagedLayerCache(_LayerPool):
             queries: [T, num_heads, 1, head_dim].
             keys: [T, num_kv_heads, 1, head_dim].
             values: [T, num_kv_heads, 1, head_dim].
-            softmax_scale: Factor of the logits.
-            sinks: One logit per head that takes part in the softmax's sum and has no value.
+            softmax_scale: Scale of the logits.
+            sinks: One logit per head that counts in the softmax's sum and has no value, [num_heads], or None.
 
         Returns:
             [T, num_heads, 1, head_dim].
         """
         self.num_reads += 1
         self.num_heads = queries.shape[1]
-        window = self.layer.window
+        options = self._options_for(softmax_scale, sinks)
         rows = queries.squeeze(2), keys.squeeze(2), values.squeeze(2)
-        out = self.backend.write_and_attend(
-            *rows,
-            self.k_cache,
-            self.v_cache,
-            self.metadata,
-            softmax_scale=softmax_scale,
-            window_size=(-1, -1) if window < 0 else (window - 1, 0),
-            sinks=sinks,
-        )
+        out = self.backend.write_and_attend(*rows, self.k_cache, self.v_cache, self.metadata, options)
         if self.taps:
-            caches = self.k_cache, self.v_cache
-            call = AttentionCall(*rows, out, *caches, self.metadata, softmax_scale, window, sinks)
+            call = AttentionCall(*rows, out, self.k_cache, self.v_cache, self.metadata, options)
             for tap in list(self.taps):
                 tap(call)
         return mx.expand_dims(out, 2)
 
+    def _options_for(self, softmax_scale: float, sinks: mx.array | None) -> AttentionOptions:
+        """The layer's options; those of the last call if nothing has changed, because checking them takes a while."""
+        options = self._options
+        if options is None or options.softmax_scale != softmax_scale or options.sinks is not sinks:
+            window = self.layer.window
+            options = AttentionOptions(softmax_scale, (-1, -1) if window < 0 else (window - 1, 0), sinks=sinks)
+            self._options = options
+        return options
 
-class GatheredLayerCache(_LayerPool):
-    """A layer cache that returns each row's context as plain arrays, for any model, slowly."""
+
+class GatheredLayerCache(LayerCache):
+    """A layer cache that returns each row's context as plain arrays: slow, but any model can use it.
+
+    Attributes:
+        mask_ndim: Axes of the masks that the model takes.
+    """
 
     def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, mask_ndim: int) -> None:
         super().__init__(layer, num_blocks, block_size)
         self.mask_ndim = mask_ndim
-
-    def begin_step(self, positions: mx.array, metadata: AttentionMetadata) -> None:
-        """Serve a packed batch; give every row its sequence's block table."""
-        super().begin_step(positions, metadata)
-        row_seq = np.repeat(np.arange(len(metadata.seqused_k)), np.diff(metadata.cu_seqlens_q))
-        self._row_table = mx.array(metadata.block_table[row_seq])
-
-    def end_step(self) -> None:
-        """Let go of everything that belongs to the step."""
-        super().end_step()
-        self._row_table = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write [T, num_kv_heads, 1, head_dim], return [T, num_kv_heads, longest context, head_dim]."""
@@ -222,19 +252,19 @@ class GatheredLayerCache(_LayerPool):
         return self._fetch(self.k_cache), self._fetch(self.v_cache)
 
     def make_mask(self, _num_tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array:
-        """Which gathered keys each row may see, bool [T, 1, ..., 1, longest context] of ``mask_ndim`` axes."""
+        """True for the gathered keys that a row may see, bool [T, 1, ..., 1, longest context] of ``mask_ndim`` axes."""
         visible = self._visible(window_size if window_size is not None else self.layer.window)
         return mx.expand_dims(visible, tuple(range(1, self.mask_ndim - 1)))
 
     def _visible(self, window: int) -> mx.array:
         row = self.offset[:, None]
-        column = mx.arange(self._row_table.shape[1] * self.metadata.block_size)[None, :]
+        column = mx.arange(self._current.row_table.shape[1] * self.metadata.block_size)[None, :]
         seen = column <= row
         return seen if window < 0 else seen & (column > row - window)
 
     def _fetch(self, cache: mx.array) -> mx.array:
-        rows = cache[self._row_table].flatten(1, 2).swapaxes(1, 2)
-        # Slots past a row's position may hold anything, NaN included, and 0 * NaN is NaN.
+        rows = cache[self._current.row_table].flatten(1, 2).swapaxes(1, 2)
+        # Slots past a row's position may hold anything, even NaN, and 0 * NaN is NaN.
         return mx.where(self._visible(-1)[:, None, :, None], rows, mx.zeros((), rows.dtype))
 
 
@@ -242,17 +272,13 @@ class PagedKVCache:
     """The block pool of a whole model: one layer cache per layer.
 
     Attributes:
-        layers: What to pass to the model as ``cache``.
+        layers: The model's ``cache`` argument.
         num_blocks: Blocks in the pool.
         block_size: Tokens per block.
-        backend: What attends, None where the model does so itself.
+        backend: The attention backend, None if the model computes attention itself.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[PagedLayerCache] | Sequence[GatheredLayerCache],
-        backend: AttentionBackend | None = None,
-    ) -> None:
+    def __init__(self, layers: Sequence[LayerCache], backend: AttentionBackend | None = None) -> None:
         """See `for_kernel` and `for_gathering`."""
         self.layers = list(layers)
         self.backend = backend
@@ -263,7 +289,7 @@ class PagedKVCache:
     def for_kernel(
         cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, backend: AttentionBackend
     ) -> PagedKVCache:
-        """A pool that an attention backend reads and writes; needs `workbench.models.swap`."""
+        """A pool that an attention backend reads and writes; needs `workbench.models.patch`."""
         return cls([PagedLayerCache(layer, num_blocks, block_size, backend) for layer in layers], backend)
 
     @classmethod
@@ -273,12 +299,17 @@ class PagedKVCache:
         """A pool whose context is gathered for the model's own attention.
 
         Args:
-            layers: One entry per cache the model uses.
+            layers: One entry per cache that the model uses.
             num_blocks: Blocks in the pool.
             block_size: Tokens per block.
-            mask_ndim: Axes of the masks: 4 for MLX's attention, 5 where the model groups its query heads itself.
+            mask_ndim: Axes of the masks: 4 for MLX's attention, 5 if the model groups its query heads itself.
         """
         return cls([GatheredLayerCache(layer, num_blocks, block_size, mask_ndim) for layer in layers])
+
+    @property
+    def kernel_layers(self) -> list[PagedLayerCache]:
+        """Layers whose attention is computed by the backend: all of them, or none."""
+        return [layer for layer in self.layers if isinstance(layer, PagedLayerCache)]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -297,18 +328,18 @@ class PagedKVCache:
 
     def begin_step(self, positions: np.ndarray, metadata: AttentionMetadata) -> None:
         """Serve a packed batch: ``positions`` int32 [T]."""
-        offset = mx.array(positions)
+        step = _Step(mx.array(positions), metadata)
         for layer in self.layers:
-            layer.begin_step(offset, metadata)
+            layer.begin_step(step)
 
     def end_step(self) -> None:
-        """Drop what the step left in the layers."""
+        """Drop everything in the layers that belongs to the step."""
         for layer in self.layers:
             layer.end_step()
 
     @property
     def reads(self) -> list[int]:
-        """How often each layer was attended to in this step; 1 everywhere in a model that is served right."""
+        """Number of attention calls of each layer in this step; 1 everywhere if the model is served correctly."""
         return [layer.num_reads for layer in self.layers]
 
 

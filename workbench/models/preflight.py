@@ -1,9 +1,9 @@
-"""Find out how a model can be served, by running it: no list of model names.
+"""Find out how a model can be served by running it, without any list of model names.
 
-Three short sequences are computed by the plain model, unchunked, and again in two packed steps that mix chunks and
-decodes over permuted blocks. The paged path is accepted only when the logits agree, when every layer really went
-through the paged attention exactly once, and when the same comparison fails as it should with positions shifted by 3.
-Sliding windows are narrowed for the while, or a few tokens would never leave them.
+The plain model computes three short sequences, unchunked; then they run again in two packed steps that mix chunks and
+decodes over permuted blocks. The paged path is accepted only if the logits agree, if every layer called the paged
+attention exactly once, and if the same comparison fails, as it should, with positions shifted by 3. Sliding windows
+are narrowed for the comparison: a few tokens would never leave the real ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import LayerKV, PagedKVCache
-from workbench.models.swap import swap_for
+from workbench.models.patch import patch_model
 
 if TYPE_CHECKING:
     from workbench.models.load import LoadedModel
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("workbench")
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
-"""Error of a typical row of logits that rounding explains, by the KV cache's dtype: root mean square, relative to the
-logits' spread. One row may be ten times worse, because a mixture of experts may choose another expert at a near tie."""
+"""Largest error of a typical row of logits that rounding explains, by the KV cache's dtype: root mean square, relative
+to the logits' spread. One row may be ten times worse, because a mixture of experts may choose another expert at a near
+tie."""
 TOLERANCE_FLOAT32_GPU = 5e-3
 """GPUs multiply float32 matrices in TF32, and differently for a few rows than for many."""
 WORST_ROW = 10
@@ -42,37 +43,42 @@ WORST_ROW = 10
 BLOCK_SIZE = 8
 NUM_SEQS, NUM_TOKENS = 3, 9
 BLOCK_TABLES = ((5, 2), (1, 6), (4, 3))
+NUM_TRIAL_BLOCKS = 1 + max(max(table) for table in BLOCK_TABLES)
 STEPS = (
     ((2, 0, 7), (0, 0, 8), (1, 0, 1)),
     ((0, 8, 1), (2, 7, 2), (1, 1, 8)),
 )
-"""Packed steps as (sequence, start, num_tokens): chunks first, then a decode among the chunks that finish."""
+"""Packed steps as (sequence, start, num_tokens): first chunks, then a decode beside chunks that end their prompt."""
 CONTROL_STEP = STEPS[-1][:2]
 POSITION_SHIFT = 3
 NARROW_WINDOW = 5
 """Sliding windows are narrowed to this, in the plain model too, so that a few tokens are enough to test them."""
 
 
+_WAYS: tuple[tuple[Literal["kernel", "gather"], int], ...] = (("kernel", 0), ("gather", 4), ("gather", 5))
+"""Ways to serve a model, the best one first, as (mode, mask_ndim) of a `PreflightResult`."""
+
+
 class UnsupportedModelError(ValueError):
-    """A model that cannot be served, with the reason; it is refused rather than run wrong."""
+    """The model cannot be served and is refused; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """How a model is to be served.
+    """The way to serve a model, and the evidence for it.
 
     Attributes:
-        mode: "kernel" when an attention backend reads the block pool itself, "gather" when the model's own
-            attention is handed gathered context.
-        layers: What each cache keeps per token.
-        num_heads: Query heads, 0 in mode "gather".
-        final_norm: Dotted name of the norm that lets only wanted rows reach the head; None when there is none,
-            and all rows are projected.
+        mode: "kernel" if an attention backend reads the block pool itself, "gather" if the model's own attention is
+            given gathered context.
+        layers: Shape and type of the keys and values of each layer.
+        num_heads: Number of query heads, 0 in mode "gather".
+        final_norm: Dotted name of the norm that selects the rows for the head; None if there is none, and all rows
+            are projected.
         max_error: Error of the worst row of logits against the plain model: root mean square, relative to the
             spread of the logits.
-        control_error: The same of a typical row with positions shifted by 3: what a wrong path looks like.
-        reason: Why not "kernel"; empty when it is.
-        mask_ndim: Axes of the masks the model's own attention takes in mode "gather", 0 in mode "kernel".
+        control_error: Error of a typical row with positions shifted by 3: that of a wrong path.
+        reason: Why the mode is not "kernel"; empty if it is.
+        mask_ndim: Axes of the masks that the model's own attention takes in mode "gather", 0 in mode "kernel".
     """
 
     mode: Literal["kernel", "gather"]
@@ -86,7 +92,7 @@ class PreflightResult:
 
     @property
     def num_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers that keep keys and values."""
         return len(self.layers)
 
     @property
@@ -96,20 +102,20 @@ class PreflightResult:
 
 
 class _Mismatch(Exception):
-    """A way to serve the model that does not give the plain model's logits; the message says how."""
+    """One way to serve the model does not give the plain model's logits; the message says how they differ."""
 
 
 def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     """Find out how ``model`` can be served with an attention backend.
 
-    The model is left as it was found.
+    The model is unchanged afterwards.
 
     Raises:
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
     caches = make_prompt_cache(model)
     windows = [_window_of(index, cache) for index, cache in enumerate(caches)]
-    token_ids = _token_ids(model)
+    token_ids = probe_tokens(model)
     for cache, window in zip(caches, windows):
         _narrow(cache, window)
     try:
@@ -117,12 +123,12 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     except Exception as problem:
         raise UnsupportedModelError(f"the plain model does not run here: {_one_line(problem)}") from problem
     if not np.isfinite(reference).all():
-        raise UnsupportedModelError("the plain model's logits are not finite; its weights may be damaged")
+        raise UnsupportedModelError("the plain model's logits are not finite: its weights may be damaged")
     layers = tuple(_layer_kv(index, cache, window) for index, (cache, window) in enumerate(zip(caches, windows)))
     trial = _Trial(model, layers, token_ids, reference)
 
-    reasons = []
-    for mode, mask_ndim in (("kernel", 0), ("gather", 4), ("gather", 5)):
+    reasons: list[str] = []
+    for mode, mask_ndim in _WAYS:
         try:
             result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
         except _Mismatch as problem:
@@ -138,17 +144,17 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
 
 
 def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightResult:
-    """`preflight` of a loaded model, with the result it had before while its weights are the same arrays.
+    """`preflight` of a loaded model, which runs once for the same weights.
 
-    So the second engine over a model starts at once: four forward passes of SmolLM2 take most of a second on a CPU.
+    A second engine over a model starts at once: four forward passes of SmolLM2 take most of a second on a CPU.
 
     Raises:
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
-    weights = [array for _, array in tree_flatten(loaded.model.parameters())]
+    weights = list(dict(tree_flatten(loaded.model.parameters())).values())
     key = (backend, str(mx.default_device()))
     seen, result = loaded.preflights.get(key, ((), None))
-    # Weak references: an array that is gone must not live on here, and another may get its id.
+    # Weak references: the result must not keep an old array alive, and a new array may get an old one's id.
     if result is None or len(seen) != len(weights) or any(ref() is not array for ref, array in zip(seen, weights)):
         result = preflight(loaded.model, backend)
         loaded.preflights[key] = (tuple(map(weakref.ref, weights)), result)
@@ -158,7 +164,7 @@ def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightR
 def _narrow(cache: Any, window: int) -> None:
     """Narrow a layer's sliding window to NARROW_WINDOW tokens.
 
-    A model that asks for a mask of another width than its cache has keeps the difference, so that it is noticed.
+    If a model asks for a mask of another width than its cache has, the difference is kept and shows in the logits.
     """
     make_mask = cache.make_mask
 
@@ -175,7 +181,7 @@ def _narrow(cache: Any, window: int) -> None:
 
 
 def _window_of(index: int, cache: Any) -> int:
-    """Sliding window of a layer, from the cache mlx-lm would use for it."""
+    """Sliding window of a layer, from the cache that mlx-lm would use for it."""
     if type(cache) is KVCache:
         return -1
     if type(cache) is RotatingKVCache and cache.keep == 0:
@@ -193,14 +199,14 @@ def _window_of(index: int, cache: Any) -> int:
     )
 
 
-def _token_ids(model: nn.Module) -> np.ndarray:
-    """Distinct small token ids, int32 [NUM_SEQS, NUM_TOKENS], inside every embedding table."""
+def probe_tokens(model: nn.Module) -> np.ndarray:
+    """Random token ids inside every embedding table, int32 [NUM_SEQS, NUM_TOKENS]."""
     tables = [m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding | nn.QuantizedEmbedding)]
     return np.random.default_rng(0).integers(1, min(tables, default=32), (NUM_SEQS, NUM_TOKENS), dtype=np.int32)
 
 
 def _layer_kv(index: int, cache: KVCache | RotatingKVCache, window: int) -> LayerKV:
-    """What the plain run put into a layer's cache."""
+    """Shape and type of the keys and values that the plain run left in a layer's cache."""
     if cache.keys is None:
         raise UnsupportedModelError(f"layer {index} never stored keys in its cache")
     _, num_kv_heads, _, k_head_dim = cache.keys.shape
@@ -213,7 +219,7 @@ def _one_line(problem: Exception) -> str:
 
 @dataclass
 class _Trial:
-    """Serves the model in one way and compares it with the plain run."""
+    """Serves the model in one way and compares the logits with those of the plain run."""
 
     model: nn.Module
     layers: tuple[LayerKV, ...]
@@ -223,27 +229,26 @@ class _Trial:
     def run(
         self, mode: Literal["kernel", "gather"], backend: AttentionBackend, mask_ndim: int, reason: str
     ) -> PreflightResult:
-        """The result when the model can be served like this.
+        """Try one way to serve the model.
 
         Raises:
-            _Mismatch: It cannot.
+            _Mismatch: The model cannot be served in this way.
         """
-        num_blocks = 1 + max(max(table) for table in BLOCK_TABLES)
         layers = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in self.layers]
         if mode == "kernel":
-            kv_cache = PagedKVCache.for_kernel(layers, num_blocks, BLOCK_SIZE, backend)
-            swaps = swap_for(self.model, backend)
+            kv_cache = PagedKVCache.for_kernel(layers, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
+            patches = patch_model(self.model, backend)
         else:
-            kv_cache = PagedKVCache.for_gathering(layers, num_blocks, BLOCK_SIZE, mask_ndim)
-            swaps = []
+            kv_cache = PagedKVCache.for_gathering(layers, NUM_TRIAL_BLOCKS, BLOCK_SIZE, mask_ndim)
+            patches = []
             for layer, layer_cache in zip(self.layers, kv_cache.layers):
                 _narrow(layer_cache, layer.window)
         try:
             final_norm, errors = self._with_any_norm(kv_cache)
             control_error = float(np.median(self._step_errors(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)))
         finally:
-            for swap in swaps:
-                swap.restore()
+            for patch in patches:
+                patch.restore()
         if not control_error > max(self.tolerance, 4 * np.median(errors)):
             raise _Mismatch(
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
@@ -256,13 +261,13 @@ class _Trial:
 
     @property
     def tolerance(self) -> float:
-        """Error of a typical row that rounding explains."""
+        """Largest error of a typical row that rounding explains."""
         tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in self.layers)
         on_cpu = mx.default_device() == mx.cpu
         return tolerance if on_cpu else max(tolerance, TOLERANCE_FLOAT32_GPU)
 
     def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:
-        """The first norm that can select rows, or None, and the errors of the rows with it."""
+        """The first norm that can select rows, or None, and the errors of the rows when it does."""
         for path in norm_candidates(self.model):
             final_norm = FinalNorm(self.model, path)
             try:
@@ -274,12 +279,16 @@ class _Trial:
         return None, self._errors(kv_cache, None)
 
     def _errors(self, kv_cache: PagedKVCache, final_norm: FinalNorm | None) -> np.ndarray:
-        """Errors of the rows of both steps, where rounding explains them."""
+        """Errors of the rows of both steps.
+
+        Raises:
+            _Mismatch: They are larger than rounding explains.
+        """
         errors = np.concatenate([self._step_errors(kv_cache, step, final_norm) for step in STEPS])
         typical, worst = float(np.median(errors)), float(errors.max())
-        if not (typical <= self.tolerance and worst <= WORST_ROW * self.tolerance):  # a NaN is not
+        if not (typical <= self.tolerance and worst <= WORST_ROW * self.tolerance):  # also true of a NaN
             raise _Mismatch(
-                f"logits differ from the plain model's by {typical:.1e} of their spread, at worst by {worst:.1e}"
+                f"logits differ from the plain model's by {typical:.1e} of their spread, and by {worst:.1e} in one row"
             )
         return errors
 
@@ -290,8 +299,8 @@ class _Trial:
         final_norm: FinalNorm | None,
         shift: int = 0,
     ) -> np.ndarray:
-        """Run one packed step; the errors of its last rows' logits."""
-        metadata, positions, token_ids = _pack(step, self.token_ids)
+        """Errors of the logits of each chunk's last row, in one packed step."""
+        metadata, positions, token_ids = pack_probe(step, self.token_ids)
         last_rows = metadata.cu_seqlens_q[1:] - 1
         kv_cache.begin_step(positions + np.int32(shift), metadata)
         try:
@@ -299,18 +308,19 @@ class _Trial:
             mx.eval(logits, kv_cache.arrays)
             computed = np.array(logits)
         except Exception as problem:
-            raise _Mismatch(f"the model fails with it ({_one_line(problem)})") from problem
+            raise _Mismatch(f"the model fails ({_one_line(problem)})") from problem
         finally:
             kv_cache.end_step()
         if kv_cache.reads != [1] * len(kv_cache.layers):
-            raise _Mismatch(f"layers went through it {sorted(set(kv_cache.reads))} times, once was expected")
+            reads = sorted(set(kv_cache.reads))
+            raise _Mismatch(f"layers called the paged attention {reads} times, expected once each")
         expected = np.stack([self.reference[seq, start + count - 1] for seq, start, count in step])
         if computed.shape != expected.shape:
             raise _Mismatch(f"logits have shape {computed.shape}, expected {expected.shape}")
         return np.sqrt(np.square(computed - expected).mean(axis=1)) / expected.std()
 
 
-def _pack(
+def pack_probe(
     step: Sequence[tuple[int, int, int]], token_ids: np.ndarray
 ) -> tuple[AttentionMetadata, np.ndarray, np.ndarray]:
     """A packed step of the preflight: its metadata, positions and token ids."""

@@ -1,8 +1,8 @@
-"""Splitting a model over ranks: mlx-lm's own tensor parallelism, and what it does not check.
+"""Split a model over ranks: mlx-lm's own tensor parallelism, with the checks it lacks.
 
-Every rank keeps the same fraction of each layer's heads and of its MLP, and two sums over the ranks per layer make the
-hidden state whole again. Heads are not cut, so their number has to divide; mlx-lm splits the weights of a model whose
-heads do not divide all the same, and fails in the first forward pass.
+Every rank keeps the same fraction of each layer's heads and of its MLP, and two sums over the ranks per layer complete
+the hidden state. Heads are not cut, so the number of ranks has to divide their number; mlx-lm splits the weights of a
+model even if it does not, and fails in the first forward pass.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _HEADS = {
     "num_key_value_heads": "KV heads",
     "num_attention_groups": "KV heads",
 }
-"""Fields of a configuration that count heads, and what they count."""
+"""Fields of a configuration that count heads, with the kind of heads."""
 
 
 def check_heads_divide(name: str, config: Mapping[str, Any], size: int) -> None:
-    """Refuse a model whose heads cannot be dealt out evenly, from its configuration alone.
+    """Refuse a model whose heads cannot be shared evenly, from its configuration alone.
 
     Args:
         name: The model's name, for the message.
-        config: The fields of its config.json, or of the part about text.
-        size: Ranks.
+        config: Fields of its config.json, or of the part about text.
+        size: Number of ranks.
 
     Raises:
-        ValueError: A number of heads that ``size`` does not divide.
+        ValueError: ``size`` does not divide a number of heads.
     """
     part = {**config, **(config.get("text_config") or {})}
     counts = {meaning: part[field] for field, meaning in _HEADS.items() if isinstance(part.get(field), int)}
@@ -44,7 +44,7 @@ def check_heads_divide(name: str, config: Mapping[str, Any], size: int) -> None:
 
 
 def shard(name: str, model: nn.Module, group: mx.distributed.Group) -> None:
-    """Keep this rank's part of every layer, evaluated; of weights that are lazy no other part is ever held.
+    """Keep this rank's part of every layer, evaluated; lazy weights of other parts are never read.
 
     Args:
         name: The model's name, for the message.
@@ -52,7 +52,7 @@ def shard(name: str, model: nn.Module, group: mx.distributed.Group) -> None:
         group: The ranks.
 
     Raises:
-        ValueError: mlx-lm has no tensor parallelism for this architecture, or a layer's width does not divide.
+        ValueError: mlx-lm cannot split this architecture, or the number of ranks does not divide a layer's width.
     """
     if not hasattr(model, "shard"):
         architecture = type(model).__module__.rpartition(".")[2]

@@ -1,6 +1,7 @@
 """Runs Metal Shading Language on the CPU, with every access checked.
 
-`metal_kernel` has the signature of `mlx.core.fast.metal_kernel` and runs the very same source where there is no GPU:
+`metal_kernel` has the signature of `mlx.core.fast.metal_kernel` and runs exactly the same source on a machine without a
+GPU:
 
     from workbench import msl
 
@@ -8,10 +9,11 @@
     (y,) = kernel(inputs=[x], output_shapes=[x.shape], output_dtypes=[x.dtype], grid=(x.size, 1, 1),
                   threadgroup=(32, 1, 1))
 
-What a GPU passes over in silence is an error here: reads and writes out of bounds, races, missing barriers,
+Faults that a GPU ignores silently are errors here: reads and writes out of bounds, races, missing barriers,
 uninitialised memory, and more (`report.DESCRIPTIONS` lists them all).
 """
 
+from workbench.msl.compiler import why_unavailable
 from workbench.msl.errors import MslCompileError, MslCompilerMissing, MslError
 from workbench.msl.kernel import MetalKernel, metal_kernel
 from workbench.msl.statistics import BufferTraffic, LaunchStatistics
@@ -24,4 +26,5 @@ __all__ = [
     "MslCompilerMissing",
     "MslError",
     "metal_kernel",
+    "why_unavailable",
 ]

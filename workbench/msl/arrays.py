@@ -10,12 +10,12 @@ import numpy as np
 
 
 def bits_of(array: mx.array) -> np.ndarray:
-    """A NumPy array on the memory of ``array``; bfloat16, which NumPy lacks, as uint16."""
+    """A NumPy array on the memory of ``array``; NumPy has no bfloat16, so it becomes uint16."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
 
 
 def view_of(array: mx.array, row_contiguous: bool) -> np.ndarray:
-    """`bits_of` an array, in row-major order or with the strides it has."""
+    """`bits_of` an array, in row-major order or with its own strides."""
     view = bits_of(array)
     return np.ascontiguousarray(view).reshape(view.shape) if row_contiguous else view
 
@@ -30,12 +30,12 @@ def memory_of(view: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def filled(shape: Sequence[int], dtype: mx.Dtype, value: float | None) -> mx.array:
-    """An array whose elements are all ``value`` converted to ``dtype``, or 0 for None."""
+    """An array filled with ``value`` converted to ``dtype``; None stands for 0."""
     return mx.full(tuple(shape), mx.array(0.0 if value is None else value).astype(dtype))
 
 
 def to_array(data: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """The array of a shape and dtype that bytes hold."""
+    """The array of the given shape and dtype that some bytes hold."""
     if dtype == mx.bfloat16:
         return mx.array(data.view(np.uint16).reshape(shape)).view(mx.bfloat16)
     return mx.array(data.view(np.dtype(str(dtype).removeprefix("mlx.core.").rstrip("_"))).reshape(shape))

@@ -1,10 +1,10 @@
 """Find a compiler, compile kernels, keep the results.
 
 Clang 17 or newer compiles Metal Shading Language as "C++ for OpenCL", a language with the same address spaces. It is
-found as ``clang-NN`` or ``clang``, or inside PyPI's ``ziglang``, which carries a clang of its own.
+found as ``clang-NN`` or ``clang``, or inside PyPI's ``ziglang``, which contains a clang.
 
 Environment variables:
-    WORKBENCH_CLANG: The clang to use; "ziglang" is that of PyPI's ziglang.
+    WORKBENCH_CLANG: The clang to use; "ziglang" selects the one in PyPI's ziglang.
     WORKBENCH_CACHE: The cache folder.
 """
 
@@ -42,20 +42,20 @@ _CODE_FLAGS = (
     "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-gline-tables-only", "-gdwarf-4",
     # half and bfloat are rounded after every operation.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
-    # What goes wrong must reach the checks, and from the line it stands on.
+    # Every fault must reach the checks, with its own source line.
     "-fno-delete-null-pointer-checks", "-fno-optimize-sibling-calls", "-fstack-clash-protection",
 )  # fmt: skip
-# "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times longer.
+# "#pragma unroll" keeps arrays in a GPU's registers; here it would only make compilation several times slower.
 _UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
-# Nothing about spellings that are Metal's and not OpenCL's; what Apple's compiler rejects, or no kernel can mean, is an
-# error.
+# No warnings about Metal spellings that OpenCL lacks; errors for code that Apple's compiler rejects or that no kernel
+# can mean.
 _WARNING_FLAGS = (
     "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow",
     "-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion", "-Werror=uninitialized",
     "-Werror=sometimes-uninitialized", "-Werror=return-type", "-ferror-limit=20",
     "-fno-caret-diagnostics", "-fno-color-diagnostics",
 )  # fmt: skip
-# The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp answers it.
+# The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp defines the functions.
 _CHECK_FLAGS = (
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
     "-mllvm", "-tsan-instrument-read-before-write=1",
@@ -63,7 +63,7 @@ _CHECK_FLAGS = (
     "-fsanitize=integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
     "-fsanitize=local-bounds", "-fsanitize-trap=local-bounds",
     "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-disable-vector-combine",
-    # Equal statements of two branches stay two: each has a line of its own.
+    # Equal statements in two branches stay separate, so that each keeps its line.
     "-mllvm", "-sink-common-insts=false", "-mllvm", "-hoist-common-insts=false",
 )  # fmt: skip
 _RUNTIME_FLAGS = (
@@ -84,7 +84,7 @@ HOW_TO_GET_ONE = (
 
 
 class CompilerFailed(Exception):
-    """A compiler ended with errors; its messages."""
+    """A compiler ended with errors; holds its messages."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Compiler:
     Attributes:
         kernel_command: Compiles C++ for OpenCL.
         runtime_command: Compiles C++.
-        link_command: Links; as for C, because the runtime needs nothing of the C++ library.
-        version: What it says of itself; part of the cache's keys.
+        link_command: Links, as for C: the runtime needs nothing from the C++ library.
+        version: Output of ``--version``; part of the cache's keys.
     """
 
     kernel_command: tuple[str, ...]
@@ -109,7 +109,7 @@ def find_compiler() -> Compiler:
     """The compiler to use.
 
     Raises:
-        MslCompilerMissing: There is none, or WORKBENCH_CLANG names one that will not do.
+        MslCompilerMissing: There is none, or WORKBENCH_CLANG names an unsuitable one.
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         raise MslCompilerMissing(
@@ -126,6 +126,15 @@ def find_compiler() -> Compiler:
     if compiler := _zig():
         return compiler
     raise MslCompilerMissing(HOW_TO_GET_ONE)
+
+
+def why_unavailable() -> str:
+    """Why Metal kernels cannot run on this CPU; empty if they can."""
+    try:
+        find_compiler()
+    except MslCompilerMissing as problem:
+        return str(problem)
+    return ""
 
 
 def _version_text(command: tuple[str, ...]) -> str:
@@ -156,7 +165,7 @@ def _zig() -> Compiler | None:
 
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
-    """The instruction set to compile for: half precision in hardware where there is any."""
+    """Flags for the instruction set to compile for, with half precision in hardware if the processor has it."""
     if platform.machine() != "x86_64":
         return ("-target", "aarch64-linux-gnu")
     try:
@@ -169,7 +178,7 @@ def _machine_flags() -> tuple[str, ...]:
 
 @functools.cache
 def _shim_digest() -> str:
-    """Of all that decides what a text compiles to, and whether it is accepted."""
+    """Digest of every file that affects how a text is compiled and whether it is accepted."""
     digest = hashlib.sha256()
     for path in [*sorted([*INCLUDE_FOLDER.iterdir(), *RUNTIME_FOLDER.iterdir()]), Path(__file__).with_name("lint.py")]:
         digest.update(path.name.encode())
@@ -182,14 +191,14 @@ def compile_kernel(
 ) -> Path:
     """Compile a translation unit to a shared library, or take it from the cache.
 
-    The cache is keyed by the text, the shim, the flags and the compiler, so it needs no upkeep, and files appear in it
-    whole or not at all, so processes may compile at once.
+    The cache is keyed by the text, the shim, the flags and the compiler, so it needs no upkeep. Files appear in it
+    whole or not at all, so several processes may compile at once.
 
     Args:
-        text: From `rewrite.translation_unit`.
-        checks: Instrument every load and store.
+        text: The result of `rewrite.translation_unit`.
+        checks: Whether to instrument every load and store.
         math_mode: "safe", "relaxed" or "fast".
-        examine: Given clang's syntax tree before a new text is compiled; may raise.
+        examine: Called with clang's syntax tree before a new text is compiled; may raise.
 
     Raises:
         CompilerFailed: Clang rejects the text.

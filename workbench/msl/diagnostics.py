@@ -1,4 +1,4 @@
-"""Clang's messages about a kernel, told at the lines of the caller's own text."""
+"""Clang's messages about a kernel, at the lines of the caller's own text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from workbench.msl.errors import MslCompileError
 _MESSAGE = re.compile(r"^(?P<file>[^\s:][^:]*):(?P<line>\d+):\d+: (?P<kind>fatal error|error|note): (?P<text>.*)$")
 _MOST_SHOWN = 8
 
-# Clang speaks of C++ for OpenCL, whose address spaces have other names.
+# Clang's messages use the names of address spaces in C++ for OpenCL.
 _METAL_WORDS = {"__global": "device", "__local": "threadgroup", "__private": "thread"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a kernel's text.
+    """A mistake in a kernel's text.
 
     Attributes:
-        file: "NAME.source", "NAME.header", or what a ``#line`` says.
-        line: From 1.
-        text: What is wrong and what to do.
+        file: "NAME.source", "NAME.header", or the name in a ``#line``.
+        line: Line in that file, from 1.
+        text: The mistake and its remedy.
     """
 
     file: str
@@ -33,10 +33,10 @@ class Finding:
 def findings_of(output: str, own_folder: str) -> list[Finding]:
     """The errors in clang's output, and why each of the caller's functions does not fit a call.
 
-    An error inside the shim (a static assertion, say) is placed at the caller's line that led there.
+    An error inside the shim, such as a static assertion, is placed at the caller's line that led there.
 
     Args:
-        output: What clang wrote.
+        output: Clang's output.
         own_folder: Folder of the shim; its lines mean nothing to a caller.
     """
     messages = [m for m in map(_MESSAGE.match, output.splitlines()) if m]
@@ -61,8 +61,8 @@ def findings_of(output: str, own_folder: str) -> list[Finding]:
 
 
 def in_metal_words(text: str) -> str:
-    """Clang's words for types and address spaces, as Metal has them."""
-    text = re.sub(r" ?__private(?=[\s']|$)(?=')", "", text)  # the variable's own space, which Metal does not spell
+    """Replace clang's names of types and address spaces by Metal's."""
+    text = re.sub(r" ?__private(?=[\s']|$)(?=')", "", text)  # the variable's own space, which Metal does not write
     text = re.sub("|".join(_METAL_WORDS), lambda word: _METAL_WORDS[word[0]], text)
     text = re.sub(r"typeof\(([^()]*)\)", r"\1", text)
     text = re.sub(r"('[^']*') \(aka (?:\1|'[^']*__bf16')\)", r"\1", text)
@@ -71,11 +71,11 @@ def in_metal_words(text: str) -> str:
 
 
 def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]) -> MslCompileError:
-    """The error that tells the findings, each with the line it is about.
+    """The error that lists the findings, each with its line.
 
     Args:
         kernel: Name of the kernel.
-        findings: At least one.
+        findings: One or more findings.
         texts: The caller's texts by file name.
     """
     lines = [f"kernel {kernel} does not compile:"]
@@ -91,6 +91,6 @@ def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]
 
 
 def quote(texts: Mapping[str, str], file: str, line: int) -> str:
-    """A line of the caller's text, or "" where it is not known."""
+    """A line of the caller's text, or "" if it is not known."""
     lines = texts.get(file, "").split("\n")
     return lines[line - 1].strip() if 1 <= line <= len(lines) else ""

@@ -7,14 +7,14 @@ class MslError(RuntimeError):
     """A kernel did something that Metal leaves undefined or forbids.
 
     Attributes:
-        kind: What happened, such as "out of bounds" or "threadgroup race"; the keys of `report.DESCRIPTIONS`.
+        kind: Kind of fault, such as "out of bounds" or "threadgroup race": a key of `report.DESCRIPTIONS`.
         kernel: Name of the kernel.
-        object: Name of the buffer, threadgroup variable or operation concerned; "" where there is none.
+        object: Name of the buffer, threadgroup variable or operation concerned; "" if there is none.
         index: Index of the element, in elements of the buffer or bytes of a threadgroup variable; None without one.
-        thread_position_in_grid: The thread (x, y, z); None where no single thread is at fault.
+        thread_position_in_grid: The thread (x, y, z); None if no single thread is at fault.
         threadgroup_position_in_grid: Its threadgroup (x, y, z), or None.
-        file: "NAME.source", "NAME.header" or what a ``#line`` in the source says; "" where unknown.
-        line: Line in that file, from 1; 0 where unknown.
+        file: "NAME.source", "NAME.header" or the name in a ``#line`` of the source; "" if unknown.
+        line: Line in that file, from 1; 0 if unknown.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class MslError(RuntimeError):
 
 
 class MslCompileError(MslError):
-    """A kernel does not compile, or uses what Apple's compiler would reject."""
+    """A kernel does not compile, or Apple's compiler would reject it."""
 
 
 class MslCompilerMissing(RuntimeError):
-    """There is no compiler on this machine that can compile kernels."""
+    """No compiler on this machine can compile kernels."""

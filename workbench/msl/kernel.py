@@ -1,4 +1,4 @@
-"""`metal_kernel`: the callable that stands in for `mlx.core.fast.metal_kernel` where there is no GPU."""
+"""`metal_kernel`: the replacement for `mlx.core.fast.metal_kernel` on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def metal_kernel(
         name: Name of the kernel.
         input_names: Names of the inputs in ``source``.
         output_names: Names of the outputs.
-        source: Body of the kernel in Metal Shading Language; MLX's rules for the signature hold (`signature`).
-        header: Text in front of the kernel function.
-        ensure_row_contiguous: Whether inputs are copied to row-major order first.
+        source: Body of the kernel in Metal Shading Language; the signature follows MLX's rules (`signature`).
+        header: Text before the kernel function.
+        ensure_row_contiguous: Whether inputs are first copied to row-major order.
         atomic_outputs: Whether outputs are ``atomic<T>*``.
         compile_options: {"math_mode": "safe" | "relaxed" | "fast"}; "safe" is the default.
 
@@ -75,12 +75,14 @@ class MetalKernel:
             raise ValueError("output_names is empty: a kernel needs at least one output")
         names = [*input_names, *output_names]
         if bad := [n for n in names if not n.isidentifier()] or [n for n in names if names.count(n) > 1]:
-            raise ValueError(f"{bad[0]!r} in input_names and output_names: each must be an identifier of its own")
+            raise ValueError(
+                f"{bad[0]!r} in input_names and output_names: each name must be an identifier and occur once"
+            )
         options = dict(compile_options or {})
         math_mode = options.pop("math_mode", "safe")
         if options or math_mode not in MATH_MODES:
             raise ValueError(
-                f"compile_options is {dict(compile_options or {})!r}: allowed is 'math_mode', one of "
+                f"compile_options is {dict(compile_options or {})!r}: the only option is 'math_mode', one of "
                 f"{tuple(MATH_MODES)}"
             )
         self.name = name
@@ -117,25 +119,26 @@ class MetalKernel:
             inputs: One array or number per input name.
             output_shapes: One shape per output name.
             output_dtypes: One dtype per output name.
-            grid: Threads (x, y, z); not threadgroups.
-            threadgroup: Threads per threadgroup; each is at most as large as the grid, and their product 1,024.
+            grid: Number of threads (x, y, z), not of threadgroups.
+            threadgroup: Threads per threadgroup (x, y, z), cut to the grid; their product is at most 1,024.
             template: Values of template parameters: bool, int or dtype.
-            init_value: What outputs hold at the start; None leaves them uninitialised.
-            verbose: Print the generated text, as MLX does.
-            stream: Taken so that calls need not change; it has no meaning here.
-            checks: Check every access. Without, faults go unseen and launches take about half the time.
-            order: 0 runs threads in ascending order, 1 in descending order; a right kernel gives the same result.
-            statistics: Fill `last_statistics`; it needs ``checks``.
-            trace_buffers: Bytes per row of buffers whose rows read by each threadgroup are recorded; implies
-                ``statistics``.
-            time_limit: Seconds after which a launch with checks ends with an error; 0 for none.
+            init_value: Initial value of the outputs; None leaves them uninitialised.
+            verbose: Whether to print the generated text, as MLX does.
+            stream: Accepted for compatibility with MLX, and ignored.
+            checks: Whether to check every access. Without checks, faults go unseen and launches take about half the
+                time.
+            order: 0 runs threads in ascending order, 1 in descending order; a correct kernel gives the same result.
+            statistics: Whether to fill `last_statistics`; requires ``checks``.
+            trace_buffers: Bytes per row, by name, of the buffers whose rows read by each threadgroup are recorded;
+                implies ``statistics``.
+            time_limit: Seconds after which a launch with checks ends with an error; 0 for no limit.
 
         Returns:
             The outputs.
 
         Raises:
             ValueError: An argument is not allowed.
-            MslError: The kernel did something wrong.
+            MslError: The kernel has a fault.
             MslCompileError: The kernel does not compile.
             MslCompilerMissing: There is no compiler.
         """
@@ -144,12 +147,15 @@ class MetalKernel:
         statistics = statistics or bool(trace_buffers)
         self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
         if statistics and not checks:
-            raise ValueError("statistics is True and checks is False: accesses are counted where they are checked")
+            raise ValueError(
+                "statistics is True and checks is False: statistics are counted by the checks, so use both"
+            )
         buffers = (*self.input_names, *self.output_names)
         if unknown := set(trace_buffers or {}) - set(buffers):
             raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {buffers}")
-        if empty := [name for name, row_bytes in (trace_buffers or {}).items() if row_bytes < 1]:
-            raise ValueError(f"trace_buffers[{empty[0]!r}] is {trace_buffers[empty[0]]}: a row has at least 1 byte")
+        for buffer, row_bytes in (trace_buffers or {}).items():
+            if row_bytes < 1:
+                raise ValueError(f"trace_buffers[{buffer!r}] is {row_bytes}: a row has at least 1 byte")
 
         text = write_kernel(
             self.name,
@@ -179,7 +185,7 @@ class MetalKernel:
             library,
             bindings,
             grid,
-            tuple(min(t, g) for t, g in zip(threadgroup, grid)),
+            (min(threadgroup[0], grid[0]), min(threadgroup[1], grid[1]), min(threadgroup[2], grid[2])),
             checks=checks,
             order=order,
             statistics=statistics,
@@ -223,21 +229,21 @@ class MetalKernel:
             ("output_dtypes", output_dtypes, self.output_names),
         ):
             if len(values) != len(names):
-                raise ValueError(f"{field} has {len(values)} entries: {len(names)} are expected, for {names}")
+                raise ValueError(
+                    f"{field} has {len(values)} entries: it must have {len(names)}, one for each of {names}"
+                )
         template_dtypes = [value for _, value in template if isinstance(value, mx.Dtype)]
         for dtype in [*(x.dtype for x in inputs), *output_dtypes, *template_dtypes]:
             if dtype not in DTYPE_NAMES:
-                raise ValueError(f"dtype {dtype}: the CPU runs kernels on {', '.join(map(str, DTYPE_NAMES))}")
+                raise ValueError(f"dtype {dtype} is not supported on the CPU: use {', '.join(map(str, DTYPE_NAMES))}")
         for field, size, least in (("grid", grid, 0), ("threadgroup", threadgroup, 1)):
             if len(size) != 3 or min(size) < least:
-                raise ValueError(f"{field} is {tuple(size)}: three integers of at least {least} are needed")
+                raise ValueError(f"{field} is {tuple(size)}: it must be three integers, each at least {least}")
         threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
         if threads > MAX_THREADS:
-            raise ValueError(
-                f"threadgroup is {tuple(threadgroup)}, {threads} threads: at most {MAX_THREADS} are allowed"
-            )
+            raise ValueError(f"threadgroup is {tuple(threadgroup)}, {threads} threads: the maximum is {MAX_THREADS}")
         if order not in (0, 1):
-            raise ValueError(f"order is {order!r}: allowed are 0 (ascending) and 1 (descending)")
+            raise ValueError(f"order is {order!r}: it must be 0 (ascending) or 1 (descending)")
 
     def _bindings(
         self,
@@ -271,10 +277,11 @@ class MetalKernel:
                 size = inputs[i].dtype.size
                 bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
             else:
-                values = {
+                metadata: dict[str, np.ndarray] = {
                     "shape": np.array(views[i].shape, np.int32),
                     "strides": np.array([s // views[i].itemsize for s in views[i].strides], np.int64),
                     "ndim": np.array([views[i].ndim], np.int32),
-                }[parameter.role]
+                }
+                values = metadata[parameter.role]
                 bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
         return bindings

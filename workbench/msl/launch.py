@@ -1,4 +1,4 @@
-"""Run a compiled kernel: its memory, and the structures it shares with the runtime (runtime/runtime.h)."""
+"""Run a compiled kernel: its memory and the structures it shares with the runtime (runtime/runtime.h)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STACK_BYTES = 128 << 10
 STACK_GUARD_BYTES = 4096
 THREADGROUP_ARENA_BYTES = 1 << 16
 
-# A slot of the address range is large enough that no 32-bit index of an 8-byte element leaves it, and there is one for
-# every buffer that Metal can bind and one for threadgroup memory. Only what a launch uses is ever backed by memory.
+# A slot of the address range is so large that no 32-bit index of an 8-byte element leaves it. There is one for every
+# buffer that Metal can bind and one for threadgroup memory. Only the part that a launch uses is backed by memory.
 SLOT_SHIFT = 36
 NUM_SLOTS = 32
 
@@ -119,13 +119,13 @@ class Binding:
 
     Attributes:
         name: Name in the kernel's signature.
-        data: Contents as bytes; of an output without an initial value, only the size matters. Outputs hold what the
-            kernel wrote after the launch.
+        data: Contents as bytes; only the size matters for an output without an initial value. After the launch, outputs
+            hold the kernel's results.
         element_bytes: Bytes per element.
         is_output: Whether the kernel may write.
-        is_initialised: Whether an output starts with the contents given.
-        argument_offset: Byte of ``data`` that the kernel's pointer points to: not 0 for reversed strides.
-        traced_row_bytes: Bytes per row whose readers are recorded, or 0.
+        is_initialised: Whether an output starts with these contents.
+        argument_offset: Byte of ``data`` that the kernel's pointer points to; not 0 for negative strides.
+        traced_row_bytes: Bytes per row if the readers of each row are recorded, else 0.
     """
 
     name: str
@@ -139,10 +139,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class Finished:
-    """A launch that has ended: its structures, and where the library lay in memory."""
+    """A launch that has ended: its structures and the address of the library."""
 
     launch: LaunchStruct
-    buffers: Sequence[BufferStruct]
+    buffers: ctypes.Array[BufferStruct]
     rows_read: list[tuple[int, int, int]]
     library_address: int
     seconds: float
@@ -158,9 +158,9 @@ class _Arena:
         self._libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         self.slot_shift = SLOT_SHIFT
         while not (base := self._reserve(NUM_SLOTS << self.slot_shift)):
-            self.slot_shift -= 1  # a limit on address space
+            self.slot_shift -= 1  # the process has a limit on address space
             if self.slot_shift < 24:
-                raise MemoryError("no address space left to run a kernel in")
+                raise MemoryError("not enough address space to run a kernel")
         self.address = base
         self._stacks = mmap.mmap(-1, MAX_THREADS * STACK_BYTES)
         self.stacks = ctypes.addressof(ctypes.c_char.from_buffer(self._stacks))
@@ -168,27 +168,27 @@ class _Arena:
             self._libc.mprotect(self.stacks + thread * STACK_BYTES, STACK_GUARD_BYTES, 0)
 
     def _reserve(self, size: int, address: int | None = None) -> int | None:
-        """Addresses without memory; at an address in use, what was there is given back."""
+        """Reserve addresses without memory; memory that an address in use had is released."""
         no_access, no_reserve, fixed = 0, 0x4000, 0x10
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve | (fixed if address else 0)
         found = self._libc.mmap(address, size, no_access, flags, -1, 0)
         return None if found in (None, ctypes.c_void_p(-1).value) else found
 
     def middle(self, slot: int) -> int:
-        """Where the contents of a slot begin."""
+        """Address at which the contents of a slot begin."""
         return self.address + (slot << self.slot_shift) + (1 << (self.slot_shift - 1))
 
     def provide(self, slot: int, size: int) -> int:
-        """Memory for the contents of a slot; the address."""
+        """Allocate memory for the contents of a slot and return its address."""
         if size >= 1 << (self.slot_shift - 1):
-            raise MemoryError(f"a buffer of {size} bytes is too large to run a kernel on")
+            raise MemoryError(f"a buffer of {size} bytes is too large for a kernel on the CPU")
         pages = _whole_pages(size)
         if self._libc.mprotect(self.middle(slot), pages, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise MemoryError(f"no memory for a buffer of {size} bytes: {ctypes.get_errno()}")
+            raise MemoryError(f"no memory for a buffer of {size} bytes: error {ctypes.get_errno()}")
         return self.middle(slot)
 
     def withdraw(self, slot: int, size: int) -> None:
-        """Give the memory of a slot back."""
+        """Release the memory of a slot."""
         self._reserve(_whole_pages(size), self.middle(slot))
 
 
@@ -228,14 +228,14 @@ def run_library(
     """Run a kernel over a grid.
 
     Args:
-        path: From `compiler.compile_kernel`.
+        path: The library, from `compiler.compile_kernel`.
         bindings: The kernel's buffers in the order of its signature.
-        grid: Threads (x, y, z).
-        threadgroup: Threads per threadgroup, none larger than the grid.
+        grid: Number of threads (x, y, z).
+        threadgroup: Threads per threadgroup (x, y, z), none larger than the grid.
         checks: Whether the library was compiled with checks.
         order: 0 runs threads and threadgroups in ascending order, 1 in descending order.
-        statistics: Count traffic per buffer.
-        time_limit: Seconds after which a launch with checks is ended with a fault; 0 for none.
+        statistics: Whether to count traffic per buffer.
+        time_limit: Seconds after which a launch with checks ends with a fault; 0 for no limit.
     """
     library = _library(path)
     with _one_launch_at_a_time:

@@ -1,4 +1,4 @@
-"""From what the runtime recorded to an error that a person can act on."""
+"""Turn the fault that the runtime recorded into an error that a person can act on."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from workbench.msl.errors import MslError
 from workbench.msl.launch import Binding, FaultStruct, Finished
 from workbench.msl.source_lines import SourceLine, line_table
 
-# Every kind of fault, and how it is told. {access} is "read" or "write", {where} the element or byte meant.
+# The message of every kind of fault. {access} is "read" or "write", {where} the element or byte meant.
 DESCRIPTIONS = {
     "out of bounds": "out-of-bounds {access} of {bytes} bytes at {where} (the buffer holds {count})",
     "write to input": "write to the input {where}",
-    "output read before written": "read of {where}, which nothing has written: outputs start uninitialised",
+    "output read before written": "read of {where} before any write to it: outputs start uninitialised",
     "output not written": "{where} was never written: {unwritten} bytes of the output are missing",
     "device race": "race: {access} of {where}, not ordered after the {earlier} by {other}",
     "threadgroup out of bounds": "out-of-bounds {access} of {bytes} bytes at {where} (the variable holds {count})",
     "threadgroup uninitialised": "read of {bytes} bytes at {where}, which this threadgroup has not written",
-    "threadgroup memory": "{count} of threadgroup memory with {object}: at most 32768 bytes fit",
+    "threadgroup memory": "with {object}, the kernel uses {count} of threadgroup memory: the maximum is 32768 bytes",
     "threadgroup race": "race: {access} of {where}, not ordered after the {earlier} by {other}",
-    "wild access": "{access} of {bytes} bytes through a pointer that points to no buffer (address {address:#x})",
+    "wild access": "{access} of {bytes} bytes through a pointer outside every buffer (address {address:#x})",
     "array out of bounds": "index {offset} is outside an array of type {detail}",
-    "local memory out of bounds": "a pointer into a local array or variable leaves it",
-    "private memory": "the thread has no private memory left: 128 KiB are there",
+    "local memory out of bounds": "a pointer into a local array or variable is out of its bounds",
+    "private memory": "the thread has used up its 128 KiB of private memory",
     "no memory": "access to an address without memory, or to a misaligned vector",
     "misaligned": "{access} of {bytes} bytes at an address that is {offset} bytes past a multiple of {bytes}",
     "arithmetic": "{detail}",
     "arithmetic stopped": "integer division by zero",
-    "divergence": "no thread can go on: {detail}",
+    "divergence": "no thread can continue: {detail}",
     "return past barrier": "a thread returned while others wait at threadgroup_barrier: {detail}",
     "barrier after return": "threadgroup_barrier after {detail} have returned: not all threads can reach it",
-    "different barriers": "threads of a threadgroup wait at different threadgroup_barriers, others at {other_line}",
+    "different barriers": "threads of one threadgroup wait at different threadgroup_barriers, others at {other_line}",
     "simd after return": "{object} after {detail} of the simdgroup have returned: not all lanes take part",
     "different simd operations": (
         "lanes of one simdgroup are at different simd operations: {object}, and {other_object} at {other_line}"
     ),
     "return past simd": "a lane returned while the others of its simdgroup wait in {object}",
-    "partial simdgroup": "{object} was not called by all 32 lanes of the simdgroup alike",
+    "partial simdgroup": "not all 32 lanes of the simdgroup made the same calls of {object}",
     "absent lane": "{object} reads lane {detail}, which does not take part",
     "assertion": "assert failed",
     "time limit": "the launch ran longer than its time limit",
@@ -52,14 +52,14 @@ def raise_fault(
     kernel: str,
     texts: Mapping[str, str],
 ) -> None:
-    """Raise what a launch recorded; return where it recorded nothing.
+    """Raise the fault that a launch recorded, if any.
 
     Args:
         finished: The launch.
         bindings: Its buffers.
         library: The library that ran.
         kernel: The kernel's name.
-        texts: Texts by file name ("NAME.source", "NAME.header"), to quote the line from.
+        texts: Texts by file name ("NAME.source", "NAME.header"), from which the line is quoted.
 
     Raises:
         MslError: The fault, with kernel, buffer, index, thread and source line.

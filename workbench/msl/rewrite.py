@@ -1,6 +1,6 @@
-"""From Metal Shading Language to the C++ for OpenCL that clang compiles.
+"""Translate Metal Shading Language to the C++ for OpenCL that clang compiles.
 
-The two languages share their address spaces, so almost nothing has to change. The changes keep every line where it is.
+The two languages share their address spaces, so few changes are needed. Every line keeps its number.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 
 from workbench.msl.signature import ATTRIBUTE_TYPES, KernelText
 
-# Declarations around the caller's code, by which it is found in clang's syntax tree.
+# Declarations around the caller's code, which mark it in clang's syntax tree.
 USER_CODE_BEGINS = "msl_user_code_begins"
 USER_CODE_ENDS = "msl_user_code_ends"
 
-# Metal's own headers: the shim stands for all of them.
+# Metal's own headers, which the shim replaces.
 _METAL_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>", re.MULTILINE)
 
 # A declaration of threadgroup variables, as opposed to one of a pointer to threadgroup memory.
@@ -37,7 +37,7 @@ def rewrite(text: str, first_variable: int = 0) -> str:
 
     Args:
         text: Metal Shading Language.
-        first_variable: Number of the first threadgroup variable of this text; each has a number of its own.
+        first_variable: Number of the first threadgroup variable of this text; every variable has a different number.
     """
     text = _METAL_INCLUDE.sub("", text)
     text = _place_threadgroup_variables(text, first_variable)
@@ -47,14 +47,14 @@ def rewrite(text: str, first_variable: int = 0) -> str:
 
 
 def count_threadgroup_variables(text: str) -> int:
-    """How many threadgroup variables a text declares."""
+    """Number of threadgroup variables that a text declares."""
     return sum(len(_split_declarators(match["declarators"])) for match in THREADGROUP_DECLARATION.finditer(text))
 
 
 def _place_threadgroup_variables(text: str, first_variable: int) -> str:
-    """Make threadgroup variables references to memory of the runtime.
+    """Turn threadgroup variables into references to memory of the runtime.
 
-    C++ for OpenCL has variables of local memory only in functions that cannot be templates. The runtime places each
+    C++ for OpenCL allows variables in local memory only in functions that are not templates. The runtime places each
     variable, with a red zone around it, and knows its name.
     """
     number = first_variable

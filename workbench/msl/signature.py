@@ -1,8 +1,8 @@
 """The kernel function that MLX generates around a source, as text.
 
-`mx.fast.metal_kernel` takes the body of a kernel and writes the signature itself, from the names, dtypes and sizes of
-the arrays and from the words that occur in the source. The rules here are those of MLX 0.32
-(mlx/backend/common/metal_kernel.cpp); a test compares the text with what MLX prints.
+`mx.fast.metal_kernel` takes the body of a kernel and generates the signature, from the names, dtypes and sizes of the
+arrays and from the words that occur in the source. The rules here are those of MLX 0.32
+(mlx/backend/common/metal_kernel.cpp); a test compares the text with MLX's output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DTYPE_NAMES = {
     mx.float32: "float",
 }
 
-# Attributes in the order in which MLX adds them; one is added where its name occurs anywhere in the source.
+# Attributes in the order in which MLX adds them. One is added if its name occurs anywhere in the source.
 ATTRIBUTE_TYPES = {
     "dispatch_quadgroups_per_threadgroup": "uint",
     "dispatch_simdgroups_per_threadgroup": "uint",

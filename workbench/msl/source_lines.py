@@ -1,7 +1,7 @@
-"""From an address in a compiled kernel to the line of the source it came from.
+"""Find the source line of an address in a compiled kernel.
 
-A reader of the line table that clang writes into the library (DWARF 4, section 6.2; ELF, 64-bit, little-endian), so
-that no tool beside the compiler is needed.
+This reads the line table that clang writes into the library (DWARF 4, section 6.2; ELF, 64-bit, little-endian), so no
+tool other than the compiler is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _END_SEQUENCE, _SET_ADDRESS, _DEFINE_FILE, _SET_DISCRIMINATOR = range(1, 5)
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A place in a source: a file's name and a line from 1."""
+    """A place in a source: the name of a file and a line, from 1."""
 
     file: str
     line: int
@@ -35,15 +35,15 @@ class LineTable:
     """
 
     def __init__(self, library: Path) -> None:
-        """Read the table of ``library``; it is empty where there is none."""
+        """Read the table of ``library``; it is empty if the library has none."""
         rows = sorted(_rows(_section(library.read_bytes(), b".debug_line")), key=lambda row: row[0])
         self.addresses = [address for address, _ in rows]
         self._places = [place for _, place in rows]
 
     def find(self, offset: int) -> SourceLine | None:
-        """The place that the instruction at ``offset`` from the library's start came from, or None.
+        """The place of the instruction at ``offset`` from the library's start, or None.
 
-        Where the compiler has made one instruction of several lines it gives none: then it is the last line before.
+        The compiler gives no line for an instruction that it made from several; the last line before it counts then.
         """
         at = bisect.bisect_right(self.addresses, offset) - 1
         while at >= 0 and (place := self._places[at]):
@@ -60,7 +60,7 @@ def line_table(library: Path) -> LineTable:
 
 
 def _section(image: bytes, name: bytes) -> bytes:
-    """The contents of a section of an ELF file, or nothing."""
+    """The contents of a section of an ELF file; empty if there is none."""
     if image[:6] != b"\x7fELF\x02\x01":
         return b""
     table, entry_size, count, names_index = struct.unpack_from("<Q10xHHH", image, 40)

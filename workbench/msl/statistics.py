@@ -1,4 +1,4 @@
-"""What a launch did to memory, counted."""
+"""Counts of the memory accesses of a launch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from workbench.msl.launch import Binding, Finished
 
 @dataclass(frozen=True)
 class BufferTraffic:
-    """What a launch read and wrote of one buffer.
+    """Traffic between a launch and one buffer.
 
     Attributes:
-        bytes_read: Bytes loaded, every thread's loads counted.
+        bytes_read: Bytes loaded by all threads.
         bytes_written: Bytes stored.
-        distinct_bytes_read: Bytes loaded where each element counts once per threadgroup: what would come from memory
-            if a threadgroup kept what it has read and threadgroups shared nothing.
-        size: Bytes of the buffer.
+        distinct_bytes_read: Bytes loaded, counting each element once per threadgroup: the traffic from memory if
+            threadgroups kept everything they read and shared nothing.
+        size: Size of the buffer in bytes.
     """
 
     bytes_read: int
@@ -30,23 +30,23 @@ class BufferTraffic:
 class LaunchStatistics:
     """The counts of one launch.
 
-    Loads and stores are those of the compiled kernel: what the compiler keeps in a register is loaded once.
+    Loads and stores are those of the compiled kernel: a value that the compiler keeps in a register is loaded once.
 
     Attributes:
-        seconds: Time the launch took on this machine; it says nothing about a GPU.
-        threadgroups: Threadgroups that ran.
-        threadgroup_barriers: Barriers passed, one per threadgroup and barrier.
-        simdgroup_barriers: One per simdgroup and barrier.
-        simd_operations: Reductions, shuffles and ballots, one per simdgroup and call.
-        matrix_multiplications: 8x8 multiply-accumulates, one per simdgroup and call (1,024 FLOP each).
-        threadgroup_memory: Bytes of threadgroup memory that each threadgroup uses.
+        seconds: Duration of the launch on this machine; it says nothing about a GPU.
+        threadgroups: Number of threadgroups that ran.
+        threadgroup_barriers: Number of barriers passed, one per threadgroup and barrier.
+        simdgroup_barriers: Number of simdgroup barriers passed, one per simdgroup and barrier.
+        simd_operations: Number of reductions, shuffles and ballots, one per simdgroup and call.
+        matrix_multiplications: Number of 8x8 multiply-accumulates, one per simdgroup and call (1,024 FLOP each).
+        threadgroup_memory: Bytes of threadgroup memory per threadgroup.
         threadgroup_bytes_read: Bytes loaded from threadgroup memory.
-        threadgroup_bytes_written: Bytes stored to it.
+        threadgroup_bytes_written: Bytes stored to threadgroup memory.
         buffers: Traffic by buffer name.
-        rows_read: For each buffer of ``trace_buffers``: the rows that each threadgroup read, ascending, by position of
+        rows_read: For each buffer of ``trace_buffers``, the rows that each threadgroup read, ascending, by position of
             the threadgroup in the grid.
-        accesses: Loads and stores that were checked.
-        fiber_switches: Changes from one thread to another.
+        accesses: Number of loads and stores that were checked.
+        fiber_switches: Number of switches from one thread to another.
     """
 
     seconds: float

@@ -1,8 +1,8 @@
-"""Between the server's event loop and the engine's thread.
+"""The bridge between the server's event loop and the engine's thread.
 
-The engine calls back on its own thread after every step; one message per step crosses to the event loop, however many
-requests it is about. Requests go the other way through ``Engine.add_request`` and ``Engine.abort``, which may be
-called from any thread.
+The engine calls back on its own thread after every step; one message per step, for all of its requests, crosses to the
+event loop. Requests go the other way through ``Engine.add_request`` and ``Engine.abort``, which may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -10,35 +10,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from workbench.engine.config import SamplingParams
-from workbench.engine.trace_window import keyframe_of
+from workbench.config import SamplingParams
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
-from workbench.serve.preparation import Preparation
+from workbench.serve.preparation import Preparation, length_of
 from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
 from workbench.serve.stream import Delta, Stream
 from workbench.trace import Keyframe, RequestInfo, StepRecord
+from workbench.trace.file import encode_line
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
-    from workbench.engine.outputs import RequestOutput
+    from workbench.engine.output_processor import RequestOutput
 
 log = logging.getLogger("workbench")
 
 WATCH_SECONDS = 1.0
-"""Time between two looks at whether the engine still runs while requests are open."""
+"""Interval at which the server checks, while requests are open, that the engine still runs."""
 
 StepListener = Callable[[StepRecord, list[RequestInfo]], None]
-"""Called on the event loop with each step and the requests that arrived before it."""
+"""A function that is called on the event loop with each step and the requests that arrived before it."""
 
 
 class EngineBridge:
-    """Starts, follows and ends requests of an engine for the event loop it is made on.
+    """Starts, follows and aborts requests of an engine for an event loop.
 
     Args:
-        engine: The engine; the bridge keeps it running while requests are open.
+        engine: The engine, which the bridge keeps running while requests are open.
         settings: Limits.
         loop: The server's event loop.
     """
@@ -49,6 +50,8 @@ class EngineBridge:
         self.metrics = ServerMetrics(engine)
         self.draining = False
         self.step_listeners: list[StepListener] = []
+        self.num_readers = 0
+        self._encoded: tuple[StepRecord | None, bytes] = None, b""
         self._loop = loop
         self._streams: dict[str, Stream] = {}
         self._preparing = 0
@@ -58,27 +61,32 @@ class EngineBridge:
 
     @property
     def limit(self) -> int:
-        """Requests that may be open at once."""
+        """Maximum number of open requests."""
         return self.engine.config.max_num_seqs + self.settings.max_queue
 
     @property
     def num_open(self) -> int:
-        """Requests that run, wait or are being prepared."""
+        """Number of requests that run, wait or are being prepared."""
         return len(self._streams) + self._preparing
 
-    async def submit(self, requests: list[tuple[str, Any, SamplingParams, int]]) -> list[Stream]:
+    async def submit(
+        self, requests: list[tuple[str, Any, SamplingParams, int]], gone: asyncio.Event | None = None
+    ) -> list[Stream]:
         """Queue requests, all of them or none.
 
         Args:
-            requests: For each its id, prompt (text, token ids or messages), sampling and priority.
+            requests: Id, prompt (text, token ids or messages), sampling and priority of each.
+            gone: Set when the client has disconnected.
 
         Raises:
-            ApiError: The queue is full or too short, the server is ending, or a request is refused.
+            ApiError: The queue is full or too short, the server is shutting down, or a request is not valid.
         """
         if self.draining:
-            raise unavailable("the server is shutting down and takes no more requests")
+            raise unavailable("the server is shutting down and accepts no more requests")
         if len(requests) > self.limit:
-            raise ApiError(400, f"{len(requests)} answers at once are more than the server's limit of {self.limit}")
+            raise ApiError(
+                400, f"the request asks for {len(requests)} answers, more than the server's limit of {self.limit}"
+            )
         if self.num_open + len(requests) > self.limit:
             raise too_many_requests(self.limit)
         self._preparing += len(requests)
@@ -86,7 +94,7 @@ class EngineBridge:
         try:
             for request_id, prompt, sampling, priority in requests:
                 stream = Stream(request_id, sampling)
-                await self.preparation.run(lambda p=prompt, s=stream, n=priority: self._add(p, s, n))
+                await self.preparation.run(partial(self._add, prompt, stream, priority), length_of(prompt), gone)
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -98,7 +106,7 @@ class EngineBridge:
         return streams
 
     def _add(self, prompt: Any, stream: Stream, priority: int) -> None:
-        """Hand a request to the engine; on the preparing thread. The stream is known before its first step."""
+        """Add a request to the engine, on the preparing thread; its stream is registered before its first step."""
         self._streams[stream.request_id] = stream
         try:
             self.engine.add_request(prompt, stream.sampling, request_id=stream.request_id, priority=priority)
@@ -107,34 +115,40 @@ class EngineBridge:
             raise
 
     async def follow_steps(self, listener: StepListener) -> tuple[list[RequestInfo], Keyframe]:
-        """Call a function with every step from now on, until it is taken from ``step_listeners``.
+        """Call a function with every step from now on, until it is removed from ``step_listeners``.
 
         Returns:
-            What has to be known before the first of these steps: the requests that are open, and the KV blocks.
+            The state before the first of these steps: the open requests, and a keyframe of the KV pool.
         """
         opening: asyncio.Future[tuple[list[RequestInfo], Keyframe]] = self._loop.create_future()
 
-        def look() -> None:
+        def take_state() -> None:
             scheduler, requests = self.engine.scheduler, self.engine.trace.requests
-            open_requests = [requests[name] for name in (*scheduler.running_ids(), *scheduler.waiting_ids())]
-            self._loop.call_soon_threadsafe(begin, open_requests, keyframe_of(scheduler))
+            open_requests = [requests[request.request_id] for request in (*scheduler.running, *scheduler.waiting)]
+            self._loop.call_soon_threadsafe(begin, open_requests, scheduler.keyframe())
 
         def begin(open_requests: list[RequestInfo], keyframe: Keyframe) -> None:
             if not opening.cancelled():
                 self.step_listeners.append(listener)
                 opening.set_result((open_requests, keyframe))
 
-        self.engine.before_step(look)
+        self.engine.before_step(take_state)
         self.engine.start()
         return await opening
 
+    def encoded(self, record: StepRecord) -> bytes:
+        """A step as a line of a trace file, without its newline; all readers of the trace share it."""
+        if self._encoded[0] is not record:
+            self._encoded = record, encode_line(record).rstrip(b"\n")
+        return self._encoded[1]
+
     def abort(self, stream: Stream) -> None:
-        """End a request whose client is gone, before the next step. A request that ended stays as it is."""
+        """Abort a request before the next step; without effect if it has ended."""
         if stream.request_id not in self._streams:
             return
         try:
             self.engine.abort(stream.request_id)
-        except ValueError:  # it was never entered
+        except ValueError:  # it was never added
             self._streams.pop(stream.request_id, None)
             return
         self.engine.start()
@@ -149,7 +163,7 @@ class EngineBridge:
             for request_id in {*record.finished, *record.aborted}:
                 self.engine.forget(request_id)
             self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
-        except Exception:  # the engine goes on, whatever becomes of the server
+        except Exception:  # a failing server must not stop the engine
             log.exception("step %d could not be delivered", record.step)
 
     def _messages(self, record: StepRecord, arrivals: list[RequestInfo]) -> list[tuple[Stream, Delta]]:
@@ -164,12 +178,12 @@ class EngineBridge:
                 continue
             stream.num_cached_tokens = max(stream.num_cached_tokens, chunk.num_cached_tokens)
             reason = ended.pop(chunk.request_id, None)
-            if chunk.sampled is not None or reason is not None:
+            if chunk.accepted or reason is not None:
                 output = self._output_of(chunk.request_id)
-                messages.append((stream, stream.advance(chunk.sampled, chunk.text, output, reason)))
+                messages.append((stream, stream.advance(chunk.accepted, chunk.text, output, reason)))
         for request_id, reason in ended.items():
             if (stream := self._streams.get(request_id)) is not None:
-                messages.append((stream, stream.advance(None, "", self._output_of(request_id), reason)))
+                messages.append((stream, stream.advance((), "", self._output_of(request_id), reason)))
         return messages
 
     def _output_of(self, request_id: str) -> Callable[[], RequestOutput]:
@@ -187,24 +201,24 @@ class EngineBridge:
             listener(record, arrivals)
 
     async def watch(self) -> None:
-        """End every open request with an error when the engine stands still and cannot be started again."""
-        stuck = 0
+        """End every open request with an error if the engine has stopped and cannot be restarted."""
+        num_stuck = 0
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             step = self.engine.scheduler.step
             alive = not self._streams or step != self._last_step or self.engine.state == "running"
-            stuck, self._last_step = (0 if alive else stuck + 1), step
-            if stuck:
+            num_stuck, self._last_step = (0 if alive else num_stuck + 1), step
+            if num_stuck:
                 self.engine.start()
-            if stuck > 5:
-                log.error("the engine stands still at step %d; open requests end with an error", step)
+            if num_stuck > 5:
+                log.error("the engine has stopped at step %d: all open requests end with an error", step)
                 for stream in list(self._streams.values()):
                     self.abort(stream)
                     stream.deltas.put_nowait(Delta(finish_reason="error"))
                 self._streams.clear()
 
     async def drain(self) -> None:
-        """Take no more requests, let the open ones end within the time-out, and abort the rest."""
+        """Accept no more requests, let the open ones finish within ``drain_seconds``, and abort the rest."""
         self.draining = True
         deadline = self._loop.time() + self.settings.drain_seconds
         while self.num_open and self._loop.time() < deadline:

@@ -1,14 +1,16 @@
-"""/v1/completions and /v1/chat/completions, streamed and not."""
+"""/v1/completions and /v1/chat/completions, streamed or as one answer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from typing import Any
 
 import msgspec
+from tornado.iostream import StreamClosedError
 
-from workbench.engine.config import SamplingParams
+from workbench.config import SamplingParams
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.handlers import ApiHandler
 from workbench.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
@@ -17,7 +19,7 @@ from workbench.serve.stream import Delta, Stream
 
 
 class CompletionsHandler(ApiHandler):
-    """What both kinds of completion share."""
+    """/v1/completions, and the base of chat completions."""
 
     chat = False
 
@@ -27,7 +29,7 @@ class CompletionsHandler(ApiHandler):
         return body, list(body.prompts()), body.sampling()
 
     async def post(self) -> None:
-        """Answer; a client that goes away ends its requests."""
+        """Answer; if the client disconnects, its requests are aborted."""
         try:
             body, prompts, sampling = self.read()
         except ValueError as problem:
@@ -37,7 +39,8 @@ class CompletionsHandler(ApiHandler):
         name = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex[:24]}"
         choices = [(prompt, params) for prompt in prompts for params in sampling]
         streams = await self.bridge.submit(
-            [(f"{name}-{i}", prompt, params, body.priority or 0) for i, (prompt, params) in enumerate(choices)]
+            [(f"{name}-{i}", prompt, params, body.priority or 0) for i, (prompt, params) in enumerate(choices)],
+            self.gone,
         )
         engine = self.bridge.engine
         answer = Answer(name, engine.name, self.chat, engine.model.tokenizer, streams, bool(body.return_token_ids))
@@ -75,38 +78,39 @@ class CompletionsHandler(ApiHandler):
                 merged.put_nowait((index, delta))
 
         readers = [asyncio.ensure_future(forward(i, stream)) for i, stream in enumerate(answer.streams)]
-        await self.start_events()
+        self.start_events()
         head, left, count = answer.head(chunk=True), len(answer.streams), 0
         offsets = [0] * left
         try:
             if self.chat:
                 for i in range(left):
                     first = {"index": i, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                    await self._send({**head, "choices": [first]})
+                    self._send_json({**head, "choices": [first]})
             while left:
                 index, delta = await merged.get()
                 left -= delta.finish_reason is not None
                 count += len(delta.token_ids)
                 try:
                     _check_end(delta)
-                except ApiError as problem:  # the status is sent already: the error is an event
-                    await self._send(problem.body())
+                except ApiError as problem:  # the status has been sent, so the error is an event
+                    self._send_json(problem.body())
                     break
                 event = {**head, "choices": [answer.choice(index, delta, chunk=True, offset=offsets[index])]}
                 offsets[index] += len(delta.text)
                 if options is not None and options.continuous_usage_stats:
                     event["usage"] = answer.usage(count, num_prompts)
-                await self._send(event)
+                self._send_json(event)
             if options is not None and options.include_usage:
-                await self._send({**head, "choices": [], "usage": answer.usage(count, num_prompts)})
-            await self.send_event(b"[DONE]")
-            await self.finish()
+                self._send_json({**head, "choices": [], "usage": answer.usage(count, num_prompts)})
+            self.send_event(b"[DONE]")
+            with contextlib.suppress(StreamClosedError):  # the reader was cut off
+                await self.finish()
         finally:
             for reader in readers:
                 reader.cancel()
 
-    async def _send(self, event: dict[str, Any]) -> None:
-        await self.send_event(msgspec.json.encode(event))
+    def _send_json(self, event: dict[str, Any]) -> None:
+        self.send_event(msgspec.json.encode(event))
 
 
 class ChatCompletionsHandler(CompletionsHandler):
@@ -115,19 +119,19 @@ class ChatCompletionsHandler(CompletionsHandler):
     chat = True
 
     def read(self) -> tuple[SamplingFields, list[Any], list[SamplingParams]]:
-        """The body, its one prompt, and the sampling of each choice; an answer may fill half of the context."""
+        """The body, its one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         body = decode_body(self.request.body, ChatRequest)
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
         return body, [body.prompt()], body.sampling(default)
 
 
 def _check_end(delta: Delta) -> None:
-    """Refuse to pass off a failure as an answer.
+    """Raise an error if a request ended without an answer.
 
     Raises:
-        ApiError: The request failed, or the server ended it.
+        ApiError: The request failed, or the server aborted it.
     """
     if delta.finish_reason == "error":
         raise internal_error()
     if delta.finish_reason == "abort":
-        raise ApiError(503, "the request was ended by the server", kind="server_error", code="aborted")
+        raise ApiError(503, "the server aborted the request", kind="server_error", code="aborted")

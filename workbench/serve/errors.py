@@ -6,13 +6,13 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error that is the answer to a request.
 
     Args:
         status: HTTP status.
-        message: What was wrong and what to do; goes to the client, so it never holds a path or a stack trace.
+        message: The problem and its solution. Clients read it, so it never holds a path or a stack trace.
         kind: OpenAI's ``type``.
-        param: The field of the request that was wrong.
+        param: Field of the request that is wrong.
         code: OpenAI's ``code``.
         headers: Headers of the answer.
     """
@@ -41,21 +41,26 @@ class ApiError(Exception):
 
 
 def too_many_requests(limit: int) -> ApiError:
-    """The queue is full."""
+    """The error of a full queue."""
+    return too_busy(f"the server is at its limit of {limit} requests running and waiting")
+
+
+def too_busy(reason: str, retry_after: int = 1) -> ApiError:
+    """The error of a limit that a later request may find free."""
     return ApiError(
         429,
-        f"the server is at its limit of {limit} requests running and waiting: try again later",
+        f"{reason}: try again later",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
-        headers={"Retry-After": "1"},
+        headers={"Retry-After": str(retry_after)},
     )
 
 
 def unavailable(message: str) -> ApiError:
-    """The server takes no requests at the moment."""
+    """The error of a server that accepts no requests."""
     return ApiError(503, message, kind="server_error", code="unavailable", headers={"Retry-After": "5"})
 
 
 def internal_error() -> ApiError:
-    """Something failed here; the details are in the server's log and nowhere else."""
+    """The error of a server that failed; only its log holds the details."""
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error")

@@ -1,13 +1,14 @@
-"""Who may ask at all, and how much: Host, Origin, API key and the body's size, before any handler sees a request.
+"""Access control: Host, Origin, API key and the size of the body, checked before any handler sees a request.
 
-One router stands before the API, the dashboard, its websocket and the trace alike, so that none can be forgotten.
+One router stands before the API, the dashboard, its websocket and the trace, so that none can be forgotten.
 
-- *Host*: a web page elsewhere can point a name of its own at 127.0.0.1 ("DNS rebinding") and read the answers. The
-  browser then sends that name, so only addresses, "localhost" and the names the operator listed are served.
-- *Origin*: browsers let any page open a websocket or post a form to any server, and say which page it was.
+- *Host*: a web page elsewhere can point its own name at 127.0.0.1 ("DNS rebinding") and read the answers. The browser
+  then sends that name, so only addresses, "localhost" and the names in ``allowed_hosts`` are served.
+- *Origin*: browsers let any page open a websocket or post a form to any server, and send the page's origin.
 - *API key*: compared in constant time. A browser cannot add the header to a page or a websocket, so /dashboard takes
   the key once as ``?api_key=`` and turns it into a cookie that scripts cannot read and other sites cannot send.
-- *Body*: one that is too large is read to its end and dropped: a client that is still sending would not see an answer.
+- *Body*: a body that is too large is read to its end and dropped, because a client that is still sending would not see
+  an answer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qs, urlsplit
+from typing import cast
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from tornado.http1connection import HTTP1Connection
 from tornado.httputil import (
     HTTPHeaders,
     HTTPMessageDelegate,
@@ -28,21 +31,27 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, unavailable
+from workbench.serve.pages import PageInTurn, PageQueue
 from workbench.serve.settings import LOOPBACK_NAMES, ServeSettings, is_address
+from workbench.serve.sockets import WatchedStream
 
 COOKIE = "workbench_api_key"
 DASHBOARD = "/dashboard"
+DASHBOARD_SOCKET = DASHBOARD + "/ws"
+PAGES = (DASHBOARD, DASHBOARD + "/", DASHBOARD + "/autoload.js")
+SESSION_HEADERS = ("Bokeh-Session-Id", "Bokeh-Token")
+NO_BODY = -1
 OPEN_PATHS = ("/health",)
-"""Answered without a key: they say nothing but that the server lives, to whatever watches over it."""
+"""Paths that need no key: a supervisor asks them whether the server lives, and they tell nothing else."""
 
 
 class Guard(Router):
-    """Lets requests through to the API or to the dashboard, or refuses them.
+    """Passes requests to the API or to the dashboard, or rejects them.
 
     Args:
-        settings: Who may ask.
-        api: Answers everything but the dashboard.
+        settings: Access and limits.
+        api: Answers all paths but the dashboard's.
         dashboard: Answers below /dashboard, and serves the scripts of its page below /static.
     """
 
@@ -50,41 +59,87 @@ class Guard(Router):
         self._settings = settings
         self._api = api
         self._dashboard = dashboard
+        self._pages = PageQueue()
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
-        """What answers a request: one of the applications, or a refusal."""
+        """The handler of a request: one of the applications, or a rejection."""
         limit = self._settings.max_body_bytes
         too_large = ApiError(413, f"the body is too large: allowed are {limit} bytes")
-        return BodyLimit(self._find(request, **kwargs), limit, lambda: self._refuse(request, too_large))
+        try:
+            delegate = self._find(request, **kwargs)
+        except ApiError as problem:
+            # The body of a request that is rejected is dropped as it arrives.
+            delegate, limit = self._reject(request, problem), NO_BODY
+        return BodyLimit(delegate, limit, lambda: self._reject(request, too_large))
 
     def _find(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
-        try:
-            check_host(request.headers, self._settings.allowed_hosts)
-            check_origin(request.headers)
-            if self._settings.api_key is not None and request.path not in OPEN_PATHS:
-                if cookie := self._sign_in(request):
-                    return self._api.get_handler_delegate(request, SignIn, {"cookie": cookie})
-                check_api_key(request.headers, self._settings.api_key)
-        except ApiError as refusal:
-            return self._refuse(request, refusal)
-        application = self._dashboard if _is_dashboard(request.path) else self._api
-        return application.find_handler(request, **kwargs)
+        stream = stream_of(request)
+        stream.farewell = None
+        if stream.client in self._settings.trusted_proxies and request.headers.get("X-Forwarded-Proto") == "https":
+            request.protocol = "https"
+        if stream.is_reserve and request.path not in OPEN_PATHS:
+            raise unavailable("the server has no connection left: try again later")
+        check_path(request.path)
+        check_host(request.headers, self._settings.allowed_hosts)
+        check_origin(request.headers)
+        if self._settings.api_key is not None and request.path not in OPEN_PATHS:
+            if cookie := self._sign_in(request):
+                return self._api.get_handler_delegate(request, SignIn, {"cookie": cookie})
+            check_api_key(request.headers, self._settings.api_key)
+        if not _is_dashboard(request.path):
+            return self._api.find_handler(request, **kwargs)
+        # Bokeh would open a session under any name that an argument or a header gives.
+        request.arguments = request.query_arguments = {}
+        for name in SESSION_HEADERS:
+            request.headers.pop(name, None)
+        if request.path == DASHBOARD_SOCKET:
+            stream.farewell = close_frame
+        page = self._dashboard.find_handler(request, **kwargs)
+        if request.method != "GET" or request.path not in PAGES:
+            return page
+        if self._pages.is_full:
+            raise unavailable("too many pages of the dashboard are being made")
+        in_turn = PageInTurn(page, self._pages)
+        cast(HTTP1Connection, request.connection).set_close_callback(in_turn.on_connection_close)
+        return in_turn
 
-    def _refuse(self, request: HTTPServerRequest, refusal: ApiError) -> HTTPMessageDelegate:
-        return self._api.get_handler_delegate(request, Refusal, {"refusal": refusal})
+    def _reject(self, request: HTTPServerRequest, problem: ApiError) -> HTTPMessageDelegate:
+        return self._api.get_handler_delegate(request, Rejection, {"problem": problem})
 
     def _sign_in(self, request: HTTPServerRequest) -> str | None:
-        """The cookie to set, when a browser brings the right key to the dashboard."""
+        """The cookie to set if a browser opens the dashboard with the right key."""
         given = parse_qs(request.query).get("api_key", [""])[0]
         if request.method != "GET" or request.path != DASHBOARD or not given:
             return None
         if not _equal(given, self._settings.api_key or ""):
             raise _wrong_key()
-        return f"{COOKIE}={_digest(given)}; Path=/; HttpOnly; SameSite=Strict"
+        secure = "; Secure" if request.protocol == "https" else ""
+        return f"{COOKIE}={_digest(given)}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+
+def stream_of(request: HTTPServerRequest) -> WatchedStream:
+    """The connection on which a request arrived."""
+    return cast(WatchedStream, cast(HTTP1Connection, request.connection).stream)
+
+
+def close_frame(reason: str) -> bytes:
+    """The websocket frame that ends a connection: "try again later", with the reason."""
+    payload = (1013).to_bytes(2, "big") + reason.encode()[:120]
+    return bytes((0x88, len(payload))) + payload
+
+
+def check_path(path: str) -> None:
+    """Reject addresses with control characters, which no file and no page has.
+
+    Raises:
+        ApiError: Status 400.
+    """
+    if not unquote(path, errors="replace").isprintable():
+        raise ApiError(400, "the address holds a character that no address of this server has")
 
 
 def check_host(headers: HTTPHeaders, allowed: tuple[str, ...]) -> None:
-    """Refuse a Host header with a name that is not ours.
+    """Reject requests whose Host header has an unknown name.
 
     Raises:
         ApiError: Status 403.
@@ -97,18 +152,24 @@ def check_host(headers: HTTPHeaders, allowed: tuple[str, ...]) -> None:
 
 
 def check_origin(headers: HTTPHeaders) -> None:
-    """Refuse what a page of another site sends.
+    """Reject requests from the pages of other sites.
 
     Raises:
         ApiError: Status 403.
     """
     origin = headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("Host", "").lower():
+    if origin is None:
+        return
+    try:
+        netloc = urlsplit(origin).netloc
+    except ValueError:  # such as "http://[", which no browser sends
+        netloc = ""
+    if not netloc or netloc.lower() != headers.get("Host", "").lower():
         raise ApiError(403, "this Origin is not served: only the server's own pages may call it from a browser")
 
 
 def check_api_key(headers: HTTPHeaders, api_key: str) -> None:
-    """Refuse who has neither the key nor its cookie.
+    """Reject requests with neither the key nor its cookie.
 
     Raises:
         ApiError: Status 401.
@@ -145,7 +206,7 @@ def _name_of(host: str) -> str:
 
 
 def _equal(given: str, expected: str) -> bool:
-    """Comparison whose time says neither where two texts differ nor how long they are."""
+    """Whether two texts are equal, in a time that depends neither on their lengths nor on where they differ."""
     return hmac.compare_digest(_digest(given), _digest(expected))
 
 
@@ -154,63 +215,63 @@ def _digest(text: str) -> str:
 
 
 class BodyLimit(HTTPMessageDelegate):
-    """Hands a request on as it comes, or a refusal in its place once its body is too large.
+    """Passes a request on as it arrives, and replaces its handler when the body gets too large.
 
     Args:
-        delegate: Takes the request.
-        limit: Bytes of its body at most.
-        refuse: Makes what takes its place; that sees no body.
+        delegate: Handles the request.
+        limit: Maximum size of the body in bytes; NO_BODY drops it without an objection.
+        reject: Makes the handler that takes over, which sees no body.
     """
 
-    def __init__(self, delegate: HTTPMessageDelegate, limit: int, refuse: Callable[[], HTTPMessageDelegate]) -> None:
+    def __init__(self, delegate: HTTPMessageDelegate, limit: int, reject: Callable[[], HTTPMessageDelegate]) -> None:
         self._delegate = delegate
         self._left = limit
-        self._refuse = refuse
+        self._reject = reject
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
-        """Hand on the headers."""
+        """Pass on the headers."""
         self._headers = start_line, headers
         return self._delegate.headers_received(start_line, headers)
 
     def data_received(self, chunk: bytes) -> Awaitable[None] | None:
-        """Hand on a part of the body, or drop it."""
+        """Pass on a part of the body, or drop it."""
         was_within = self._left >= 0
         self._left -= len(chunk)
         if self._left >= 0:
             return self._delegate.data_received(chunk)
         if was_within:
-            self._delegate = self._refuse()
+            self._delegate = self._reject()
             return self._delegate.headers_received(*self._headers)
         return None
 
     def finish(self) -> None:
-        """The request is whole."""
+        """Pass on that the request is complete."""
         self._delegate.finish()
 
     def on_connection_close(self) -> None:
-        """The client went away."""
+        """Pass on that the client has disconnected."""
         self._delegate.on_connection_close()
 
 
-class Refusal(RequestHandler):
+class Rejection(RequestHandler):
     """Answers any method with an error."""
 
-    def initialize(self, refusal: ApiError) -> None:
+    def initialize(self, problem: ApiError) -> None:
         """Keep the error."""
-        self._refusal = refusal
+        self._problem = problem
 
     async def prepare(self) -> None:
-        """Answer before the method is looked at."""
-        self.set_status(self._refusal.status)
-        for name, value in self._refusal.headers.items():
+        """Answer, whatever the method is."""
+        self.set_status(self._problem.status)
+        for name, value in self._problem.headers.items():
             self.set_header(name, value)
-        await self.finish(self._refusal.body())
+        await self.finish(self._problem.body())
 
 
 class SignIn(RequestHandler):
-    """Gives the browser its cookie, and an address without the key in it."""
+    """Gives the browser its cookie, and an address without the key."""
 
     def initialize(self, cookie: str) -> None:
         """Keep the cookie."""

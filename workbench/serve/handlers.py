@@ -1,4 +1,4 @@
-"""The endpoints, except completions: models, tokenize, health, metrics, the trace as it grows."""
+"""All endpoints but completions and the trace: models, tokenize, health, metrics."""
 
 from __future__ import annotations
 
@@ -12,60 +12,61 @@ from tornado.web import HTTPError, RequestHandler
 
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.errors import ApiError, internal_error
-from workbench.serve.guard import DASHBOARD
+from workbench.serve.guard import DASHBOARD, stream_of
 from workbench.serve.openapi import describe
+from workbench.serve.preparation import length_of
 from workbench.serve.prometheus import CONTENT_TYPE
 from workbench.serve.protocol import TokenizeRequest, decode_body
-from workbench.trace import RequestInfo, StepRecord
-from workbench.trace.file import encode_line
-from workbench.trace.records import TraceLine
 
 log = logging.getLogger("workbench")
 
-MAX_RECORDS_BEHIND = 1000
-"""Records a reader of /trace/stream may lag behind before it is cut off."""
-
-POLL_SECONDS = 0.5
-"""Time between two looks at whether a reader of /trace/stream is still there while no step is taken."""
-
 
 class ApiHandler(RequestHandler):
-    """What all endpoints share: JSON, errors in OpenAI's shape, and a client that may go away."""
+    """Base of all endpoints: JSON, errors in OpenAI's shape, and clients that disconnect."""
 
     def initialize(self, bridge: EngineBridge) -> None:
-        """Keep the way to the engine."""
+        """Keep the bridge to the engine."""
         self.bridge = bridge
         self.gone = asyncio.Event()
 
     def on_connection_close(self) -> None:
-        """Note that the client went away."""
+        """Note that the client has disconnected."""
         self.gone.set()
 
     def answer(self, value: Any) -> None:
-        """End with JSON."""
+        """Finish with JSON."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
         self.finish(msgspec.json.encode(value))
 
-    async def start_events(self) -> None:
-        """Begin an answer of server-sent events; the client is told at once."""
+    def start_events(self) -> None:
+        """Begin an answer of server-sent events; its headers are sent at once."""
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Accel-Buffering", "no")
-        await self._flush()
+        self._send()
+        stream_of(self.request).farewell = self._farewell
 
-    async def send_event(self, data: bytes) -> None:
-        """Send one event, and wait while the client is slow to take it."""
-        self.write(b"data: " + data + b"\n\n")
-        await self._flush()
+    def send_event(self, data: bytes) -> None:
+        """Send one event without waiting for the reader, who is cut off when it falls too far behind."""
+        if not self.gone.is_set():
+            self.write(b"data: " + data + b"\n\n")
+            self._send()
 
-    async def _flush(self) -> None:
+    def _send(self) -> None:
         try:
-            await self.flush()
+            self.flush()
         except StreamClosedError:
             self.gone.set()
 
+    def _farewell(self, reason: str) -> bytes:
+        """The last event of a reader that is cut off."""
+        event = b"data: " + msgspec.json.encode(ApiError(503, reason, kind="server_error", code="cut_off").body())
+        if self.request.version == "HTTP/1.0":  # its answers have no chunks
+            return event + b"\n\n"
+        return b"%x\r\n%b\n\n\r\n0\r\n\r\n" % (len(event) + 2, event)
+
     def check_model(self, model: str | None) -> None:
-        """Refuse a model that is not the one served.
+        """Reject requests for another model.
 
         Raises:
             ApiError: Status 404.
@@ -77,12 +78,12 @@ class ApiHandler(RequestHandler):
             )  # fmt: skip
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """An error in OpenAI's shape; whatever was not meant for the client stays in the log."""
+        """Answer with an error in OpenAI's shape; details that are not for the client stay in the log."""
         problem = kwargs.get("exc_info", (None, None, None))[1]
         if not isinstance(problem, ApiError):
-            wording = {404: "there is no such address here", 405: "this method is not served at this address"}
+            messages = {404: "this address is not served", 405: "this method is not served at this address"}
             problem = (
-                ApiError(status_code, wording.get(status_code, "the request is refused"))
+                ApiError(status_code, messages.get(status_code, "the request is not valid"))
                 if status_code < 500
                 else internal_error()
             )
@@ -92,7 +93,7 @@ class ApiHandler(RequestHandler):
         self.answer(problem.body())
 
     def log_exception(self, kind: Any, problem: Any, trace: Any) -> None:
-        """Log what is a fault of the server; refusals are not."""
+        """Log failures of the server, but not the errors of clients."""
         if not isinstance(problem, ApiError | HTTPError):
             log.error("%s %s failed", self.request.method, self.request.path, exc_info=(kind, problem, trace))
 
@@ -101,8 +102,8 @@ class NotFound(ApiHandler):
     """Every address that is not served."""
 
     async def prepare(self) -> None:
-        """Refuse."""
-        raise ApiError(404, "there is no such address here", code="not_found")
+        """Answer with status 404."""
+        raise ApiError(404, "this address is not served", code="not_found")
 
 
 class Root(ApiHandler):
@@ -117,7 +118,7 @@ class Models(ApiHandler):
     """/v1/models: the one model."""
 
     def get(self, name: str | None = None) -> None:
-        """The list, or the model by name."""
+        """The list of models, or one model by name."""
         engine = self.bridge.engine
         card = {
             "id": engine.name,
@@ -134,15 +135,15 @@ class Models(ApiHandler):
 
 
 class Embeddings(ApiHandler):
-    """/v1/embeddings: refused."""
+    """/v1/embeddings: not served."""
 
     def post(self) -> None:
-        """Say that and why."""
+        """Answer with status 400 and the reason."""
         raise ApiError(400, "embeddings are not served: the engine generates text", code="unsupported_endpoint")
 
 
 class Tokenize(ApiHandler):
-    """/tokenize, as vLLM has it."""
+    """/tokenize, vLLM's endpoint."""
 
     async def post(self) -> None:
         """Token ids of a prompt, or of messages under the chat template."""
@@ -152,26 +153,26 @@ class Tokenize(ApiHandler):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         tokenizer = self.bridge.engine.tokenizer
 
-        def encode() -> list[int]:
-            if body.prompt is not None:
-                return tokenizer.encode(body.prompt)
-            return tokenizer.encode(tokenizer.apply_chat_template([m.as_dict() for m in body.messages or ()]))
+        text = body.prompt if body.prompt is not None else [message.as_dict() for message in body.messages or ()]
 
-        tokens = await self.bridge.preparation.run(encode)
+        def encode() -> list[int]:
+            return tokenizer.encode(text if isinstance(text, str) else tokenizer.apply_chat_template(text))
+
+        tokens = await self.bridge.preparation.run(encode, length_of(text), self.gone)
         self.answer({"tokens": tokens, "count": len(tokens), "max_model_len": self.bridge.engine.config.max_model_len})
 
 
 class Health(ApiHandler):
-    """/health: 200 while the server takes requests."""
+    """/health: 200 while the server accepts requests."""
 
     def get(self) -> None:
-        """Say how it is."""
+        """The status."""
         self.set_status(503 if self.bridge.draining else 200)
         self.answer({"status": "draining" if self.bridge.draining else "ok"})
 
 
 class OpenApi(ApiHandler):
-    """/openapi.json: the API described."""
+    """/openapi.json: the description of the API."""
 
     def get(self) -> None:
         """The description."""
@@ -179,44 +180,9 @@ class OpenApi(ApiHandler):
 
 
 class Metrics(ApiHandler):
-    """/metrics in Prometheus' format."""
+    """/metrics, in Prometheus' format."""
 
     def get(self) -> None:
         """All metrics."""
         self.set_header("Content-Type", CONTENT_TYPE)
         self.finish(self.bridge.metrics.render())
-
-
-class TraceStream(ApiHandler):
-    """/trace/stream: the lines of a trace file as server-sent events, from the next step on."""
-
-    async def get(self) -> None:
-        """What has to be known before the next step, then every step as it is taken."""
-        steps: asyncio.Queue[tuple[StepRecord, list[RequestInfo]]] = asyncio.Queue()
-
-        def take(record: StepRecord, arrivals: list[RequestInfo]) -> None:
-            steps.put_nowait((record, arrivals))
-
-        await self.start_events()
-        await self._send(self.bridge.engine.trace.meta)
-        open_requests, keyframe = await self.bridge.follow_steps(take)
-        try:
-            for info in open_requests:
-                await self._send(info)
-            await self._send(keyframe)
-            sent = {info.request_id for info in open_requests}
-            while not self.gone.is_set() and steps.qsize() <= MAX_RECORDS_BEHIND:
-                try:
-                    record, arrivals = await asyncio.wait_for(steps.get(), POLL_SECONDS)
-                except TimeoutError:
-                    continue
-                for info in arrivals:
-                    if info.request_id not in sent:
-                        await self._send(info)
-                sent.difference_update(record.arrived)
-                await self._send(record)
-        finally:
-            self.bridge.step_listeners.remove(take)
-
-    async def _send(self, line: TraceLine) -> None:
-        await self.send_event(encode_line(line).rstrip(b"\n"))

@@ -1,4 +1,4 @@
-"""The description of the API that /openapi.json gives: made from the types that bodies are read into."""
+"""The description of the API at /openapi.json, made from the types of requests and answers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Operation:
 
     Attributes:
         path: The address; a part in braces is a parameter.
-        summary: What it does.
-        answer: Type of the JSON answer; None where there is none.
-        body: Type of the request's body; makes it a POST.
+        summary: Description of the operation.
+        answer: Type of the JSON answer; None for no JSON answer.
+        body: Type of the request's body; with a body the method is POST.
         media: Media type of an answer that is text.
         statuses: Statuses besides 200 whose answer has the same shape.
-        refuses: It only refuses.
+        rejects: Whether it rejects every request.
     """
 
     path: str
@@ -38,12 +38,12 @@ class Operation:
     body: Any = None
     media: str = ""
     statuses: tuple[int, ...] = ()
-    refuses: bool = False
+    rejects: bool = False
 
     @property
     def method(self) -> str:
         """HTTP method, in lower case."""
-        return "post" if self.body is not None or self.refuses else "get"
+        return "post" if self.body is not None or self.rejects else "get"
 
 
 OPERATIONS = (
@@ -51,11 +51,11 @@ OPERATIONS = (
     Operation("/v1/models/{model}", "The model by its name", shapes.Model),
     Operation("/v1/completions", "Continue prompts", shapes.Completion, CompletionRequest, EVENTS),
     Operation("/v1/chat/completions", "Continue a conversation", shapes.ChatCompletion, ChatRequest, EVENTS),
-    Operation("/v1/embeddings", "Refused: the engine generates text", refuses=True),
+    Operation("/v1/embeddings", "Not served: the engine generates text", rejects=True),
     Operation("/tokenize", "Token ids of a prompt, or of messages under the template", shapes.Tokens, TokenizeRequest),
-    Operation("/health", "Whether the server takes requests", shapes.Health, statuses=(503,)),
+    Operation("/health", "Whether the server accepts requests", shapes.Health, statuses=(503,)),
     Operation("/metrics", "Metrics for Prometheus", media=TEXT),
-    Operation("/trace/stream", "The trace from the next step on, a line of a trace file in each event", media=EVENTS),
+    Operation("/trace/stream", "The trace from the next step on, one line of a trace file per event", media=EVENTS),
     Operation("/openapi.json", "This description", dict[str, Any]),
 )
 
@@ -64,17 +64,17 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
     """The API as an OpenAPI 3.1 document.
 
     Args:
-        needs_key: An API key must be presented.
+        needs_key: Whether requests need an API key.
     """
     types = [shapes.Error, shapes.ChatCompletionChunk]
     types += [kind for operation in OPERATIONS for kind in (operation.answer, operation.body) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     schema_of = dict(zip(map(repr, types), schemas))
-    error = _json("What was wrong, and what to do", schema_of[repr(shapes.Error)])
+    error = _json("The problem and its solution", schema_of[repr(shapes.Error)])
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         responses: dict[str, Any] = {"4XX": error}
-        if not operation.refuses:
+        if not operation.rejects:
             responses["200"] = _success(operation, schema_of)
             responses |= {str(status): responses["200"] for status in operation.statuses}
         if operation.body is not None:
@@ -89,7 +89,7 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
                 {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             ]
         paths[operation.path] = {operation.method: described}
-    document = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "workbench serve", "version": __version__},
         "paths": paths,

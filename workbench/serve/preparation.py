@@ -1,4 +1,4 @@
-"""Rendering and tokenizing prompts: beside the event loop, one at a time, and not for ever."""
+"""Rendering and tokenizing prompts: beside the event loop, within a time limit."""
 
 from __future__ import annotations
 
@@ -7,37 +7,65 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from workbench.serve.errors import ApiError
+from workbench.serve.errors import ApiError, too_busy
 
 T = TypeVar("T")
 
 
-class Preparation:
-    """Runs chat templates and the tokenizer on a thread of its own, within a time limit.
+LONG_TEXT = 1 << 16
+"""Number of characters from which a text waits behind other long ones and not in front of short ones."""
 
-    One thread, because tokenizers and templates are not all safe to use from several at once.
+MAX_WAITING = 64
+"""Maximum number of long texts that wait."""
+
+
+class Preparation:
+    """Runs chat templates and the tokenizer on separate threads, within a time limit.
+
+    There is one thread for long texts and one for all others, so that no request waits for a stranger's long text.
 
     Args:
-        seconds: Time that one prompt may take.
+        seconds: Time limit for one prompt.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare")
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare-long")
+        self._num_long = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], length: int, gone: asyncio.Event | None = None) -> T:
         """Do work beside the event loop, and return its result.
 
+        Args:
+            work: Function to call.
+            length: Number of characters of the text.
+            gone: Set when the client has disconnected; work that has not begun is then left out.
+
         Raises:
-            ApiError: It took too long, or refused what it was given.
+            ApiError: It took too long, raised a ValueError, too much is waiting, or the client is gone.
         """
-        limited = _Interruptible(work)
-        future = asyncio.get_running_loop().run_in_executor(self._thread, limited.run)
+        if length < LONG_TEXT:
+            return await self._run(self._short, work, gone)
+        if self._num_long >= MAX_WAITING:
+            raise too_busy("too many long texts are waiting for the tokenizer")
+        self._num_long += 1
         try:
-            while not limited.began and not future.done():  # the limit is on the work, not on the wait for its turn
+            return await self._run(self._long, work, gone)
+        finally:
+            self._num_long -= 1
+
+    async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], T], gone: asyncio.Event | None) -> T:
+        limited = _Interruptible(work)
+        future = asyncio.get_running_loop().run_in_executor(thread, limited.run)
+        try:
+            while not limited.began and not future.done():  # waiting for the thread does not count
                 await asyncio.wait([future], timeout=0.05)
+                if gone is not None and gone.is_set() and not limited.began:
+                    future.cancel()
+                    raise ApiError(400, "the client has disconnected")
             return await asyncio.wait_for(asyncio.shield(future), self._seconds)
         except TimeoutError:
             limited.interrupt()
@@ -47,19 +75,27 @@ class Preparation:
             raise ApiError(400, str(problem)) from None
 
     def close(self) -> None:
-        """Take no more work."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Accept no more work."""
+        for thread in (self._short, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+def length_of(prompt: Any) -> int:
+    """Number of characters of a prompt that is text or messages; 0 for token ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(message["content"]) for message in prompt if isinstance(message, dict))
 
 
 class _TookTooLong(BaseException):
-    """Raised inside a template that does not end; not an Exception, which a template's runner may catch."""
+    """Raised in a template that does not end; not an Exception, which the template's runner may catch."""
 
 
 class _Interruptible(Generic[T]):
-    """Work that another thread can end, as long as it runs Python code.
+    """Work that another thread can interrupt while it runs Python code.
 
     Args:
-        work: What to do.
+        work: Function to call.
 
     Attributes:
         began: ``run`` has been called.
@@ -73,7 +109,7 @@ class _Interruptible(Generic[T]):
         self.began = False
 
     def run(self) -> T:
-        """Do the work; an interruption is raised in here and never in whoever called."""
+        """Do the work; an interruption is raised here and never in the caller."""
         self._thread = threading.get_ident()
         self.began = True
         try:
@@ -81,11 +117,11 @@ class _Interruptible(Generic[T]):
         finally:
             with self._lock:
                 self._over = True
-            # The interpreter raises what another thread asked for when a function is entered, which this is for.
+            # The interpreter raises a requested exception when a function is entered; enter one before returning.
             (lambda: None)()
 
     def interrupt(self) -> None:
-        """Raise an exception in the work when it next runs Python code; nothing happens when it is over."""
+        """Raise an exception in the work when it next runs Python code; without effect when it is over."""
         with self._lock:
             if not self._over:
                 problem = ctypes.py_object(_TookTooLong)

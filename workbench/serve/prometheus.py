@@ -1,6 +1,6 @@
-"""The server's metrics in Prometheus' text format, under vLLM's names where they mean the same.
+"""The server's metrics in Prometheus' text format, under the names of vLLM's metrics of the same meaning.
 
-Names and meanings: vLLM's metrics documentation (``vllm:`` prefix, ``model_name`` label).
+Source of names and meanings: vLLM's metrics documentation (``vllm:`` prefix, ``model_name`` label).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from workbench.trace import RequestInfo, StepRecord
+from workbench.trace.latency import LatencyAccumulator
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -28,13 +29,18 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect.bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
 
     def lines(self, name: str, label: str) -> list[str]:
-        """The samples of the histogram."""
+        """The histogram as lines of Prometheus' text format."""
         lines, cumulative = [], 0
         for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts):
             cumulative += count
@@ -42,17 +48,10 @@ class Histogram:
         return [*lines, f"{name}_sum{{{label}}} {self.total}", f"{name}_count{{{label}}} {cumulative}"]
 
 
-class _Progress:
-    """When an open request arrived, how long its prompt is, and when its last token came."""
-
-    def __init__(self, info: RequestInfo) -> None:
-        self.arrived = info.arrival_time
-        self.num_prompt_tokens = info.num_prompt_tokens
-        self.last_token: float | None = None
-
-
 class ServerMetrics:
-    """Counts what the steps of an engine say. Times are the engine's, from its records.
+    """Counters of an engine, updated from the records of its steps.
+
+    Requests that arrived before the server are counted when they end, and otherwise ignored.
 
     Args:
         engine: The engine.
@@ -62,8 +61,8 @@ class ServerMetrics:
         self._engine = engine
         name = engine.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._label = f'model_name="{name}"'
-        self._open: dict[str, _Progress] = {}
-        self.prompt_tokens = self.generation_tokens = self.preemptions = 0
+        self._latencies = LatencyAccumulator()
+        self.prompt_tokens = self.preemptions = 0
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.time_to_first_token = Histogram(SECONDS)
@@ -71,35 +70,26 @@ class ServerMetrics:
         self.e2e_latency = Histogram(SECONDS)
         self.iteration_tokens = Histogram(TOKENS)
 
+    @property
+    def generation_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return self.time_to_first_token.count + self.inter_token_latency.count
+
     def add_step(self, record: StepRecord, arrivals: Sequence[RequestInfo]) -> None:
         """Count a step, and the requests that arrived before it."""
-        now = record.time + sum(record.timings.values())
         for info in arrivals:
-            self._open[info.request_id] = _Progress(info)
+            self._latencies.arrive(info)
         self.preemptions += len(record.preempted)
         self.iteration_tokens.add(record.num_tokens)
-        for chunk in record.chunks:
-            progress = self._open.get(chunk.request_id)
-            if progress is None:  # open before the server began
-                continue
-            if chunk.request_id in record.admitted:
-                self.prefix_cache_queries += progress.num_prompt_tokens
+        for chunk in record.chunks if record.admitted else ():
+            if chunk.request_id in record.admitted and (known := self._latencies.get(chunk.request_id)) is not None:
+                self.prefix_cache_queries += known.request.num_prompt_tokens
                 self.prefix_cache_hits += chunk.num_cached_tokens
-            if chunk.sampled is not None:
-                self._add_token(progress, now)
-        for request_id, reason in (dict.fromkeys(record.aborted, "abort") | dict(record.finish_reasons)).items():
+        times = self._latencies.add(record)
+        times.add_to(self.time_to_first_token, self.inter_token_latency, self.e2e_latency)
+        self.prompt_tokens += sum(first.request.num_prompt_tokens for first in times.first_tokens.values())
+        for reason in {**dict.fromkeys(record.aborted, "abort"), **record.finish_reasons}.values():
             self.finished[reason] += 1
-            if (progress := self._open.pop(request_id, None)) is not None:
-                self.e2e_latency.add(now - progress.arrived)
-
-    def _add_token(self, progress: _Progress, now: float) -> None:
-        self.generation_tokens += 1
-        if progress.last_token is None:
-            self.prompt_tokens += progress.num_prompt_tokens
-            self.time_to_first_token.add(now - progress.arrived)
-        else:
-            self.inter_token_latency.add(now - progress.last_token)
-        progress.last_token = now
 
     def render(self) -> str:
         """All metrics as text."""
@@ -120,8 +110,9 @@ class ServerMetrics:
         one("counter", "vllm:num_preemptions_total", "Preemptions.", self.preemptions)
         one("counter", "vllm:prompt_tokens_total", "Prompt tokens of answered requests.", self.prompt_tokens)
         one("counter", "vllm:generation_tokens_total", "Sampled tokens.", self.generation_tokens)
-        one("counter", "vllm:prefix_cache_queries_total", "Tokens looked up in it.", self.prefix_cache_queries)
-        one("counter", "vllm:prefix_cache_hits_total", "Tokens found in it.", self.prefix_cache_hits)
+        queries, hits = self.prefix_cache_queries, self.prefix_cache_hits
+        one("counter", "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries)
+        one("counter", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
         success = "vllm:request_success_total"
         counts = [f'{success}{{{label},finished_reason="{reason}"}} {n}' for reason, n in self.finished.items()]
         add("counter", success, "Requests that ended, by reason.", counts)

@@ -1,8 +1,8 @@
-"""What may be asked: OpenAI's request bodies, checked field by field, and what they mean to the engine.
+"""OpenAI's request bodies, checked field by field, and the sampling that they ask the engine for.
 
 Fields that only label a request are accepted and have no effect. Fields that would change the answer and are not
-served (tools, a response format, ...) are unknown here, and an unknown field is refused by name: an answer that
-silently ignores what was asked is worse than none. Fields marked as vLLM's are its additions to OpenAI's.
+served (tools, a response format, ...) are unknown, and an unknown field is rejected by name: no answer is better than
+one that silently ignores a field. Fields marked as vLLM's are its additions to OpenAI's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from workbench.engine.config import SamplingParams
+from workbench.config import SamplingParams
 from workbench.serve.errors import ApiError
 
 MAX_CHOICES = 16
@@ -34,7 +34,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What completions and chat completions have in common."""
+    """Fields that completions and chat completions have in common."""
 
     model: str | None = None
     n: Choices | None = None
@@ -62,7 +62,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: str | None = None
 
     def common_sampling(self, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
-        """Sampling of each of the n choices; given a seed, choice i uses seed + i.
+        """Sampling of each of the n choices; if there is a seed, choice i uses seed + i.
 
         Raises:
             ValueError: A value is outside its range.
@@ -109,23 +109,19 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if len(kinds) > 1:
+        if len({type(item) for item in self.prompt}) > 1:
             raise ApiError(
                 400, "prompt must be a list of token ids, of texts, or of lists of token ids", param="prompt"
             )
-        if kinds == {int}:
-            return [self.prompt]
-        if len(self.prompt) > MAX_PROMPTS:
-            raise ApiError(
-                400,
-                f"prompt holds {len(self.prompt)} prompts, allowed are {MAX_PROMPTS}",
-                param="prompt",
-            )
-        return list(self.prompt)
+        if token_ids := [item for item in self.prompt if isinstance(item, int)]:
+            return [token_ids]
+        prompts = [item for item in self.prompt if not isinstance(item, int)]
+        if len(prompts) > MAX_PROMPTS:
+            raise ApiError(400, f"prompt holds {len(prompts)} prompts, allowed are {MAX_PROMPTS}", param="prompt")
+        return prompts
 
     def sampling(self) -> list[SamplingParams]:
-        """Sampling of each choice. 16 tokens unless said otherwise, as OpenAI has it."""
+        """Sampling of each choice. OpenAI's default is 16 tokens."""
         if self.best_of not in (None, self.n or 1):
             raise ApiError(400, f"best_of={self.best_of} must equal n: all choices are returned", param="best_of")
         return self.common_sampling(self.max_tokens or 16, self.logprobs)
@@ -146,7 +142,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
 
     def as_dict(self) -> dict[str, str]:
-        """The message as chat templates take it."""
+        """The message in the form that chat templates expect."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
@@ -184,7 +180,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode_body(raw: bytes, kind: type[Body]) -> Body:
-    """A request's body, checked.
+    """The body of a request, checked.
 
     Raises:
         ApiError: Status 400; the message names the field.
@@ -194,11 +190,11 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise ApiError(400, f"the body is refused: {problem}", param=_field_in(str(problem))) from None
+        raise ApiError(400, f"the body is not valid: {problem}", param=_field_in(str(problem))) from None
 
 
 def field_of(message: str, kind: type[msgspec.Struct]) -> str | None:
-    """The field that a message of the engine begins with, when it is one of the body's."""
+    """The field that a message of the engine begins with, None if the body has no such field."""
     match = re.match(r"\w+", message)
     return match[0] if match and match[0] in kind.__struct_fields__ else None
 

@@ -1,4 +1,4 @@
-"""The shape of an answer: OpenAI's objects, whole or as chunks of a stream."""
+"""Answers in OpenAI's shape, whole or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from workbench.serve.stream import Delta, Stream
 
 @dataclass
 class Answer:
-    """What all parts of one answer say about it.
+    """One answer, of which a stream sends many parts.
 
     Attributes:
         id: Id of the answer.
         model: Name of the model.
         chat: Whether it answers /v1/chat/completions.
-        tokenizer: Gives tokens their text; None where the model has none.
+        tokenizer: Gives the text of a token; None for a model without a tokenizer.
         streams: The choices, in order.
         token_ids: Whether token ids are sent too (vLLM's ``return_token_ids``).
-        created: When the answer began, in seconds since 1970.
+        created: Start of the answer, in seconds since 1970.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def usage(self, num_completion_tokens: int, num_prompts: int) -> dict[str, Any]:
-        """Tokens read and written; a prompt is counted once, however many choices it has."""
+        """Prompt and completion tokens; a prompt is counted once for all of its choices."""
         per_prompt = self.streams[:: max(1, len(self.streams) // num_prompts)]
         prompt_tokens = sum(stream.num_prompt_tokens for stream in per_prompt)
         return {
@@ -50,13 +50,13 @@ class Answer:
         }
 
     def choice(self, index: int, delta: Delta, *, chunk: bool, offset: int = 0) -> dict[str, Any]:
-        """One choice: the whole of it, or what a delta adds.
+        """One choice as a whole, or the part of it that a delta adds.
 
         Args:
-            index: Which choice.
-            delta: Text, tokens and the reason.
-            chunk: Whether it is part of a stream.
-            offset: Characters of the choice that came before.
+            index: Index of the choice.
+            delta: Text, tokens and finish reason.
+            chunk: Whether it is a part of a stream.
+            offset: Number of characters in the parts before it.
         """
         choice: dict[str, Any] = {"index": index}
         if not self.chat:
@@ -97,7 +97,7 @@ class Answer:
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Several deltas of a request as one."""
+    """One delta from several of the same request."""
     return Delta(
         tuple(token for delta in deltas for token in delta.token_ids),
         "".join(delta.text for delta in deltas),

@@ -1,7 +1,7 @@
-"""The server as a whole: sockets, the API, the dashboard, and how it ends.
+"""The server: sockets, the API, the dashboard, and an orderly end.
 
 It is a Tornado server, because the dashboard is one: Bokeh's pages and their websocket are Tornado handlers and
-cannot be mounted in an ASGI application. One event loop and one port serve both, with nothing installed besides.
+cannot be mounted in an ASGI application. One event loop and one port serve both, without another package.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from panel.io.application import build_applications
 from panel.io.server import get_server  # noqa: F401  (importing it puts Panel's handlers in place of Bokeh's)
-from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 from tornado.web import Application
 
+from workbench.field_checks import printable
 from workbench.serve import handlers
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
 from workbench.serve.guard import COOKIE, DASHBOARD, Guard
+from workbench.serve.listener import Listener
+from workbench.serve.log_limit import limit_repeats
 from workbench.serve.settings import ServeSettings
+from workbench.serve.trace_stream import TraceStream
 from workbench.viz.app import make_app
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
-BODY_SECONDS = 60
-"""Time that the body of a request may take to come."""
-
 
 class Server:
-    """An engine behind HTTP. Make it on a running event loop; ``await run()`` serves until ``stop()``.
+    """An engine behind HTTP; created on a running event loop. ``await run()`` serves until ``stop()``.
 
     Args:
-        engine: The engine; it stays open when the server ends.
+        engine: The engine, which stays open when the server ends.
         settings: Address, access and limits.
 
     Attributes:
         port: The port it listens on.
+        listener: Its connections.
+        dashboard: Bokeh's application.
 
     Raises:
         OSError: The port is in use.
@@ -55,29 +57,25 @@ class Server:
         self.bridge = EngineBridge(engine, settings, asyncio.get_running_loop())
         sockets = bind_sockets(settings.port, settings.host)
         self.port: int = sockets[0].getsockname()[1]
-        dashboard = BokehTornado(
-            # The trace and not the engine: who watches a server cannot pause it or end the requests of others.
+        self.dashboard = BokehTornado(
+            # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
             build_applications({DASHBOARD: make_app(lambda: engine.trace)}, title="Workbench"),
             use_index=False,
             redirect_root=False,
-            # The guard has compared Origin with Host before Bokeh sees a websocket.
+            # The guard compares Origin with Host before Bokeh sees a websocket.
             extra_websocket_origins=["*"],
-            # What a session's token may carry ends up in the page.
+            # Headers and cookies that are not excluded end up in the page, in the token of its session.
             exclude_headers=["Authorization", "Cookie"],
             exclude_cookies=[COOKIE],
         )
-        guard = Guard(settings, make_api(self.bridge), dashboard)
-        self._http = HTTPServer(
-            # The guard answers a body that is too large; Tornado would only hang up.
-            guard, max_body_size=1 << 40, body_timeout=BODY_SECONDS,
-            max_header_size=32768, idle_connection_timeout=300,
-        )  # fmt: skip
-        self._http.add_sockets(sockets)
-        self._bokeh = BaseServer(IOLoop.current(), dashboard, self._http)
+        guard = Guard(settings, make_api(self.bridge), self.dashboard)
+        self.listener = Listener(guard, settings)
+        self.listener.add_sockets(sockets)
+        self._bokeh = BaseServer(IOLoop.current(), self.dashboard, self.listener)
         self._bokeh.start()
 
     def stop(self) -> None:
-        """End the server, after the open requests have ended or their time is up; on the event loop."""
+        """End the server when the open requests have ended or their time is up; called on the event loop."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -86,15 +84,15 @@ class Server:
         try:
             await self._stop.wait()
             await self.bridge.drain()
-            await asyncio.sleep(0.1)  # the last events are on their way to the clients
+            await asyncio.sleep(0.1)  # for the last events to reach the clients
         finally:
             watching.cancel()
-            self._http.stop()
+            self.listener.stop()
             self._bokeh.stop()
 
 
 def make_api(bridge: EngineBridge) -> Application:
-    """Every endpoint but the dashboard."""
+    """All endpoints but the dashboard."""
     routes: list[tuple[str, Any]] = [
         ("/", handlers.Root),
         ("/v1/models", handlers.Models),
@@ -106,7 +104,7 @@ def make_api(bridge: EngineBridge) -> Application:
         ("/health", handlers.Health),
         ("/metrics", handlers.Metrics),
         ("/openapi.json", handlers.OpenApi),
-        ("/trace/stream", handlers.TraceStream),
+        ("/trace/stream", TraceStream),
     ]
     shared = {"bridge": bridge}
     return Application(
@@ -126,17 +124,22 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
         _share_the_interpreter()
-        print(f"serving {engine.name} on http://{settings.host}:{server.port} (dashboard: {DASHBOARD})", flush=True)
+        limit_repeats()
+        scheme = "http" if settings.tls_cert is None else "https"
+        print(
+            f"serving {printable(engine.name)} on {scheme}://{settings.host}:{server.port} (dashboard: {DASHBOARD})",
+            flush=True,
+        )
         await server.run()
 
     asyncio.run(main())
 
 
 def _share_the_interpreter() -> None:
-    """Keep the event loop from waiting for the engine's thread where both need Python's one lock."""
-    # A thread that wants the lock gets it after this long; 5 ms, Python's own, once for each of a request's system
-    # calls would be noticed.
+    """Shorten the time for which the event loop waits for Python's lock, which it shares with the engine's thread."""
+    # A thread that wants the lock gets it after this time. Python's 5 ms, for each system call of a request, would add
+    # up.
     sys.setswitchinterval(0.001)
-    # Nothing that was made up to now will be garbage; looking through all of it takes more than 100 ms each time.
+    # No object made so far will become garbage, and each collection of all of them takes more than 100 ms.
     gc.collect()
     gc.freeze()

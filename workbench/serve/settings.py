@@ -1,11 +1,12 @@
-"""What the operator of a server chooses."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from dataclasses import dataclass
 
-from workbench.engine.field_checks import integer, number
+from workbench.field_checks import integer, number
 
 LOOPBACK_NAMES = ("localhost",)
 
@@ -15,15 +16,22 @@ class ServeSettings:
     """Address, access and limits of a server.
 
     Attributes:
-        host: Address to listen on. Anything but this machine's own needs ``api_key`` or ``insecure``.
+        host: Address to listen on. One that other machines can reach needs ``api_key`` or ``insecure``.
         port: Port to listen on; 0 takes a free one.
-        api_key: What clients must present; None asks for nothing.
-        insecure: Listen on an address that others can reach without an API key.
-        allowed_hosts: Names, besides this machine's addresses and "localhost", by which clients may call the server.
-        max_queue: Requests that may wait beyond the ``max_num_seqs`` that run; one more gets status 429.
-        max_body_bytes: Size of a request's body at most.
-        prepare_seconds: Time a chat template and the tokenizer may take for one request.
-        drain_seconds: Time that open requests have to end after SIGTERM.
+        api_key: Key that clients must send; None for no key.
+        insecure: Allow an address that other machines can reach without an API key.
+        allowed_hosts: Names by which clients may call the server, besides IP addresses and "localhost".
+        max_queue: Maximum number of waiting requests, besides the ``max_num_seqs`` that run; one more gets status 429.
+        max_body_bytes: Maximum size of a request's body.
+        max_connections: Maximum number of open connections; one more is answered with status 503.
+        max_connections_per_client: The same for the connections of one address.
+        trusted_proxies: Addresses of reverse proxies: they have no limit per client, and the protocol of
+            their clients is taken from ``X-Forwarded-Proto``.
+        tls_cert: File with the certificate and its chain (PEM), for https; None for http.
+        tls_key: File with its private key; None if ``tls_cert`` holds it.
+        header_seconds: Time limit for the arrival of a request's headers.
+        prepare_seconds: Time limit of the chat template and the tokenizer for one request.
+        drain_seconds: Time that open requests have to finish after SIGTERM.
 
     Raises:
         ValueError: A value is outside its range, or the server would be open to everyone.
@@ -36,6 +44,12 @@ class ServeSettings:
     allowed_hosts: tuple[str, ...] = ()
     max_queue: int = 256
     max_body_bytes: int = 1 << 20
+    max_connections: int = 1024
+    max_connections_per_client: int = 512
+    trusted_proxies: tuple[str, ...] = ()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    header_seconds: float = 10.0
     prepare_seconds: float = 10.0
     drain_seconds: float = 30.0
 
@@ -43,19 +57,44 @@ class ServeSettings:
         integer("port", self.port, 0, 65535)
         integer("max_queue", self.max_queue, 0, 1 << 20)
         integer("max_body_bytes", self.max_body_bytes, 1024, 1 << 30)
+        integer("max_connections", self.max_connections, 1, 1 << 20)
+        integer("max_connections_per_client", self.max_connections_per_client, 1, 1 << 20)
+        number("header_seconds", self.header_seconds, 0.1, 3600.0)
         number("prepare_seconds", self.prepare_seconds, 0.1, 3600.0)
         number("drain_seconds", self.drain_seconds, 0.0, 3600.0)
+        for proxy in self.trusted_proxies:
+            if not is_address(proxy):
+                raise ValueError(f"trusted_proxies must hold IP addresses, got {proxy!r}")
         if self.api_key is not None and (len(self.api_key) < 8 or not self.api_key.isascii()):
             raise ValueError("api_key must have at least 8 characters, all of them ASCII")
         if not self.is_local and self.api_key is None and not self.insecure:
             raise ValueError(
                 f"host={self.host!r} can be reached from other machines: give --api-key KEY, "
-                "or --insecure to serve everyone who can reach it"
+                "or --insecure to serve everyone without a key"
             )
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The certificate to serve https with, or None.
+
+        Raises:
+            ValueError: The certificate or its key cannot be read, or they do not belong together.
+        """
+        if self.tls_cert is None:
+            if self.tls_key is not None:
+                raise ValueError("--tls-key needs --tls-cert, the certificate that the key belongs to")
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            # A key with a passphrase is refused; OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(self.tls_cert, self.tls_key, password=lambda: "")
+        except (OSError, ValueError) as problem:
+            raise ValueError(f"--tls-cert {self.tls_cert}, --tls-key {self.tls_key}: {problem}") from None
+        return context
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can connect."""
+        """Whether only this machine can connect."""
         return self.host in LOOPBACK_NAMES or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
 
 

@@ -1,4 +1,4 @@
-"""The shapes of answers: OpenAI's objects, with vLLM's additions. Answers are dicts; these say what is in them."""
+"""Types of answers: OpenAI's objects, with vLLM's additions. Answers are dicts; these describe their items."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FinishReason = Literal["stop", "length"]
 
 
 class PromptTokensDetails(TypedDict):
-    """Where the prompt's KV came from."""
+    """Source of the prompt's KV."""
 
     cached_tokens: int
 
 
 class Usage(TypedDict):
-    """Tokens read and written."""
+    """Numbers of tokens in the prompt and in the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -23,7 +23,7 @@ class Usage(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of a completion's tokens, and of the most likely tokens in their places."""
+    """Log-probabilities of a completion's tokens, and of the most likely tokens at the same positions."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -32,7 +32,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One answer to a prompt, or in a stream what is new of it."""
+    """One answer to a prompt, or its next part in a stream."""
 
     index: int
     text: str
@@ -61,7 +61,7 @@ class TokenLogprob(TypedDict):
 
 
 class SampledTokenLogprob(TokenLogprob):
-    """A sampled token, and the most likely tokens in its place."""
+    """A sampled token, and the most likely tokens at the same position."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -73,7 +73,7 @@ class ChatLogprobs(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -101,14 +101,14 @@ class ChatCompletion(TypedDict):
 
 
 class MessageDelta(TypedDict):
-    """What is new of a message; the role comes first and once."""
+    """Next part of a message; only the first part has the role."""
 
     role: NotRequired[Literal["assistant"]]
     content: str
 
 
 class ChatChunkChoice(TypedDict):
-    """What is new of one answer."""
+    """Next part of one answer."""
 
     index: int
     delta: MessageDelta
@@ -118,7 +118,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatCompletionChunk(TypedDict):
-    """Each event of the stream of /v1/chat/completions."""
+    """One event of the stream of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -129,7 +129,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class Model(TypedDict):
-    """The model that is served."""
+    """The served model."""
 
     id: str
     object: Literal["model"]
@@ -160,7 +160,7 @@ class Health(TypedDict):
 
 
 class ErrorDetails(TypedDict):
-    """What was wrong and what to do; the field of the request that was wrong, where it is one."""
+    """The problem and its solution; ``param`` is the field of the request that is wrong, if it is one field."""
 
     message: str
     type: str
@@ -169,6 +169,6 @@ class ErrorDetails(TypedDict):
 
 
 class Error(TypedDict):
-    """Answer of every address to what it refuses."""
+    """Answer of every address to a request that it rejects."""
 
     error: ErrorDetails

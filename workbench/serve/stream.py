@@ -1,4 +1,4 @@
-"""One request as the server sees it: what each step adds to it."""
+"""One request as the server sees it, and what each step adds to it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.engine.config import SamplingParams
+from workbench.config import SamplingParams
 
 if TYPE_CHECKING:
-    from workbench.engine.outputs import RequestOutput
+    from workbench.engine.output_processor import RequestOutput
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to a request.
+    """Tokens and text that one step added to a request.
 
     Attributes:
         token_ids: Sampled tokens.
-        text: Their text, without what might be the beginning of a stop string.
-        logprobs: One {token_id: log-probability} per token, when asked for.
-        finish_reason: Set in the last one: "length", "stop", "error" or "abort".
+        text: Their text, up to a possible beginning of a stop string.
+        logprobs: One {token_id: log-probability} per token, if the request asks for them.
+        finish_reason: "length", "stop", "error" or "abort" in a request's last delta, else None.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -31,11 +31,11 @@ class Delta:
 
 
 class Stream:
-    """One request as the server sees it. ``async for delta in stream`` ends with the request.
+    """One request as the server sees it; ``async for delta in stream`` ends with the request.
 
     Args:
         request_id: The engine's request id.
-        sampling: How it is sampled.
+        sampling: Sampling of the request.
     """
 
     def __init__(self, request_id: str, sampling: SamplingParams) -> None:
@@ -45,7 +45,7 @@ class Stream:
         self.num_cached_tokens = 0
         self.deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self.ended = False
-        # Only the engine's thread uses what follows.
+        # Only the engine's thread uses the following attributes.
         self._held_back = max((len(stop) for stop in sampling.stop), default=1) - 1
         self._text = ""
         self._sent = 0
@@ -62,15 +62,15 @@ class Stream:
         return delta
 
     def advance(
-        self, token_id: int | None, text: str, output: Callable[[], RequestOutput], reason: str | None
+        self, token_ids: tuple[int, ...], text: str, output: Callable[[], RequestOutput], reason: str | None
     ) -> Delta:
-        """What a step added; called on the engine's thread.
+        """The delta of a step; called on the engine's thread.
 
         Args:
-            token_id: The token it sampled, if any.
-            text: The text that the token added.
-            output: Gives the request's output so far; not free of cost.
-            reason: Why the request ended with this step, None while it goes on.
+            token_ids: Sampled tokens: none, one, or with speculative decoding more.
+            text: Text that they added.
+            output: Gives the request's output so far; called only if needed, because it takes time.
+            reason: Finish reason of a request that ended with this step, else None.
         """
         self._text += text
         logprobs: tuple[dict[int, float], ...] = ()
@@ -79,9 +79,9 @@ class Stream:
             logprobs = current.logprobs[self._num_logprobs :]
             self._num_logprobs = len(current.logprobs)
         if reason is not None and current is not None:
-            # The end of the text is the engine's: without a stop string, with what an incomplete character left.
+            # The engine's text ends before a stop string, and with the bytes of an incomplete character.
             self._text = current.text
         upto = len(self._text) - (0 if reason is not None else self._held_back)
         upto = max(self._sent, upto)
         new, self._sent = self._text[self._sent : upto], upto
-        return Delta(() if token_id is None else (token_id,), new, logprobs, reason)
+        return Delta(token_ids, new, logprobs, reason)

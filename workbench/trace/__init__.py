@@ -1,20 +1,12 @@
 """The record of a step, the trace that holds them, and what can be computed from a trace alone."""
 
-from workbench.trace.checks import TraceError
 from workbench.trace.compare import Comparison, compare
+from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
 from workbench.trace.follower import TraceFollower
-from workbench.trace.records import (
-    SCHEMA_VERSION,
-    Chunk,
-    Event,
-    KernelLaunch,
-    Keyframe,
-    RequestInfo,
-    StepRecord,
-    TraceMeta,
-    WorkItem,
-)
+from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceMeta
+from workbench.trace.narrate import narrate
+from workbench.trace.records import Chunk, Event, KernelLaunch, StepRecord, WorkItem
 from workbench.trace.trace import Trace
 
 __all__ = [
@@ -26,6 +18,7 @@ __all__ = [
     "Keyframe",
     "RequestInfo",
     "StepRecord",
+    "Supplement",
     "Trace",
     "TraceError",
     "TraceFollower",
@@ -33,4 +26,5 @@ __all__ = [
     "TraceWriter",
     "WorkItem",
     "compare",
+    "narrate",
 ]

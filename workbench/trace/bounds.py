@@ -1,6 +1,6 @@
-"""How large anything in a trace may be, as types that msgspec's decoder checks when a file is read.
+"""Bounds of the numbers in a trace, as types that msgspec's decoder checks when a file is read.
 
-The checks run in C, and only then: building a record in Python checks nothing.
+The checks run in C, and only when a line is decoded: building a record in Python checks nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+DraftId = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Window = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -1,4 +1,4 @@
-"""Breakpoints: conditions on the record of a step, after which a running engine is to stop."""
+"""Breakpoints: conditions on the record of a step that stop a running engine after that step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _FORMS = """\
     preemption                       a request lost its blocks
     free_blocks < 8                  free KV blocks fall below 8
     num_kv_computed[r3] >= 1024      request r3 reaches 1024 tokens in the KV cache
-    block 17                         block 17 is put into a block table
-    finish, finish r3                a request, or r3, ended"""
+    block 17                         block 17 is added to a block table
+    finish, finish r3                a request, or r3, ends"""
 
 
 @dataclass
 class Breakpoint:
-    """A condition that is looked at after every step.
+    """A condition that is checked after every step.
 
     Attributes:
-        number: Its number, for removing it.
-        label: What it waits for, in words.
+        number: Its number, for ``Breakpoints.remove``.
+        label: Description of the condition.
         condition: Called with the record of each step.
-        every_time: Stop in every step in which it is true, not only when it becomes true.
-        hits: How often it has stopped the engine.
+        every_time: Stop after every step for which the condition is true, not only when it becomes true.
+        hits: Number of times that it has stopped the engine.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Breakpoint:
     _was_true: bool = field(default=False, repr=False)
 
     def check(self, record: StepRecord) -> bool:
-        """Whether this step is one to stop after."""
+        """Whether to stop after this step."""
         is_true = bool(self.condition(record))
         hit = is_true and (self.every_time or not self._was_true)
         self._was_true = is_true
@@ -62,7 +62,7 @@ class Breakpoints:
     def __init__(self) -> None:
         self._breakpoints: list[Breakpoint] = []
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # added to by views and cells, looked at by the engine's thread
+        self._lock = threading.Lock()  # views and cells add breakpoints, the engine's thread checks them
         self.stopped_by: tuple[int, str] | None = None
 
     def __iter__(self) -> Iterator[Breakpoint]:
@@ -76,10 +76,10 @@ class Breakpoints:
 
         Args:
             condition: "preemption", "free_blocks < 8", "num_kv_computed[r3] >= 1024", "block 17", "finish",
-                "finish r3", or a function that takes a StepRecord. It is called on the engine's thread and must be
-                quick; one that raises is removed.
-            label: What it waits for, in words.
-            every_time: False to stop only when the condition becomes true. (What "free_blocks" does.)
+                "finish r3", or a function that takes a StepRecord. The function is called on the engine's thread and
+                must be quick; one that raises is removed.
+            label: Description of the condition.
+            every_time: False to stop only when the condition becomes true, as "free_blocks" does.
 
         Raises:
             ValueError: The condition is not understood.
@@ -135,12 +135,12 @@ class Breakpoints:
         )
 
     def on_block(self, block: int) -> Breakpoint:
-        """Stop when a physical block is put into a block table."""
+        """Stop when a physical block is added to a block table."""
         block = _at_least("block", block, 1)
         return self.add(lambda record: any(block in c.new_block_ids for c in record.chunks), f"block {block} is taken")
 
     def on_finish(self, request_id: str | None = None) -> Breakpoint:
-        """Stop when a request ends, whichever it is when none is named."""
+        """Stop when a request ends, or when any request ends if none is named."""
         if request_id is None:
             return self.add(lambda record: record.finished, "a request ends")
         return self.add(lambda record: request_id in record.finished, f"{request_id} ends")
@@ -149,7 +149,7 @@ class Breakpoints:
         """Remove a breakpoint.
 
         Raises:
-            ValueError: There is none with this number.
+            ValueError: There is no breakpoint with this number.
         """
         with self._lock:
             kept = [item for item in self._breakpoints if item.number != number]

@@ -1,33 +1,33 @@
-"""What a trace must satisfy, checked while block tables are rebuilt from a file.
+"""Checks of a trace's consistency, made while its block tables are rebuilt from a file.
 
-A trace file may come from anywhere, so nothing in it is believed before it was seen to fit: views index block
-tables and allocate arrays by these numbers without looking again.
+A trace file may come from anywhere, so every number in it is checked when it is read: views index block tables and
+allocate arrays by these numbers without another check.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
-from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
+from workbench.trace.errors import TraceError
+from workbench.trace.kv_groups import KVCacheGroup, read_groups
+from workbench.trace.lines import Keyframe, RequestInfo, TraceMeta
+from workbench.trace.records import Chunk, KernelLaunch, Layout, StepRecord
 
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens per KV block where a trace's configuration does not say: vLLM's default."""
+"""Tokens per KV block if a trace's configuration does not say: vLLM's default."""
 
 
-class TraceError(ValueError):
-    """A trace that cannot be read or used, with the reason."""
-
-
-def config_number(config: dict[str, Any], name: str, high: int, default: int | None) -> int | None:
-    """A positive integer of a trace's configuration.
+def config_number(config: Mapping[str, Any], name: str, high: int) -> int | None:
+    """A positive integer of a trace's configuration, None if the configuration does not contain it.
 
     Raises:
         TraceError: It is something else.
     """
     value = config.get(name)
     if value is None:
-        return default
+        return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
         raise TraceError(f"config {name} must be an integer from 1 to {high}, the trace has {_short(value)}")
     return value
@@ -35,12 +35,33 @@ def config_number(config: dict[str, Any], name: str, high: int, default: int | N
 
 def block_size_of(meta: TraceMeta) -> int:
     """Tokens per KV block of the engine that was traced."""
-    return config_number(meta.config, "block_size", MAX_TOKENS, DEFAULT_BLOCK_SIZE)
+    return config_number(meta.config, "block_size", MAX_TOKENS) or DEFAULT_BLOCK_SIZE
 
 
 def num_blocks_of(meta: TraceMeta) -> int | None:
-    """KV blocks of the engine that was traced, block 0 included; None where the configuration does not say."""
-    return config_number(meta.config, "num_blocks", MAX_BLOCKS, None)
+    """KV blocks of the engine that was traced, block 0 included; None if the configuration does not say."""
+    return config_number(meta.config, "num_blocks", MAX_BLOCKS)
+
+
+def groups_of(meta: TraceMeta) -> tuple[KVCacheGroup, ...]:
+    """The KV cache groups of the engine that was traced.
+
+    Raises:
+        TraceError: The configuration's groups are not sensible.
+    """
+    block_size_of(meta)
+    try:
+        return read_groups(meta.config)
+    except (ValueError, TypeError) as problem:
+        raise TraceError(f"config {problem}") from None
+
+
+def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
+    """The group whose slots records show: the first one of attention."""
+    for index, group in enumerate(groups):
+        if group.is_attention:
+            return Layout(index, group.block_size)
+    return Layout(None, block_size)
 
 
 def _short(value: Any, limit: int = 80) -> str:
@@ -48,25 +69,31 @@ def _short(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
-class BlockTableReplay:
-    """Follows the records of a file in order: checks each one and gives it its full block tables.
+class TraceChecker:
+    """Checks the lines of a file in order, and gives each record its full block tables.
 
     A request's table is one append-only list from its admission to its end or preemption; the records share it.
+    ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
+    loading must not wait for a pool, nor allocate one of the size that a file claims.
     """
 
     def __init__(self, meta: TraceMeta) -> None:
         self.block_size = block_size_of(meta)
+        self.groups = groups_of(meta)
+        self.layout = layout_of(self.groups, self.block_size)
         self.num_blocks = num_blocks_of(meta) or MAX_BLOCKS
         self._requests: set[str] = set()
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, list[list[int]]] = {}
         self._computed: dict[str, int] = {}
         self._next_step: int | None = None
+        first = self.groups[0]
+        self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
 
     def add_request(self, info: RequestInfo) -> None:
         """Check a request line.
 
         Raises:
-            TraceError: The request came before, or its prompt is not as long as it says.
+            TraceError: The request arrived before, or its prompt is not as long as the line says.
         """
         if info.request_id in self._requests:
             raise TraceError(f"request {_short(info.request_id)} arrives twice")
@@ -78,7 +105,7 @@ class BlockTableReplay:
         self._requests.add(info.request_id)
 
     def start_from(self, keyframe: Keyframe) -> None:
-        """Take over the block tables of a run that began before the trace.
+        """Adopt the block tables of a run that began before the trace.
 
         Raises:
             TraceError: The keyframe is not the beginning, or contradicts itself.
@@ -94,16 +121,19 @@ class BlockTableReplay:
             if request_id not in self._requests:
                 raise TraceError(f"request {_short(request_id)} holds blocks but has no request line before it")
             computed = keyframe.num_kv_computed.get(request_id, 0)
-            if computed > len(table) * self.block_size:
+            if self.groups[0].is_attention and computed > len(table) * self.groups[0].block_size:
                 raise TraceError(
                     f"request {_short(request_id)} has {computed} tokens computed, its {len(table)} blocks "
-                    f"hold {len(table) * self.block_size}"
+                    f"hold {len(table) * self.groups[0].block_size}"
                 )
-            self._tables[request_id] = list(table)
+            others = keyframe.other_tables.get(request_id, ())
+            for other in others:
+                self._check_block_ids(f"block table of {_short(request_id)}", other)
+            self._tables[request_id] = [list(table), *map(list, others)]
             self._computed[request_id] = computed
         self._next_step = keyframe.step
 
-    def follow(self, record: StepRecord) -> None:
+    def check(self, record: StepRecord) -> None:
         """Check the next record and attach its block tables.
 
         Raises:
@@ -122,29 +152,39 @@ class BlockTableReplay:
         for request_id in (*record.admitted, *record.resumed):
             if request_id in tables:
                 raise TraceError(f"request {_short(request_id)} is admitted in step {record.step} but runs already")
-            tables[request_id] = []
+            tables[request_id] = [[] for _ in self.groups]
             computed.pop(request_id, None)
         scheduled = []
         num_tokens = 0
         for chunk in record.chunks:
             request_id = chunk.request_id
-            table = tables.get(request_id)
-            if table is None:
+            held = tables.get(request_id)
+            if held is None:
                 raise TraceError(f"request {_short(request_id)} is scheduled in step {record.step} but not admitted")
+            if chunk.removed:
+                self._remove(held, 0, chunk.removed)
+            table = held[0]
             if chunk.new_block_ids:
                 self._check_block_ids("new_block_ids", chunk.new_block_ids)
                 table.extend(chunk.new_block_ids)
+            if len(held) > 1:
+                self._change_others(record.step, chunk, held)
             end = chunk.start + chunk.num_tokens
             if chunk.start > computed.get(request_id, MAX_TOKENS):
                 raise TraceError(
                     f"request {_short(request_id)} in step {record.step} starts at {chunk.start}, "
                     f"computed so far are {computed[request_id]} tokens"
                 )
-            if end > len(table) * self.block_size or chunk.num_cached_tokens > chunk.start:
+            if end > len(table) * self._tokens_per_place or chunk.num_cached_tokens > chunk.start:
                 raise TraceError(self._misfit(record.step, chunk, len(table)))
+            if chunk.ahead > chunk.start or len(chunk.drafts) >= chunk.num_tokens:
+                raise TraceError(
+                    f"request {_short(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
+                    f"{chunk.num_tokens} tokens, and starts at {chunk.start}, {chunk.ahead} ahead"
+                )
             computed[request_id] = end
             num_tokens += chunk.num_tokens
-            scheduled.append(table)
+            scheduled.append(held)
         if record.chunks:
             if len({chunk.request_id for chunk in record.chunks}) != len(record.chunks):
                 raise TraceError(f"step {record.step} schedules a request twice")
@@ -153,12 +193,38 @@ class BlockTableReplay:
                     f"step {record.step} schedules {num_tokens} tokens, its token_budget is {record.token_budget}"
                 )
             if record.kernel is not None:
-                self._check_work_items(record, num_tokens)
+                self._check_work_items(record, record.kernel, num_tokens)
         if max(record.free_blocks, record.free_blocks_end) >= self.num_blocks:
             raise TraceError(f"step {record.step} has more free blocks than the pool's {self.num_blocks - 1}")
-        record.attach_block_tables(self.block_size, scheduled)
+        if len(self.groups) == 1 and self.groups[0].kind == "full_attention":
+            record.attach_block_tables(self.layout, [held[0] for held in scheduled])
+        else:
+            record.attach_tables_of_groups(self.layout, [[(table, len(table)) for table in held] for held in scheduled])
         for request_id in record.finished:
             tables.pop(request_id, None)
+
+    def _change_others(self, step: int, chunk: Chunk, held: list[list[int]]) -> None:
+        """Apply a chunk's changes to the block tables of the groups after the first."""
+        if len(chunk.other_groups) != len(held) - 1:
+            raise TraceError(
+                f"request {_short(chunk.request_id)} in step {step} changes {len(chunk.other_groups)} block tables "
+                f"beside the first, the configuration has {len(held) - 1}"
+            )
+        for group, change in enumerate(chunk.other_groups, 1):
+            self._remove(held, group, change.removed)
+            self._check_block_ids("new_block_ids", change.new_block_ids)
+            held[group].extend(change.new_block_ids)
+
+    @staticmethod
+    def _remove(held: list[list[int]], group: int, places: Sequence[int]) -> None:
+        """Set places of a table to 0, in a copy: records refer to the table as it was."""
+        if not places:
+            return
+        table = held[group] = held[group].copy()
+        if max(places) >= len(table):
+            raise TraceError(f"place {max(places)} of a block table is removed, which has {len(table)}")
+        for place in places:
+            table[place] = 0
 
     def _check_names(self, record: StepRecord) -> None:
         known = self._requests
@@ -172,19 +238,19 @@ class BlockTableReplay:
         if ids and max(ids) >= self.num_blocks:
             raise TraceError(f"{field} holds block {max(ids)}, the pool has blocks 0 to {self.num_blocks - 1}")
 
-    def _misfit(self, step: int, chunk: Any, num_blocks: int) -> str:
+    def _misfit(self, step: int, chunk: Chunk, num_blocks: int) -> str:
         who = f"request {_short(chunk.request_id)} in step {step}"
         if chunk.num_cached_tokens > chunk.start:
             return f"{who} has {chunk.num_cached_tokens} cached tokens but starts at {chunk.start}"
         return (
             f"{who} computes tokens [{chunk.start}, {chunk.end}), its {num_blocks} blocks hold "
-            f"{num_blocks * self.block_size}"
+            f"{num_blocks * self._tokens_per_place}"
         )
 
     @staticmethod
-    def _check_work_items(record: StepRecord, num_tokens: int) -> None:
-        ends = [chunk.start + chunk.num_tokens for chunk in record.chunks]
-        for item in record.kernel.work_items:
+    def _check_work_items(record: StepRecord, kernel: KernelLaunch, num_tokens: int) -> None:
+        ends = [chunk.num_kv for chunk in record.chunks]
+        for item in kernel.work_items:
             if (
                 item.seq >= len(ends)
                 or item.q_start + item.num_rows > num_tokens

@@ -1,14 +1,14 @@
-"""Two traces of the same requests, aligned by request: where they part, and what each request gains or loses."""
+"""Compare two traces of the same requests: the first divergence, and the change in latency and waste per request."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.trace.checks import TraceError
 from workbench.trace.divergence import (
     Divergence,
     TokenDifference,
@@ -18,29 +18,32 @@ from workbench.trace.divergence import (
     output_token_ids,
     token_difference,
 )
-from workbench.trace.metrics import RequestMetrics
-from workbench.trace.metrics_table import number
+from workbench.trace.errors import TraceError
+from workbench.trace.matching import Matching, match_requests
+from workbench.trace.metrics import RequestMetrics, number
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 MAX_ROWS = 20
-"""Requests that a repr lists."""
+"""Maximum number of requests in a repr."""
 
 MAX_FIELDS = 3
-"""Fields that one configuration alone has, named up to this many and counted beyond."""
+"""Maximum number of fields that are listed by name when only one configuration has them; more are counted."""
 
 
 @dataclass(frozen=True)
 class RequestComparison:
-    """One request in both traces. Deltas are b minus a: negative is better for b. None where one has no value.
+    """One request in both traces.
+
+    Deltas are b minus a, so a negative delta is an improvement in b; None if one of the values is missing.
 
     Attributes:
         request_id: The request.
         a: Its metrics in the first trace.
         b: Its metrics in the second trace.
-        divergence: Where it was first scheduled differently; None when it never was.
-        token_difference: Where its output first differs; None when it does not, as far as both have got.
+        divergence: The first step that scheduled it differently; None if there is no such step.
+        token_difference: The first output token that differs; None if the outputs agree up to the shorter one.
         ttft_a: Time to first token in the first trace, in the comparison's unit.
         ttft_b: The same in the second trace.
         itl_a: Mean inter-token latency in the first trace.
@@ -75,18 +78,17 @@ class RequestComparison:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What ``compare`` found.
+    """The result of ``compare``.
 
     Attributes:
         a: The first trace.
         b: The second trace.
-        unit: Unit of latencies: "s", or "steps" where one of the traces has no clock.
-        requests: Every request, the largest change of TTFT first, then of ITL, then of waste.
-        first_divergence: The earliest step in which the schedules differ; None when they never do.
-        same_tokens: Whether all outputs agree as far as both traces have got; None when
-            one of them holds no tokens.
-        first_token_difference: The differing token of the earliest request in order of arrival.
-        notes: What else is worth knowing, in words.
+        unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
+        requests: Every request, sorted by the change of TTFT, then of ITL, then of waste, largest first.
+        first_divergence: The first step in which the schedules differ; None if they are equal.
+        same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens.
+        first_token_difference: The token difference of the first such request in order of arrival.
+        notes: Other differences that help to read the comparison, as text.
     """
 
     a: Trace
@@ -100,7 +102,7 @@ class Comparison:
 
     @property
     def badge(self) -> str:
-        """One line on whether both produced the same tokens."""
+        """One line that says whether both traces produced the same tokens."""
         if self.same_tokens is None:
             return "no tokens to compare"
         if self.first_token_difference is None:
@@ -113,13 +115,13 @@ class Comparison:
         )
 
     def sorted_by(self, value: str) -> list[RequestComparison]:
-        """Requests by the size of a change, largest first.
+        """The requests, sorted by the size of a change, largest first.
 
         Args:
             value: "ttft", "itl" or "waste".
 
         Raises:
-            ValueError: Another value.
+            ValueError: ``value`` is something else.
         """
         if value not in ("ttft", "itl", "waste"):
             raise ValueError(f'value must be "ttft", "itl" or "waste", got {value!r}')
@@ -132,8 +134,22 @@ class Comparison:
             f"b: {self.b.meta.source}, {len(self.b)} steps",
             self.badge,
             f"first divergence: {parted}",
+            *self._changes(),
             *self.notes,
         ]
+
+    def _changes(self) -> list[str]:
+        """The mean of each latency in both runs, and how many requests gain and pay."""
+        lines = []
+        for title, a, b in (("TTFT", "ttft_a", "ttft_b"), ("ITL", "itl_a", "itl_b")):
+            values = [(getattr(request, a), getattr(request, b)) for request in self.requests]
+            both = [(before, after) for before, after in values if before is not None and after is not None]
+            if not both:
+                continue
+            old, new = (float(np.mean(column)) for column in zip(*both))
+            gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
+            lines.append(f"mean {title}: {number(old)} -> {number(new)} {self.unit}; {gain} requests gain, {pay} pay")
+        return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         title = ["request"]
@@ -174,7 +190,7 @@ class Comparison:
 
     def _more(self) -> list[str]:
         hidden = len(self.requests) - MAX_ROWS
-        return [f"... and {hidden} requests whose times changed less"] if hidden > 0 else []
+        return [f"... and {hidden} requests with smaller changes"] if hidden > 0 else []
 
 
 def compare(a: Trace, b: Trace) -> Comparison:
@@ -182,13 +198,16 @@ def compare(a: Trace, b: Trace) -> Comparison:
 
     Args:
         a: The trace to compare with.
-        b: The trace that is compared; deltas are b minus a.
+        b: The trace to compare; deltas are b minus a.
 
     Returns:
         The comparison; its repr is a table.
 
+    Requests are matched by id; ids of vLLM, which differ between runs, without their random end; others by arrival and
+    length.
+
     Raises:
-        TraceError: The workloads differ: other requests, or other prompts.
+        TraceError: The traces hold different requests or different prompts.
 
     Example:
         >>> from workbench import simulate
@@ -199,23 +218,24 @@ def compare(a: Trace, b: Trace) -> Comparison:
         >>> result.requests[0].ttft_delta
         1.0
     """
-    _check_same_workload(a, b)
+    matching = match_requests(a, b)
+    _check_same_workload(a, b, matching.pairs)
     metrics_a, metrics_b = a.metrics(), b.metrics()
     unit = "s" if metrics_a.summary.unit == metrics_b.summary.unit == "s" else "steps"
     before = common_steps(a, b)
     chunks_a, chunks_b = chunks_by_request(a, before), chunks_by_request(b, before)
     tokens_a, tokens_b = output_token_ids(a), output_token_ids(b)
     requests = []
-    for request_id in a.requests:
-        of_a, of_b = metrics_a.requests[request_id], metrics_b.requests[request_id]
+    for request_id, id_in_b in matching.pairs:
+        of_a, of_b = metrics_a.requests[request_id], metrics_b.requests[id_in_b]
         ended = all(metrics.finish_reason not in ("", "abort") for metrics in (of_a, of_b))
         requests.append(
             RequestComparison(
                 request_id,
                 of_a,
                 of_b,
-                divergence(request_id, a, b, chunks_a[request_id], chunks_b[request_id]),
-                token_difference(request_id, tokens_a[request_id], tokens_b[request_id], ended),
+                divergence(request_id, a, b, chunks_a[request_id], chunks_b[id_in_b], id_in_b),
+                token_difference(request_id, tokens_a[request_id], tokens_b[id_in_b], ended),
                 _ttft(of_a, unit),
                 _ttft(of_b, unit),
                 _itl(of_a, unit),
@@ -233,20 +253,13 @@ def compare(a: Trace, b: Trace) -> Comparison:
         first_divergence=min(divergences, key=lambda divergence: divergence.step, default=None),
         same_tokens=not differences if known else None,
         first_token_difference=differences[0] if differences and known else None,
-        notes=tuple(_notes(a, b)),
+        notes=tuple(_notes(a, b, matching)),
     )
 
 
-def _check_same_workload(a: Trace, b: Trace) -> None:
-    only = [
-        f"only {name} has {', '.join(map(repr, missing[:3]))}{' and others' if len(missing) > 3 else ''}"
-        for name, one, other in (("a", a, b), ("b", b, a))
-        if (missing := [request_id for request_id in one.requests if request_id not in other.requests])
-    ]
-    if only:
-        raise TraceError(f"the traces hold different requests ({'; '.join(only)}): compare runs of the same workload")
-    for request_id, in_a in a.requests.items():
-        in_b = b.requests[request_id]
+def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -> None:
+    for request_id, in_b_id in pairs:
+        in_a, in_b = a.requests[request_id], b.requests[in_b_id]
         if in_a.num_prompt_tokens != in_b.num_prompt_tokens:
             lengths = f"{in_a.num_prompt_tokens} tokens in a, {in_b.num_prompt_tokens} in b"
             raise TraceError(f"the prompts of request {request_id!r} differ in length: {lengths}")
@@ -259,12 +272,17 @@ def _check_same_workload(a: Trace, b: Trace) -> None:
             )
 
 
-def _notes(a: Trace, b: Trace) -> list[str]:
+def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
     notes = [f"{name} is not whole: {problem}" for name, trace in (("a", a), ("b", b)) for problem in trace.problems]
-    moved = [rid for rid, info in a.requests.items() if info.arrival_step != b.requests[rid].arrival_step]
+    if matching.note:
+        notes.append(matching.note)
+    moved = [
+        (id_a, id_b) for id_a, id_b in matching.pairs if a.requests[id_a].arrival_step != b.requests[id_b].arrival_step
+    ]
     if moved:
-        steps = f"{a.requests[moved[0]].arrival_step} in a, {b.requests[moved[0]].arrival_step} in b"
-        notes.append(f"{len(moved)} requests arrive in different steps, the first is {moved[0]}: {steps}")
+        first_a, first_b = moved[0]
+        steps = f"{a.requests[first_a].arrival_step} in a, {b.requests[first_b].arrival_step} in b"
+        notes.append(f"{len(moved)} requests arrive in different steps, the first is {first_a}: {steps}")
     changed = [
         f"{name} {a.config[name]!r} -> {b.config[name]!r}"
         for name in sorted(a.config.keys() & b.config.keys())
@@ -279,7 +297,7 @@ def _notes(a: Trace, b: Trace) -> list[str]:
 
 
 def _known_only(name: str, one: Trace, other: Trace) -> str:
-    """The fields of one configuration that the other has no word for: a few by name, many as a number."""
+    """The fields that only one configuration has: a few by name, many as a number."""
     fields = sorted(one.config.keys() - other.config.keys())
     if len(fields) > MAX_FIELDS:
         return f"{len(fields)} fields in {name}"

@@ -1,4 +1,4 @@
-"""Where two runs of the same requests part: in what they schedule, and in what they sample."""
+"""Find the first difference between two runs of the same requests: in their schedules, and in their tokens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Scheduled = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first step in which two runs did different things with a request.
+    """The first step in which two runs treated a request differently.
 
     Attributes:
         step: The step.
         request_id: The request.
-        what: What each of them did, in words.
+        what: The difference as text.
     """
 
     step: int
@@ -40,7 +40,7 @@ class TokenDifference:
     Attributes:
         request_id: The request.
         index: Index of the token in the output.
-        a: Token id in the first trace; None when its output ended before.
+        a: Token id in the first trace; None if its output ended earlier.
         b: Token id in the second trace.
     """
 
@@ -51,7 +51,7 @@ class TokenDifference:
 
 
 def output_token_ids(trace: Trace) -> defaultdict[str, list[int]]:
-    """The output tokens of each request as far as the trace holds them."""
+    """The output tokens of each request that the trace holds."""
     tokens: defaultdict[str, list[int]] = defaultdict(list)
     for record in trace:
         for chunk in record.chunks:
@@ -61,7 +61,7 @@ def output_token_ids(trace: Trace) -> defaultdict[str, list[int]]:
 
 
 def common_steps(a: Trace, b: Trace) -> float:
-    """The step before which both traces say all there is to say: infinite when both runs came to their end."""
+    """The step up to which both traces are complete: infinite if both runs ended."""
     whole = ("done", "stuck")
     return min((trace[-1].step + 1 if len(trace) else 0 for trace in (a, b) if trace.end not in whole), default=inf)
 
@@ -76,8 +76,15 @@ def chunks_by_request(trace: Trace, before: float) -> defaultdict[str, list[Sche
     return chunks
 
 
-def divergence(request_id: str, a: Trace, b: Trace, in_a: list[Scheduled], in_b: list[Scheduled]) -> Divergence | None:
-    """Where a request is first scheduled differently, told from the records of both traces.
+def divergence(
+    request_id: str,
+    a: Trace,
+    b: Trace,
+    in_a: list[Scheduled],
+    in_b: list[Scheduled],
+    id_in_b: str | None = None,
+) -> Divergence | None:
+    """The first step that schedules a request differently, described from the records of both traces.
 
     Args:
         request_id: The request.
@@ -85,6 +92,7 @@ def divergence(request_id: str, a: Trace, b: Trace, in_a: list[Scheduled], in_b:
         b: The second trace.
         in_a: The request's chunks in the first trace.
         in_b: Its chunks in the second.
+        id_in_b: Its id in the second trace; None for the same.
     """
     if in_a == in_b:
         return None
@@ -92,13 +100,13 @@ def divergence(request_id: str, a: Trace, b: Trace, in_a: list[Scheduled], in_b:
         if of_a == of_b:
             continue
         step = min(scheduled[0] for scheduled in (of_a, of_b) if scheduled is not None)
-        told = f"a {_told(a, request_id, step, of_a)}, b {_told(b, request_id, step, of_b)}"
-        return Divergence(step, request_id, told)
+        what = f"a {_describe(a, request_id, step, of_a)}, b {_describe(b, id_in_b or request_id, step, of_b)}"
+        return Divergence(step, request_id, what)
     raise AssertionError("lists that are not equal have an entry that differs")
 
 
-def _told(trace: Trace, request_id: str, step: int, scheduled: Scheduled | None) -> str:
-    """What a trace did with a request in a step, in words."""
+def _describe(trace: Trace, request_id: str, step: int, scheduled: Scheduled | None) -> str:
+    """Describe how a trace treated a request in a step."""
     if scheduled is not None and scheduled[0] == step:
         return f"computes tokens [{scheduled[1]}, {scheduled[1] + scheduled[2]})"
     position = step - trace[0].step if len(trace) else 0
@@ -120,7 +128,7 @@ def token_difference(request_id: str, a: list[int], b: list[int], ended: bool) -
         request_id: The request.
         a: Its output tokens in the first trace.
         b: Its output tokens in the second.
-        ended: Both are complete, so that one that is longer differs too.
+        ended: Both outputs are complete, so a difference in length counts.
     """
     for index, (of_a, of_b) in enumerate(zip(a, b)):
         if of_a != of_b:

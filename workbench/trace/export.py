@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import os
-import secrets
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from workbench.trace.records import Chunk, StepRecord
+from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 STEP_MICROSECONDS = 1000.0
-"""Length of a step where the trace has no clock."""
+"""Length of a step in a trace without a clock."""
 
 _ENGINE, _REQUESTS = 1, 2  # the two "processes" of the Chrome trace
 
@@ -61,20 +60,13 @@ def to_chrome_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    target = Path(path)
-    unfinished = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
-    opener = gzip.open if target.name.endswith(".gz") else open
+    opener = gzip.open if os.fspath(path).endswith(".gz") else open
     encode = msgspec.json.Encoder(enc_hook=repr).encode
-    try:
-        with opener(unfinished, "wb") as file:
-            _write_events(file, chrome_events(trace), encode, encode({"source": trace.meta.source}))
-        os.replace(unfinished, target)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with replaced_when_complete(path) as unfinished, opener(unfinished, "wb") as file:
+        _write_events(file, chrome_events(trace), encode, encode({"source": trace.meta.source}))
 
 
-def _write_events(file: IO[bytes], events: Iterator[dict[str, Any]], encode: Any, about: bytes) -> None:
+def _write_events(file: IO[bytes] | gzip.GzipFile, events: Iterator[dict[str, Any]], encode: Any, about: bytes) -> None:
     file.write(b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[')
     for index, event in enumerate(events):
         file.write((b",\n" if index else b"\n") + encode(event))
@@ -118,7 +110,7 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 class _Clock:
-    """When each step begins and how long it lasts, in microseconds."""
+    """Start and duration of each step, in microseconds."""
 
     def __init__(self, records: tuple[StepRecord, ...]) -> None:
         self._records = records

@@ -1,37 +1,43 @@
-"""Trace files: one JSON object a line, plain or gzipped.
+"""Trace files: one JSON object per line, plain or gzipped.
 
-The first line is the TraceMeta with the schema version; RequestInfo and StepRecord lines follow in the order in which
-they happened; the last line is the TraceEnd. A file without its end was cut off and is read as far as it goes.
+The first line is the TraceMeta with the schema version. RequestInfo, StepRecord and Supplement lines follow in the
+order in which they happened; a trace that begins in the middle of a run has a Keyframe before its first step. The last
+line is the TraceEnd. A file without it was cut off and is read as far as it goes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import logging
 import os
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import msgspec
+from msgspec.structs import astuple, replace
 
-from workbench.trace.checks import TraceError
-from workbench.trace.records import SCHEMA_VERSION, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.errors import TraceError
+from workbench.trace.gunzip import Gunzip
+from workbench.trace.lines import SCHEMA_VERSION, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.records import Chunk, StepRecord
+
+log = logging.getLogger("workbench")
 
 MAX_LINE_BYTES = 2**26
 """Longest line that is read (64 MiB): a prompt of some ten million tokens."""
 
 MAX_FILE_BYTES = 2**33
-"""Most bytes that are read from a file after decompression (8 GiB)."""
+"""Maximum number of bytes that are read from a file, after decompression (8 GiB)."""
 
 _READ_BYTES = 2**20
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy or MLX as Python's own; of anything else, its repr. A recording never fails on it."""
+    """Numbers and arrays of numpy or MLX as Python's own; the repr of anything else. A recording never fails on it."""
     to_list = getattr(value, "tolist", None)
     return to_list() if to_list is not None else repr(value)
 
@@ -39,23 +45,33 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
 
-UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding a line raises where it is not what it should be."""
+_DEFAULTS = Chunk.__struct_defaults__
+_NUM_REQUIRED = len(Chunk.__struct_fields__) - len(_DEFAULTS)
+
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The exceptions of a decoder for a damaged line, or for a value that no trace may have."""
 
 
-class _Header(msgspec.Struct):
-    """The part of a first line that every version of the format has."""
-
-    kind: str
-    schema_version: int
+# -- lines -------------------------------------------------------------------------------------------------------
 
 
 def encode_line(line: TraceLine) -> bytes:
     """A line of a trace file, newline included. Text that is not valid Unicode is written with U+FFFD in its place."""
+    if isinstance(line, StepRecord) and line.chunks:
+        line = replace(line, chunks=tuple(map(_without_defaults, line.chunks)))
     try:
         return _encoder.encode(line) + b"\n"
     except UnicodeEncodeError:
         return _encoder.encode(_without_surrogates(msgspec.to_builtins(line, enc_hook=_plain))) + b"\n"
+
+
+def _without_defaults(chunk: Chunk) -> tuple[Any, ...]:
+    """A chunk as it is written: without the fields at its end that have their default."""
+    values = astuple(chunk)
+    last = len(values)
+    while last > _NUM_REQUIRED and values[last - 1] == _DEFAULTS[last - 1 - _NUM_REQUIRED]:
+        last -= 1
+    return values[:last]
 
 
 def _without_surrogates(value: object) -> object:
@@ -68,13 +84,92 @@ def _without_surrogates(value: object) -> object:
     return value
 
 
-def decode_line(raw: bytes) -> TraceLine:
-    """A line of a trace file, its newline taken off.
+class LineDecoder:
+    """Decodes the lines of one file in order. The first line names the version of the format.
+
+    Args:
+        path: The file, for messages.
+
+    Attributes:
+        number: Number of the line that was decoded last, counted from 1.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.number = 0
+        self._path = path
+        self._version = SCHEMA_VERSION
+
+    def decode(self, raw: bytes) -> list[TraceLine]:
+        """Decode the next line.
+
+        Args:
+            raw: The line without its newline.
+
+        Returns:
+            The line. A line of an earlier version can become more than one.
+
+        Raises:
+            TraceError: Not a trace, a version that cannot be read, or a damaged line, with its number.
+        """
+        self.number += 1
+        if self.number == 1:
+            self._version = _version_of(self._path, raw)
+        try:
+            line = _decoder.decode(raw)
+        except _UNDECODABLE as problem:
+            raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
+        if isinstance(line, TraceMeta) and self.number > 1:
+            raise TraceError(f"{self._path}, line {self.number}: the meta line must be the first, and only the first")
+        if self._version == SCHEMA_VERSION:
+            return [line]
+        if isinstance(line, TraceMeta):
+            return [replace(line, schema_version=SCHEMA_VERSION)]
+        return [line] if self._version > 1 else _from_version_1(line)
+
+
+class _Header(msgspec.Struct):
+    """The part of a first line that every version of the format has."""
+
+    kind: str
+    schema_version: int
+
+
+def _version_of(path: str | os.PathLike[str], raw: bytes) -> int:
+    """The version that the first line of a file names.
 
     Raises:
-        UNDECODABLE: It is damaged, or holds a value that no trace may have.
+        TraceError: The line is not that of a trace, or names a version that cannot be read.
     """
-    return _decoder.decode(raw)
+    try:
+        header = msgspec.json.decode(raw, type=_Header)
+    except _UNDECODABLE:
+        raise TraceError(f"{path} is not a trace: its first line holds no kind and schema_version") from None
+    if header.kind != "meta":
+        raise TraceError(f"{path} is not a trace from its beginning: the first line is a {header.kind[:40]!r} line")
+    if not 1 <= header.schema_version <= SCHEMA_VERSION:
+        raise TraceError(
+            f"{path} has trace schema version {header.schema_version}, this workbench reads versions 1 to "
+            f"{SCHEMA_VERSION}: open it with the workbench that wrote it, or record it again"
+        )
+    return header.schema_version
+
+
+def _from_version_1(line: TraceLine) -> list[TraceLine]:
+    """Convert a line of version 1.
+
+    Version 1 kept the result of a shadow launch in its step's kernel details, with "pending" until it was known.
+    """
+    if not isinstance(line, StepRecord) or line.kernel is None or "shadow" not in line.kernel.details:
+        return [line]
+    details = dict(line.kernel.details)
+    found = details.pop("shadow")
+    record = replace(line, kernel=replace(line.kernel, details=details))
+    if not isinstance(found, dict) or found.get("pending"):
+        return [record]
+    return [record, Supplement(line.step, "shadow", found)]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
 
 
 def is_gzip_path(path: str | os.PathLike[str]) -> bool:
@@ -113,10 +208,10 @@ class TraceWriter:
         gzipped = is_gzip_path(path)
         self.path = Path(path)
         self.num_steps = 0
-        self._lock = threading.RLock()  # between the thread that records and the one that ends the recording
+        self._lock = threading.RLock()  # between the threads that record and the one that ends the recording
         self._raw = open(self.path, "wb")  # noqa: SIM115 - closed by close()
         # With no file name and no time: the same trace gives the same bytes.
-        self._file: BinaryIO = (
+        self._file: IO[bytes] | gzip.GzipFile = (
             gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=compresslevel, mtime=0)
             if gzipped
             else self._raw
@@ -128,10 +223,10 @@ class TraceWriter:
             raise
 
     def write(self, line: TraceLine, *, flush: bool = True) -> None:
-        """Append a RequestInfo, Keyframe or StepRecord.
+        """Append a line.
 
         Args:
-            line: The record.
+            line: A RequestInfo, Keyframe, StepRecord or Supplement.
             flush: Hand it to the operating system at once. Costs some compression in a .gz file.
 
         Raises:
@@ -144,6 +239,24 @@ class TraceWriter:
             if flush:
                 self._file.flush()
             self.num_steps += line.__struct_config__.tag == "step"
+
+    def record(self, line: TraceLine) -> bool:
+        """Append a line of a run that must not fail because of its file: a full disk ends the recording with a warning.
+
+        Returns:
+            Whether the recording continues; False if it has ended, perhaps by ``close`` on another thread.
+        """
+        try:
+            self.write(line)
+        except ValueError:
+            if self.closed:
+                return False
+            raise
+        except OSError as problem:
+            log.warning("recording to %s stopped: %s", self.path, problem)
+            self.abandon()
+            return False
+        return True
 
     @property
     def closed(self) -> bool:
@@ -165,7 +278,7 @@ class TraceWriter:
                 self._raw.close()
 
     def abandon(self) -> None:
-        """Close the file as it is, where nothing more can be written: without an end line, and without an error."""
+        """Close a file that can no longer be written, without an end line and without an error."""
         for file in (self._file, self._raw):
             with contextlib.suppress(OSError, ValueError):  # what is buffered cannot be written either
                 file.close()
@@ -182,67 +295,48 @@ class TraceWriter:
         self.close()
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[TraceLine | str]:
-    """The lines of a trace file as records, the TraceMeta first.
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, TraceLine | str]]:
+    """The lines of a trace file, the TraceMeta first.
 
     Yields:
-        Each record; when the file is cut off, a text that says where, as the last item.
+        The number of each line and what it says; if the file is cut off, a text that says where, as the last item.
 
     Raises:
-        TraceError: Not a trace, another schema version, or a line that is damaged, with its number.
+        TraceError: Not a trace, a version that cannot be read, or a damaged line, with its number.
         OSError: The file cannot be read.
     """
-    number = 0
+    decoder = LineDecoder(path)
     ended = False
-    for number, (raw, complete) in enumerate(_split_lines(path), start=1):
-        if number == 1:
-            if not complete and not _is_json(raw):
-                raise TraceError(f"{path} is not a trace: it has no complete first line")
-            check_header(path, raw)
+    for raw, complete in _split_lines(path):
+        number = decoder.number + 1
         if ended:
             raise TraceError(f"{path}, line {number}: nothing may follow the end line")
-        try:
-            line = decode_line(raw)
-        except UNDECODABLE as problem:
-            if not complete and not _is_json(raw):
-                yield f"{path} is cut off in line {number}"
-                return
-            raise TraceError(f"{path}, line {number}: {problem}") from None
-        if isinstance(line, TraceMeta) != (number == 1):
-            raise TraceError(f"{path}, line {number}: the meta line must be the first, and only the first")
-        ended = isinstance(line, TraceEnd)
-        yield line
-    if number == 0:
+        if not complete and not _is_json(raw):
+            if number == 1:
+                raise TraceError(f"{path} is not a trace: it has no complete first line")
+            yield number, f"{path} is cut off in line {number}"
+            return
+        for line in decoder.decode(raw):
+            ended = isinstance(line, TraceEnd)
+            yield number, line
+    if decoder.number == 0:
         raise TraceError(f"{path} is not a trace: it is empty")
     if not ended:
-        yield f"{path} has no end line after line {number}: its writer was stopped or is still writing"
+        yield (
+            decoder.number,
+            f"{path} has no end line after line {decoder.number}: its writer was stopped or is still writing",
+        )
 
 
 def _is_json(raw: bytes) -> bool:
     try:
         msgspec.json.decode(raw, type=msgspec.Raw)
-    except UNDECODABLE:
+    except _UNDECODABLE:
         return False
     return True
-
-
-def check_header(path: str | os.PathLike[str], raw: bytes) -> None:
-    """Check that a first line is that of a trace of this version.
-
-    Raises:
-        TraceError: It is not; the message says which version it is.
-    """
-    try:
-        header = msgspec.json.decode(raw, type=_Header)
-    except UNDECODABLE:
-        raise TraceError(f"{path} is not a trace: its first line holds no kind and schema_version") from None
-    if header.kind != "meta":
-        raise TraceError(f"{path} is not a trace from its beginning: the first line is a {header.kind[:40]!r} line")
-    if header.schema_version != SCHEMA_VERSION:
-        raise TraceError(
-            f"{path} has trace schema version {header.schema_version}, this workbench reads version "
-            f"{SCHEMA_VERSION}: open it with the workbench that wrote it, or record it again"
-        )
 
 
 def _split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
@@ -260,9 +354,9 @@ def _split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The file's bytes, decompressed; a gzip stream that is cut off gives what can be had of it."""
+    """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed."""
     total = 0
-    with open(os.fspath(path), "rb") as file:  # a number would be an open file of somebody else's
+    with open(os.fspath(path), "rb") as file:  # a number would be somebody else's open file
         gzipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
@@ -273,15 +367,6 @@ def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def _decompress(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[bytes]:
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        while block := file.read(_READ_BYTES):
-            while block:
-                yield stream.decompress(block, _READ_BYTES)
-                block = stream.unconsumed_tail
-                if stream.eof:
-                    block = stream.unused_data
-                    stream = zlib.decompressobj(wbits=31)
-        yield stream.flush()
-    except zlib.error as problem:
-        raise TraceError(f"{path} is a damaged gzip file: {problem}") from None
+    stream = Gunzip(path)
+    while block := file.read(_READ_BYTES):
+        yield from stream.pieces(block)

@@ -6,14 +6,17 @@ import logging
 import os
 import re
 import threading
-import zlib
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from workbench.trace.checks import TraceError
-from workbench.trace.file import MAX_LINE_BYTES, UNDECODABLE, check_header, decode_line, is_gzip_path
-from workbench.trace.records import Keyframe, RequestInfo, TraceEnd, TraceLine, TraceMeta
+from workbench.trace.errors import TraceError
+from workbench.trace.file import MAX_LINE_BYTES, LineDecoder, is_gzip_path
+from workbench.trace.gunzip import Gunzip
+from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
+from workbench.trace.records import StepRecord
 from workbench.trace.trace import Trace
 
 log = logging.getLogger("workbench")
@@ -27,15 +30,15 @@ _READ_BYTES = 2**20
 class TraceFollower:
     """A trace that grows with its file.
 
-    A recording that goes on in another file (``name-00001.jsonl`` after ``name-00000.jsonl``) is followed there.
+    A recording that continues in another file (``name-00001.jsonl`` after ``name-00000.jsonl``) is followed there.
 
     Args:
         path: A trace file that is being written, or a folder: the file in it that was written last.
 
     Attributes:
-        trace: What there is so far. It may be read and shown while it grows.
+        trace: The trace so far. It may be read and shown while it grows.
         path: The file that is being read.
-        problem: Why nothing more is read, in words; "" while all is well.
+        problem: Why nothing more is read; "" as long as the file can be read.
 
     Raises:
         TraceError: Not a trace, or a folder without one.
@@ -76,7 +79,7 @@ class TraceFollower:
                 return len(self.trace) - before
 
     def start(self) -> None:
-        """Go on reading on a thread of its own, until ``stop`` or until something is wrong with the file."""
+        """Keep reading on a background thread, until ``stop`` or until something is wrong with the file."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="workbench-follower", daemon=True)
             self._thread.start()
@@ -101,21 +104,23 @@ class TraceFollower:
                 self.poll()
             except (TraceError, OSError) as problem:
                 self.problem = str(problem)
-                log.warning("%s is not followed any further: %s", self.path, problem)
+                log.warning("stopped following %s: %s", self.path, problem)
                 return
 
     # -- lines ------------------------------------------------------------------------------------------------
 
     def _open(self, path: Path) -> None:
         self._file: BinaryIO = path.open("rb")
-        self._stream = zlib.decompressobj(wbits=31) if is_gzip_path(path) else None
+        self._stream = Gunzip(path) if is_gzip_path(path) else None
+        self._pieces = self._read_pieces()
+        self._complete: deque[bytes] = deque()
         self.path = path
         self._rest = b""
-        self._number = 0
+        self._decoder = LineDecoder(path)
         self._ended = False
 
     def _open_next(self) -> bool:
-        """Go on in the next file of the recording, when it is there."""
+        """Continue in the next file of the recording, if it is there."""
         following = _next_name(self.path)
         if following is None or not following.exists():
             return False
@@ -124,56 +129,48 @@ class TraceFollower:
         return True
 
     def _first_line(self) -> Trace:
-        for line in self._new_lines(1):
-            if isinstance(line, TraceMeta):
-                return Trace(line)
+        line = next(self._new_lines(), None)
+        if isinstance(line, TraceMeta):
+            return Trace(line)
         self._file.close()
         raise TraceError(f"{self.path} is not a trace: it has no complete first line")
 
-    def _new_lines(self, most: int | None = None) -> list[TraceLine]:
-        """The complete lines that were not read yet, ``most`` at most."""
-        pieces = []
+    def _new_lines(self) -> Iterator[TraceLine]:
+        """The complete lines that were not read yet; what a caller does not take is kept for the next one."""
+        while True:
+            while self._complete:
+                yield from self._decoder.decode(self._complete.popleft())
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._pieces = self._read_pieces()
+                return
+            *complete, self._rest = (self._rest + piece).split(b"\n")
+            self._complete.extend(complete)
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise TraceError(f"{self.path} has a line of more than {MAX_LINE_BYTES} bytes: it is not a trace")
+
+    def _read_pieces(self) -> Iterator[bytes]:
+        """The content of what was appended to the file."""
         while block := self._file.read(_READ_BYTES):
-            pieces.append(self._decompress(block))
-        *complete, rest = (self._rest + b"".join(pieces)).split(b"\n")
-        later = complete[most:] if most is not None else []
-        self._rest = b"\n".join([*later, rest])
-        if not later and len(rest) > MAX_LINE_BYTES:
-            raise TraceError(f"{self.path} has a line of more than {MAX_LINE_BYTES} bytes: it is not a trace")
-        return [self._decode(raw) for raw in complete[:most]]
-
-    def _decompress(self, block: bytes) -> bytes:
-        if self._stream is None:
-            return block
-        try:
-            return self._stream.decompress(block)
-        except zlib.error as problem:
-            raise TraceError(f"{self.path} is a damaged gzip file: {problem}") from None
-
-    def _decode(self, raw: bytes) -> TraceLine:
-        self._number += 1
-        if self._number == 1:
-            check_header(self.path, raw)
-        try:
-            return decode_line(raw)
-        except UNDECODABLE as problem:
-            raise TraceError(f"{self.path}, line {self._number}: {problem}") from None
+            if self._stream is None:
+                yield block
+            else:
+                yield from self._stream.pieces(block)
 
     def _take(self, line: TraceLine) -> None:
         if isinstance(line, TraceEnd):
-            # Its count is of this file; more may follow in another.
+            # It counts the steps of this file; more may follow in another.
             self._ended = True
             self.trace.end = line.reason
-        elif isinstance(line, TraceMeta):
-            pass  # of a file after the first
+        elif isinstance(line, StepRecord):
+            self.trace.append(line)
+        elif isinstance(line, Supplement):
+            self.trace.add_supplement(line)
         elif isinstance(line, RequestInfo):
             if line.request_id not in self.trace.requests:
                 self.trace.add_request(line)
-        elif isinstance(line, Keyframe):
-            if not len(self.trace):
-                self.trace.start_from(line)
-        else:
-            self.trace.append(line)
+        elif isinstance(line, Keyframe) and not len(self.trace):
+            self.trace.start_from(line)  # that of a file after the first says nothing new
 
 
 def _newest_in(folder: Path) -> Path:

@@ -1,59 +1,39 @@
-"""Latencies, throughput, use and waste, computed from a trace and nothing else.
+"""Latencies, throughput, utilization and waste, computed from a trace alone.
 
-Definitions are those of vLLM's Prometheus metrics, whose names are given in brackets. A token exists at the end of
-the step that sampled it: the step's start plus its timings. Latencies are counted in steps as well, because a
-simulation has no clock: a request that arrives before step 3 and gets its first token in step 3 waited 1 step.
+Latencies are defined in ``workbench.trace.latency``. In brackets: vLLM's Prometheus metric of the same meaning.
 
-- TTFT [time_to_first_token_seconds]: from arrival to the first token. It is queue time
-  [request_queue_time_seconds], arrival to first being scheduled, plus prefill time [request_prefill_time_seconds],
-  first being scheduled to the first token.
-- ITL [inter_token_latency_seconds]: between two tokens of a request that follow each other.
-- Decode time [request_decode_time_seconds]: from the first token to the last.
-- End-to-end latency [e2e_request_latency_seconds]: from arrival to the end of the step that finished the request.
-- KV use [kv_cache_usage_perc]: blocks in block tables over all blocks, as a fraction.
-- Wasted tokens: computed a second time because a preemption had thrown their KV away.
+- KV use [kv_cache_usage_perc]: blocks in block tables, as a fraction of all blocks.
+- Wasted tokens: tokens computed again because a preemption freed their KV blocks.
 - Fragmentation: slots in owned blocks that hold no token yet, as a fraction of the slots in owned blocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.trace import display
-from workbench.trace.metrics_table import metrics_table
-
-
-class Latency(NamedTuple):
-    """A span in both units.
-
-    Attributes:
-        steps: Engine steps, counted as the module says.
-        seconds: Wall-clock time; None where the trace has no clock.
-    """
-
-    steps: int
-    seconds: float | None
+from workbench.trace.attached import picture, with_attached_methods
+from workbench.trace.latency import Latency
+from workbench.trace.speculation_metrics import SpeculationMetrics
 
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """One request. A latency is None when its end has not been seen: the request had not got so far.
+    """Metrics of one request. A latency is None if the trace does not contain both of its ends.
 
     Attributes:
         request_id: The request.
         num_prompt_tokens: Length of its prompt.
         num_cached_tokens: Prompt tokens found in the prefix cache at its first admission.
         num_recomputed_tokens: Tokens computed again after preemptions.
-        num_preemptions: How often it lost its KV blocks.
-        finish_reason: "length", "stop", "error" or "abort"; "" while it is under way.
-        arrival_step: First step that could see it.
+        num_preemptions: Number of times it was preempted.
+        finish_reason: "length", "stop", "error" or "abort"; "" until it has ended.
+        arrival_step: First step whose scheduling could see it.
         first_scheduled_step: Step that computed its first chunk.
         finish_step: Step in which it ended.
-        token_steps: For each output token the step that sampled it.
-        token_times: For each output token when that step ended, in seconds; empty without a clock.
+        token_steps: Step that sampled each output token.
+        token_times: End of that step in seconds, for each output token; empty without a clock.
         queue: From arrival to being scheduled.
         prefill: From being scheduled to the first token.
         ttft: From arrival to the first token.
@@ -80,38 +60,38 @@ class RequestMetrics:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens sampled."""
+        """Number of sampled tokens."""
         return len(self.token_steps)
 
     @property
     def itl_steps(self) -> np.ndarray:
-        """Steps between tokens that follow each other, int64 [num_output_tokens - 1]."""
+        """Steps between consecutive tokens, int64 [num_output_tokens - 1]."""
         return np.diff(np.asarray(self.token_steps, np.int64))
 
     @property
     def itl_seconds(self) -> np.ndarray:
-        """Seconds between tokens that follow each other, float64; empty without a clock."""
+        """Seconds between consecutive tokens, float64; empty without a clock."""
         return np.diff(np.asarray(self.token_times, np.float64))
 
 
 @dataclass(frozen=True, eq=False)
 class StepMetrics:
-    """Columns with one entry per step, after scheduling. Integers are int64; block counts are -1 where unknown.
+    """Columns with one entry per step, after scheduling. Integers are int64; unknown block counts are -1.
 
     Attributes:
         step: Index of the step.
         time: Its start in seconds.
         duration: Its length in seconds.
-        num_tokens: Tokens scheduled.
-        num_decode_tokens: Of those, decodes.
-        num_recomputed_tokens: Of those, computed a second time.
-        num_cached_tokens: Tokens that did not have to be computed: prefix-cache hits of this step's admissions.
-        token_budget: Tokens a step may hold.
-        num_running: Running requests.
-        num_waiting: Waiting requests.
-        num_preempted: Requests preempted.
+        num_tokens: Scheduled tokens.
+        num_decode_tokens: Scheduled decode tokens.
+        num_recomputed_tokens: Scheduled tokens that are computed again after a preemption.
+        num_cached_tokens: Prefix-cache hits of the requests admitted in this step, in tokens.
+        token_budget: Maximum number of tokens in a step.
+        num_running: Number of running requests.
+        num_waiting: Number of waiting requests.
+        num_preempted: Number of preempted requests.
         free_blocks: Free KV blocks, cached ones included.
-        cached_blocks: Free KV blocks whose content can still be found.
+        cached_blocks: Free KV blocks whose content is in the prefix cache.
         owned_blocks: KV blocks in block tables.
         unused_slots: Slots of owned blocks that hold no token yet.
         block_size: Slots per KV block.
@@ -136,28 +116,28 @@ class StepMetrics:
 
     @property
     def num_prefill_tokens(self) -> np.ndarray:
-        """Tokens scheduled that are not decodes."""
+        """Scheduled tokens that are not decodes."""
         return self.num_tokens - self.num_decode_tokens
 
     @property
     def budget_use(self) -> np.ndarray:
-        """Scheduled tokens over the budget, float64; NaN where no budget was recorded."""
+        """Scheduled tokens as a fraction of the budget, float64; NaN if no budget was recorded."""
         return _ratio(self.num_tokens, self.token_budget)
 
     @property
     def kv_use(self) -> np.ndarray:
-        """Owned blocks over all blocks, float64; NaN where the pool's size is unknown."""
+        """Owned blocks as a fraction of all blocks, float64; NaN if the pool's size is unknown."""
         return _ratio(self.owned_blocks, np.where(self.owned_blocks < 0, 0, self.owned_blocks + self.free_blocks))
 
     @property
     def fragmentation(self) -> np.ndarray:
-        """Unused slots over the slots of owned blocks, float64; NaN where nothing is owned."""
+        """Unused slots as a fraction of the slots of owned blocks, float64; NaN if no block is owned."""
         return _ratio(self.unused_slots, np.maximum(self.owned_blocks, 0) * self.block_size)
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """What is told of many values; all None when there are none. Percentiles interpolate linearly."""
+    """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values."""
 
     count: int
     mean: float | None = None
@@ -168,7 +148,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: np.ndarray | list[float]) -> Distribution:
-        """The distribution of some values."""
+        """The distribution of these values."""
         values = np.asarray(values, np.float64)
         if not len(values):
             return cls(0)
@@ -183,30 +163,30 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in a few numbers. Latencies are in ``unit``: "s", or "steps" where the trace has no clock.
+    """A run in a few numbers. Latencies are in ``unit``: "s", or "steps" if the trace has no clock.
 
     Attributes:
         unit: "s" or "steps".
-        num_steps: Steps.
-        num_requests: Requests that arrived.
-        num_finished: Requests that ended, aborted ones included.
-        num_scheduled_tokens: Tokens computed.
-        num_output_tokens: Tokens sampled.
-        num_recomputed_tokens: Tokens computed a second time.
-        num_cached_tokens: Tokens found in the prefix cache.
-        num_preemptions: Preemptions.
+        num_steps: Number of steps.
+        num_requests: Number of requests that arrived.
+        num_finished: Number of requests that ended, aborted ones included.
+        num_scheduled_tokens: Number of computed tokens.
+        num_output_tokens: Number of sampled tokens.
+        num_recomputed_tokens: Number of tokens computed again after a preemption.
+        num_cached_tokens: Number of tokens found in the prefix cache.
+        num_preemptions: Number of preemptions.
         duration: From the start of the first step to the end of the last, in ``unit``.
         output_throughput: Output tokens per ``unit``.
         total_throughput: Scheduled tokens per ``unit``.
-        mean_budget_use: Mean over the steps that scheduled anything.
+        mean_budget_use: Mean over the steps that scheduled at least one token.
         mean_kv_use: Mean over all steps.
-        peak_kv_use: Largest of any step.
+        peak_kv_use: Maximum over all steps.
         ttft: Time to first token.
         itl: Inter-token latency.
         queue: Queue time.
         prefill: Prefill time.
         e2e: End-to-end latency.
-        first_step: The step the trace begins with; not 0 when those before were left out or forgotten.
+        first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
     """
 
     unit: str
@@ -232,26 +212,91 @@ class Summary:
     first_step: int = 0
 
 
+@with_attached_methods
 @dataclass(frozen=True, eq=False)
 class TraceMetrics:
     """All metrics of a trace.
 
     Attributes:
         summary: The run in a few numbers.
-        requests: Each request, in order of arrival.
+        requests: Metrics of each request, in order of arrival.
         steps: Columns with one entry per step.
+        speculation: The fate of drafts, and of rows computed ahead.
     """
 
     summary: Summary
     requests: dict[str, RequestMetrics]
     steps: StepMetrics
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
 
     def __repr__(self) -> str:
-        return metrics_table(self.summary)
+        return _table(self.summary, self.speculation)
 
     def _repr_html_(self) -> str | None:
-        return display.html("metrics", self)
+        return picture("TraceMetrics", self)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+_LATENCIES = (
+    ("time to first token", "ttft"),
+    ("  in the queue", "queue"),
+    ("  in prefill", "prefill"),
+    ("inter-token latency", "itl"),
+    ("end to end", "e2e"),
+)
+
+
+def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
+    """The summary of a run as a table of plain text."""
+    unit = summary.unit
+    lines = [
+        f"{summary.num_finished} of {summary.num_requests} requests ended in {summary.num_steps} steps"
+        + (f", {summary.duration:.3f} s" if unit == "s" else "")
+        + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
+        f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
+        f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} computed again "
+        f"({summary.num_preemptions} preemptions)",
+        f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
+        f"tokens per {'second' if unit == 's' else 'step'}",
+        f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
+        f"(peak {percent(summary.peak_kv_use)})",
+        *_speculation_lines(speculation),
+        "",
+        f"{'latency in ' + unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
+    ]
+    for title, name in _LATENCIES:
+        distribution: Distribution = getattr(summary, name)
+        values = (distribution.mean, distribution.p50, distribution.p95, distribution.p99, distribution.max)
+        lines.append(f"{title:<22}" + "".join(f"{number(value):>10}" for value in values) + f"{distribution.count:>8}")
+    return "\n".join(lines)
+
+
+def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
+    lines = []
+    if speculation.num_drafts:
+        rates = ", ".join(f"{rate:.0%}" for rate in speculation.acceptance_rates)
+        lines.append(
+            f"drafts: {speculation.num_drafts}, {percent(speculation.acceptance_rate)} accepted (by position {rates}); "
+            f"{number(speculation.mean_acceptance_length)} tokens per verification"
+        )
+    if speculation.num_wasted_rows:
+        lines.append(
+            f"rows for nothing: {speculation.num_rejected_rows} of rejected drafts, "
+            f"{speculation.num_discarded_rows} of requests that had ended"
+        )
+    return lines
+
+
+def number(value: float | None) -> str:
+    """A number with up to four significant digits; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage; a dash for None."""
+    return "-" if value is None else f"{value:.1%}"

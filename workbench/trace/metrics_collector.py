@@ -1,4 +1,4 @@
-"""Collects metrics while a trace grows: each record is read once."""
+"""Collect metrics while a trace grows; each record is read once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.trace.metrics import Distribution, Latency, RequestMetrics, StepMetrics, Summary, TraceMetrics
-from workbench.trace.pool_replay import PoolReplay
-from workbench.trace.records import Chunk, RequestInfo, StepRecord
+from workbench.trace.block_replay import BlockReplay
+from workbench.trace.latency import Latency, LatencyAccumulator, RequestTimes
+from workbench.trace.lines import RequestInfo
+from workbench.trace.metrics import Distribution, RequestMetrics, StepMetrics, Summary, TraceMetrics
+from workbench.trace.records import StepRecord
+from workbench.trace.speculation_metrics import SpeculationCounter
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
-_FLOAT_COLUMNS = ("time", "duration")
-_INT_COLUMNS = (
+_COUNTS = (
     "step",
     "num_tokens",
     "num_decode_tokens",
@@ -30,35 +32,28 @@ _INT_COLUMNS = (
     "owned_blocks",
     "unused_slots",
 )
+"""Integer columns of StepMetrics."""
 
 
 class _RequestProgress:
-    """What is known of a request so far."""
+    """The metrics of a request so far."""
 
-    def __init__(self, info: RequestInfo) -> None:
+    def __init__(self, info: RequestInfo, times: RequestTimes) -> None:
         self.info = info
+        self.times = times
         self.num_cached_tokens = 0
         self.num_recomputed_tokens = 0
         self.num_preemptions = 0
         self.finish_reason = ""
-        self.first_scheduled: tuple[int, float] | None = None
-        self.finished: tuple[int, float] | None = None
-        self.saw_first_token = False
+        self.finish_step: int | None = None
         self.token_steps = array("q")
         self.token_times = array("d")
 
     def metrics(self, timed: bool) -> RequestMetrics:
-        info = self.info
-        arrival = (info.arrival_step, info.arrival_time)
-        first = last = None
-        if self.token_steps:
-            last = (self.token_steps[-1], self.token_times[-1])
-            first = (self.token_steps[0], self.token_times[0]) if self.saw_first_token else None
+        info, times = self.info, self.times
 
-        def span(begin: tuple[int, float] | None, end: tuple[int, float] | None, extra: int) -> Latency | None:
-            if begin is None or end is None:
-                return None
-            return Latency(end[0] - begin[0] + extra, end[1] - begin[1] if timed else None)
+        def latency(found: Latency | None) -> Latency | None:
+            return found if timed or found is None else found._replace(seconds=None)
 
         return RequestMetrics(
             request_id=info.request_id,
@@ -68,21 +63,20 @@ class _RequestProgress:
             num_preemptions=self.num_preemptions,
             finish_reason=self.finish_reason,
             arrival_step=info.arrival_step,
-            first_scheduled_step=self.first_scheduled[0] if self.first_scheduled else None,
-            finish_step=self.finished[0] if self.finished else None,
+            first_scheduled_step=times.first_scheduled.steps if times.first_scheduled else None,
+            finish_step=self.finish_step,
             token_steps=tuple(self.token_steps),
             token_times=tuple(self.token_times) if timed else (),
-            queue=span(arrival, self.first_scheduled, 0),
-            prefill=span(self.first_scheduled, first, 1),
-            ttft=span(arrival, first, 1),
-            decode=span(first, last, 0),
-            # An aborted request ended before its step was scheduled.
-            e2e=span(arrival, self.finished, 0 if self.finish_reason == "abort" else 1),
+            queue=latency(times.queue),
+            prefill=latency(times.prefill),
+            ttft=latency(times.ttft),
+            decode=latency(times.decode),
+            e2e=latency(times.e2e),
         )
 
 
 class MetricsCollector:
-    """Metrics of a trace; ``collect`` reads the steps that came since it was last called.
+    """Metrics of a trace; ``collect`` reads the steps appended since the last call.
 
     Args:
         trace: The trace, growing or not.
@@ -91,50 +85,54 @@ class MetricsCollector:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._num_read = 0
-        self._timed = False
         self._requests: dict[str, _RequestProgress] = {}
-        self._columns = {name: array("d") for name in _FLOAT_COLUMNS} | {name: array("q") for name in _INT_COLUMNS}
-        self._unused_slots: dict[str, int] = {}
-        self._num_unused_slots = 0
-        self._pool = PoolReplay.at_start_of(trace)
-        if trace.keyframe is not None:
-            for request_id, table in trace.keyframe.block_tables.items():
-                self._set_unused(request_id, len(table), trace.keyframe.num_kv_computed.get(request_id, 0))
+        self._latencies = LatencyAccumulator()
+        self._speculation = SpeculationCounter()
+        self._blocks = BlockReplay.at_start_of(trace)
+        self._floats = {name: array("d") for name in ("time", "duration")}
+        self._counts = {name: array("q") for name in _COUNTS}
 
     def collect(self) -> TraceMetrics:
-        """The metrics up to the newest step."""
-        for request_id in self._trace.requests:
+        """The metrics up to the latest step."""
+        num_steps = len(self._trace)  # before the requests, which then include those of every step that is read
+        for request_id, info in self._trace.requests.items():
             if request_id not in self._requests:
-                self._requests[request_id] = _RequestProgress(self._trace.requests[request_id])
-        for index in range(self._num_read, len(self._trace)):
+                self._add_request(info)
+        for index in range(self._num_read, num_steps):
             self._read(self._trace[index])
             self._num_read = index + 1
-        steps = StepMetrics(
-            **{name: np.array(column) for name, column in self._columns.items()}, block_size=self._trace.block_size
-        )
-        requests = {request_id: progress.metrics(self._timed) for request_id, progress in self._requests.items()}
-        return TraceMetrics(_summarise(requests, steps, self._timed), requests, steps)
+        columns = {name: np.array(column) for name, column in (*self._floats.items(), *self._counts.items())}
+        steps = StepMetrics(**columns, block_size=self._trace.block_size)
+        timed = self._latencies.timed
+        requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
+        return TraceMetrics(_summarise(requests, steps, timed), requests, steps, self._speculation.metrics())
 
     def _read(self, record: StepRecord) -> None:
-        self._timed = self._timed or bool(record.timings) or record.time > 0
-        start, end = record.time, record.time + sum(record.timings.values())
-        for request_id in record.aborted:
-            self._end(request_id, "abort", record.step, start)
-        for request_id in record.preempted:
-            self._progress(request_id).num_preemptions += 1
-            self._drop_unused(request_id)
-        self._pool.schedule(record)
+        end = self._latencies.add(record).end
+        self._speculation.add(record)
+        blocks, requests, admitted = self._blocks, self._requests, record.admitted
+        blocks.schedule(record)
         num_tokens = num_decode = num_recomputed = num_cached = 0
         for chunk in record.chunks:
+            progress = requests.get(chunk.request_id) or self._unknown(chunk.request_id)
+            if progress.times.last_token is end:
+                for _ in range(1 + len(chunk.sampled_before)):
+                    progress.token_steps.append(record.step)
+                    progress.token_times.append(end.seconds)
             num_tokens += chunk.num_tokens
-            num_decode += chunk.num_tokens if chunk.arm == "decode" else 0
-            num_recomputed += chunk.num_recomputed_tokens
-            num_cached += chunk.num_cached_tokens
-            self._read_chunk(chunk, record, start, end)
-        size, free = self._trace.num_blocks, record.free_blocks
-        values = {
-            "time": start,
-            "duration": end - start,
+            if chunk.arm == "decode":
+                num_decode += chunk.num_tokens
+            if chunk.num_recomputed_tokens:
+                num_recomputed += chunk.num_recomputed_tokens
+                progress.num_recomputed_tokens += chunk.num_recomputed_tokens
+            if chunk.num_cached_tokens:
+                num_cached += chunk.num_cached_tokens
+                if chunk.request_id in admitted:
+                    progress.num_cached_tokens = chunk.num_cached_tokens
+        self._floats["time"].append(record.time)
+        self._floats["duration"].append(end.seconds - record.time)
+        num_blocks = self._trace.num_blocks
+        counts = {
             "step": record.step,
             "num_tokens": num_tokens,
             "num_decode_tokens": num_decode,
@@ -144,58 +142,29 @@ class MetricsCollector:
             "num_running": len(record.running),
             "num_waiting": len(record.waiting),
             "num_preempted": len(record.preempted),
-            "free_blocks": free,
-            "cached_blocks": self._pool.num_cached_free if size else -1,
-            "owned_blocks": size - 1 - free if size else -1,
-            "unused_slots": self._num_unused_slots,
+            "free_blocks": record.free_blocks,
+            "cached_blocks": blocks.num_cached_free if num_blocks else -1,
+            "owned_blocks": num_blocks - 1 - record.free_blocks if num_blocks else -1,
+            "unused_slots": blocks.num_unused_slots,
         }
-        for name, column in self._columns.items():
-            column.append(values[name])
-        self._pool.finish(record)
-        for request_id in record.finished:
-            self._end(request_id, record.finish_reasons.get(request_id, ""), record.step, end)
+        for name, count in counts.items():
+            self._counts[name].append(count)
+        blocks.finish(record)
+        for request_id in record.preempted:
+            (requests.get(request_id) or self._unknown(request_id)).num_preemptions += 1
+        ended = [(request_id, "abort") for request_id in record.aborted]
+        ended += [(request_id, record.finish_reasons.get(request_id, "")) for request_id in record.finished]
+        for request_id, reason in ended:
+            progress = requests.get(request_id) or self._unknown(request_id)
+            progress.finish_reason, progress.finish_step = reason, record.step
 
-    def _read_chunk(self, chunk: Chunk, record: StepRecord, start: float, end: float) -> None:
-        request_id = chunk.request_id
-        progress = self._progress(request_id)
-        if progress.first_scheduled is None and request_id in record.admitted:
-            progress.first_scheduled = (record.step, start)
-            progress.num_cached_tokens = chunk.num_cached_tokens
-        progress.num_recomputed_tokens += chunk.num_recomputed_tokens
-        self._set_unused(request_id, len(self._pool.tables.get(request_id, ())), chunk.end)
-        if has_token(chunk, record, progress.info):
-            progress.saw_first_token |= chunk.end == progress.info.num_prompt_tokens
-            progress.token_steps.append(record.step)
-            progress.token_times.append(end)
-
-    def _progress(self, request_id: str) -> _RequestProgress:
-        progress = self._requests.get(request_id)
-        if progress is None:  # added to the trace since collect() looked at its requests
-            info = self._trace.requests.get(request_id) or RequestInfo(request_id, 0)
-            progress = self._requests[request_id] = _RequestProgress(info)
+    def _add_request(self, info: RequestInfo) -> _RequestProgress:
+        progress = self._requests[info.request_id] = _RequestProgress(info, self._latencies.arrive(info))
         return progress
 
-    def _end(self, request_id: str, reason: str, step: int, time: float) -> None:
-        progress = self._progress(request_id)
-        progress.finish_reason, progress.finished = reason, (step, time)
-        self._drop_unused(request_id)
-
-    def _set_unused(self, request_id: str, num_blocks: int, num_computed: int) -> None:
-        unused = num_blocks * self._trace.block_size - num_computed
-        self._num_unused_slots += unused - self._unused_slots.get(request_id, 0)
-        self._unused_slots[request_id] = unused
-
-    def _drop_unused(self, request_id: str) -> None:
-        self._num_unused_slots -= self._unused_slots.pop(request_id, 0)
-
-
-def has_token(chunk: Chunk, record: StepRecord, info: RequestInfo) -> bool:
-    """Whether a chunk gave its request an output token, whose id a recording may have left out."""
-    if chunk.sampled is not None:
-        return True
-    leaves_tokens_out = not info.prompt_token_ids
-    failed = record.finish_reasons.get(chunk.request_id) in ("error", "abort")
-    return leaves_tokens_out and not chunk.is_partial_prefill and not failed
+    def _unknown(self, request_id: str) -> _RequestProgress:
+        """Add a request that a record names although the trace has no line for it."""
+        return self._add_request(RequestInfo(request_id, 0))
 
 
 def _summarise(requests: dict[str, RequestMetrics], steps: StepMetrics, timed: bool) -> Summary:

@@ -1,31 +1,34 @@
-"""The KV pool at any step: who owns each block, what is cached, what comes next."""
+"""The KV pool at any step: the owner of each block, cached content, and the order of the free queue."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
-from workbench.trace import display
-from workbench.trace.checks import TraceError
-from workbench.trace.pool_replay import PoolReplay
-from workbench.trace.records import Keyframe, StepRecord
+from workbench.trace.attached import picture
+from workbench.trace.block_replay import BlockReplay
+from workbench.trace.errors import TraceError
+from workbench.trace.lines import Keyframe
+from workbench.trace.records import StepRecord
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 Moment = Literal["scheduled", "end"]
-"""When in a step: after scheduling, or after finished requests gave their blocks back."""
+"""A moment in a step: after scheduling, or at the end, after finished requests freed their blocks."""
 
 RESERVED, FREE, CACHED, OWNED = range(4)
-"""States of a block. RESERVED is block 0, which is never handed out; CACHED is free with content that a request
-may still find, until the block is handed out again; OWNED is in a block table."""
+"""States of a block. RESERVED is block 0, which is never handed out; CACHED is free, but its content stays in
+the prefix cache until the block is handed out again; OWNED is in a block table."""
 
 KEYFRAME_STEPS = 64
-"""Steps between two keyframes, more where the pool is large: a keyframe costs up to 8 bytes per block."""
+"""Number of steps between two keyframes; larger for a large pool, because a keyframe takes up to 8 bytes per block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,17 +37,18 @@ class PoolState:
 
     Attributes:
         step: The step.
-        moment: "scheduled" (before finished requests gave their blocks back) or "end".
+        moment: "scheduled" (before finished requests freed their blocks) or "end".
         state: RESERVED, FREE, CACHED or OWNED, uint8 [num_blocks].
         owner: Index into ``request_ids`` of the request that holds the block and was admitted first; -1 for none.
             int32 [num_blocks].
-        ref_count: Block tables that hold the block, int32 [num_blocks].
-        cached: Content is in the prefix cache, owned or not, bool [num_blocks].
+        ref_count: Number of block tables that hold the block, int32 [num_blocks].
+        cached: Whether the content is in the prefix cache, owned or not, bool [num_blocks].
         free_queue: Free block ids, next to be handed out first, int32 [num_free].
-        block_tables: Block table of every request that holds blocks, in order of admission.
-        request_ids: Requests in order of arrival; may be longer than it was at this step.
-        consistent: The number of free blocks is the one that was recorded. False for a trace of an engine with
-            other rules, whose queue order is then not to be relied on either.
+        block_tables: Block table of every request that holds blocks, in order of admission; the first KV cache group's.
+        request_ids: Requests in order of arrival; may include requests that arrived after this step.
+        other_tables: Their block tables in the groups after the first; empty with one group.
+        consistent: Whether the number of free blocks equals the recorded one. False for a trace of an engine with
+            other rules; the order of the free queue is not reliable then.
     """
 
     step: int
@@ -57,30 +61,32 @@ class PoolState:
     block_tables: dict[str, tuple[int, ...]]
     request_ids: Sequence[str]
     consistent: bool
+    other_tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, block 0 included."""
+        """Number of blocks in the pool, block 0 included."""
         return len(self.state)
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out, those with cached content included."""
+        """Number of free blocks, those with cached content included."""
         return len(self.free_queue)
 
     @property
     def num_cached_free(self) -> int:
-        """Free blocks whose content can still be found."""
+        """Number of free blocks whose content is in the prefix cache."""
         return int((self.state == CACHED).sum())
 
     @property
     def num_owned(self) -> int:
-        """Blocks in a block table."""
+        """Number of blocks in block tables."""
         return int((self.state == OWNED).sum())
 
     def owners(self, block: int) -> list[str]:
-        """Requests whose table holds the block, in order of admission."""
-        return [request_id for request_id, table in self.block_tables.items() if block in table]
+        """The requests whose block table holds the block, in order of admission."""
+        names = [name for name, table in self.block_tables.items() if block in table]
+        return names or [name for name, tables in self.other_tables.items() if any(block in table for table in tables)]
 
     def __repr__(self) -> str:
         plain = self.num_free - self.num_cached_free
@@ -90,23 +96,26 @@ class PoolState:
         )
 
     def _repr_html_(self) -> str | None:
-        return display.html("pool", self)
+        return picture("PoolState", self)
 
 
-class _ReplayKeyframe:
-    """A replay's state after a number of steps, kept small."""
+class _CompactKeyframe:
+    """The state of a replay in 4 bytes per block id, which a seek reads faster than a tuple."""
 
-    def __init__(self, replay: PoolReplay) -> None:
+    def __init__(self, replay: BlockReplay) -> None:
         self._free = np.fromiter(replay.free, np.int32, len(replay.free))
         self._cached = np.fromiter(replay.cached, np.int32, len(replay.cached))
-        self._tables = tuple(replay.tables.items())
+        self._tables = {request_id: tuple(table) for request_id, table in replay.tables.items()}
+        self._others = {rid: tuple([tuple(table) for table in tables]) for rid, tables in replay.other_tables.items()}
 
-    def replay(self, block_size: int) -> PoolReplay:
-        return PoolReplay(block_size, self._free.tolist(), self._cached.tolist(), self._tables)
+    def replay(self, trace: Trace) -> BlockReplay:
+        free, cached = (tuple(block_ids.tolist()) for block_ids in (self._free, self._cached))
+        keyframe = Keyframe(0, self._tables, free_block_ids=free, cached_block_ids=cached, other_tables=self._others)
+        return BlockReplay(trace.block_size, None, keyframe, progress=False, groups=trace.kv_cache_groups)
 
 
 class PoolHistory:
-    """The pool at every step of a trace, growing or not. Seeking costs at most the steps since a keyframe.
+    """The pool at every step of a trace, growing or not. A seek replays the steps since the nearest keyframe.
 
     Args:
         trace: A whole trace, not a slice.
@@ -119,13 +128,13 @@ class PoolHistory:
         self._request_ids: list[str] = []
         self._request_index: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._replay = PoolReplay.at_start_of(trace)
+        self._replay = BlockReplay.at_start_of(trace, progress=False)
         self._num_applied = 0
-        self._keyframes = [_ReplayKeyframe(self._replay)]
+        self._keyframes = [_CompactKeyframe(self._replay)]
         self._latest: dict[tuple[int, Moment], PoolState] = {}
 
     def state(self, index: int, moment: Moment = "scheduled") -> PoolState:
-        """The pool at a step, by its index in the trace.
+        """The pool at the step with this index in the trace.
 
         Raises:
             TraceError: The trace does not say how many blocks its pool has.
@@ -147,33 +156,30 @@ class PoolHistory:
             return self._latest[index, moment]
 
     def keyframe_before(self, index: int) -> Keyframe:
-        """The scheduler's memory before a step, to begin a trace there."""
+        """The scheduler's state before a step, so that a trace can begin there."""
         with self._lock:
             self._seek(index)
-            tables = {request_id: tuple(table) for request_id, table in self._replay.tables.items()}
-            computed: dict[str, int] = {}
-            for position in range(index - 1, -1, -1):
-                for chunk in self._trace[position].chunks:
-                    if chunk.request_id in tables:
-                        computed.setdefault(chunk.request_id, chunk.end)
-                if len(computed) == len(tables):
-                    break
-            if self._trace.keyframe is not None:  # for who has not been scheduled since the trace began
-                before = self._trace.keyframe.num_kv_computed
-                computed = {name: before[name] for name in tables if name in before} | computed
-            return Keyframe(
-                step=self._trace[index].step,
-                block_tables=tables,
-                num_kv_computed=computed,
-                free_block_ids=tuple(self._replay.free),
-                cached_block_ids=tuple(sorted(self._replay.cached)),
-            )
+            keyframe = self._replay.keyframe(self._trace[index].step)
+            return msgspec.structs.replace(keyframe, num_kv_computed=self._progress_before(index))
+
+    def _progress_before(self, index: int) -> dict[str, int]:
+        """KV progress of the requests that hold blocks before a step, from their latest chunks."""
+        tables = self._replay.tables
+        computed: dict[str, int] = {}
+        for position in range(index - 1, -1, -1):
+            for chunk in self._trace[position].chunks:
+                if chunk.request_id in tables:
+                    computed.setdefault(chunk.request_id, chunk.end)
+            if len(computed) == len(tables):
+                return computed
+        before = self._trace.keyframe.num_kv_computed if self._trace.keyframe else {}  # not scheduled since
+        return {request_id: before[request_id] for request_id in tables if request_id in before} | computed
 
     def _seek(self, index: int) -> None:
-        """Bring the replay to the end of the step before ``index``."""
+        """Move the replay to the end of the step before ``index``."""
         nearest = min(index // self._interval, len(self._keyframes) - 1)
         if self._num_applied > index or nearest * self._interval > self._num_applied:
-            self._replay = self._keyframes[nearest].replay(self._trace.block_size)
+            self._replay = self._keyframes[nearest].replay(self._trace)
             self._num_applied = nearest * self._interval
         while self._num_applied < index:
             record = self._trace[self._num_applied]
@@ -184,7 +190,7 @@ class PoolHistory:
     def _applied(self) -> None:
         self._num_applied += 1
         if self._num_applied == len(self._keyframes) * self._interval:
-            self._keyframes.append(_ReplayKeyframe(self._replay))
+            self._keyframes.append(_CompactKeyframe(self._replay))
 
     def _snapshot(self, record: StepRecord, moment: Moment) -> PoolState:
         requests = self._trace.requests
@@ -196,12 +202,13 @@ class PoolHistory:
         free = np.fromiter(replay.free, np.int32, len(replay.free))
         cached = np.zeros(self._num_blocks, bool)
         cached[np.fromiter(replay.cached, np.int64, len(replay.cached))] = True
+        tables = {request_id: tuple(table) for request_id, table in replay.tables.items()}
+        own = {request_id: replay.held(request_id) for request_id in tables}
+        blocks = np.fromiter(chain.from_iterable(own.values()), np.int64)
+        holders = np.array([self._request_index.get(request_id, -1) for request_id in tables], np.int32)
         owner = np.full(self._num_blocks, -1, np.int32)
-        ref_count = np.zeros(self._num_blocks, np.int32)
-        for request_id, table in reversed(replay.tables.items()):  # the first owner is written last
-            blocks = np.asarray(table, np.int64)
-            owner[blocks] = self._request_index.get(request_id, -1)
-            np.add.at(ref_count, blocks, 1)
+        # In reverse, so that the first owner is written last.
+        owner[blocks[::-1]] = np.repeat(holders, [len(table) for table in own.values()])[::-1]
         state = np.full(self._num_blocks, OWNED, np.uint8)
         state[free] = np.where(cached[free], CACHED, FREE)
         state[0] = RESERVED
@@ -211,10 +218,11 @@ class PoolHistory:
             moment=moment,
             state=state,
             owner=owner,
-            ref_count=ref_count,
+            ref_count=np.bincount(blocks, minlength=self._num_blocks).astype(np.int32),
             cached=cached,
             free_queue=free,
-            block_tables={request_id: tuple(table) for request_id, table in replay.tables.items()},
+            block_tables=tables,
             request_ids=self._request_ids,
             consistent=len(free) == expected,
+            other_tables={name: tuple([tuple(table) for table in held]) for name, held in replay.other_tables.items()},
         )

@@ -1,42 +1,79 @@
-"""The record of one step: what was chosen, why, where it lies in memory and what came out.
+"""The record of one step: the chosen tokens with the reasons, their places in memory, and the result.
 
-Every view, metric and export reads these records and nothing else. A record is small because it holds
-*changes*: a chunk carries the KV blocks that were added to its request's table in this step. The full table is
-still at hand (`StepRecord.block_tables`), because block tables only ever grow: a record keeps a reference to
-the request's append-only list and the length it had. A preempted request starts a new list when it resumes.
+Every view, metric and export reads these records and nothing else. A record is small because it holds *changes*: a
+chunk carries the KV blocks that were added to its request's block table in this step. The full table is still at hand
+(`StepRecord.block_tables`), because lists of blocks only ever grow: a record keeps a reference to the request's
+append-only list and the length that the list had. A preempted request starts a new list when it resumes, and a table
+whose places become 0 is a new list too.
+
+A record never changes. Facts that become known after a step has ended are lines of the trace (`Supplement`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from workbench.trace import display
-from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Tokens, Window
+from workbench._moved import moved_names
+from workbench.trace.attached import picture
+from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
+from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
+from workbench.trace.narrate import narrate
 
-SCHEMA_VERSION = 1
-"""Version of the trace file format. A reader refuses a file of another version by name."""
+_set = msgspec.structs.force_setattr
 
 MAX_MASK_CELLS = 2**28
-"""Largest attention mask that is built, in cells (256 MiB)."""
+"""Maximum size of an attention mask that is built, in cells (256 MiB)."""
 
 Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
-"""How a scheduled chunk is handled after the forward pass.
+"""The handling of a scheduled chunk after the forward pass.
 
 ``decode``: one new token of a request whose prefill is complete; samples.
 ``new_final``: the whole remaining prompt of a request first scheduled in this step; samples.
 ``intermediate``: a prompt chunk with more prompt to follow; samples nothing.
-``cached_final``: the last prompt chunk of a request admitted in an earlier step (or resumed); samples.
+``cached_final``: the last prompt chunk of a request admitted in an earlier step (or resumed); samples. "Cached" means
+that its earlier chunks are in the KV cache; it has nothing to do with the prefix cache.
 """
 
 LimitedBy = Literal[
-    "complete", "token_budget", "long_prefill_token_threshold", "partial_prefill_slot", "max_model_len", "policy"
+    "complete",
+    "token_budget",
+    "long_prefill_token_threshold",
+    "partial_prefill_slot",
+    "max_model_len",
+    "policy",
+    "state_boundary",
 ]
-"""Why a chunk is not longer. ``complete`` means it reaches the request's last known token."""
+"""Why a chunk is not longer. ``complete`` means it reaches the request's last known token, ``state_boundary`` that it
+ends where the state of recurrent layers can be cached."""
+
+
+class TableChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The change that a step made to one block table of a request.
+
+    Attributes:
+        new_block_ids: Entries appended; 0 for a place whose block is not held.
+        removed: Places that became 0: their blocks were given back, or moved to the end of the table.
+    """
+
+    new_block_ids: tuple[BlockId, ...] = ()
+    removed: tuple[Count, ...] = ()
+
+
+class Layout(NamedTuple):
+    """The KV cache group whose slots a record shows: the first one of attention.
+
+    Attributes:
+        group: Its index; None when no group is of attention.
+        block_size: Tokens per block of it.
+    """
+
+    group: int | None
+    block_size: int
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -47,14 +84,22 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
         start: ``num_kv_computed`` of the request before the step.
         num_tokens: Rows of the packed batch that belong to this chunk.
         is_partial_prefill: More of the prompt follows in a later step.
-        arm: Which of the four post-processing arms handled the chunk.
-        sampled: The sampled token id, None when this chunk samples nothing.
+        arm: Handling of the chunk after the forward pass, see `Arm`.
+        sampled: The sampled token id, None if the chunk samples nothing.
         limited_by: Why the chunk is not longer.
         new_block_ids: Physical KV blocks appended to the block table in this step. For a request admitted or
             resumed in this step this is the whole table, prefix-cache hits first.
         num_cached_tokens: Tokens found in the prefix cache at this admission (0 when not admitted in this step).
-        num_recomputed_tokens: Tokens of this chunk whose KV had been computed before a preemption threw it away.
-        text: Text this step's token added to the output ("" without a tokenizer).
+        num_recomputed_tokens: Tokens of this chunk that had been computed before a preemption freed their KV blocks.
+        text: Text that this step's tokens added to the output ("" without a tokenizer).
+        drafts: Draft tokens in the last rows of this chunk, behind the known token; -1 for one that was not known.
+        sampled_before: Tokens that this step appended before ``sampled``: accepted drafts.
+        num_accepted: Drafts that were accepted, those cut off behind the end of the request included.
+        ahead: Rejected drafts that ``start`` still counts, because with asynchronous scheduling a step is scheduled
+            before the drafts of the step before are verified. The rows that ran begin at ``start - ahead``.
+        discarded: The request had ended in the meantime, and the output of this chunk was thrown away.
+        removed: Places of the first group's block table that became 0 in this step: their blocks were given back.
+        other_groups: The changes of the block tables of the KV cache groups after the first.
     """
 
     request_id: str
@@ -68,6 +113,28 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: Tokens = 0
     num_recomputed_tokens: Tokens = 0
     text: str = ""
+    drafts: tuple[DraftId, ...] = ()
+    sampled_before: tuple[TokenId, ...] = ()
+    num_accepted: Tokens = 0
+    ahead: Tokens = 0
+    discarded: bool = False
+    removed: tuple[Count, ...] = ()
+    other_groups: tuple[TableChange, ...] = ()
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """Tokens that this step appended to the output, in order: accepted drafts, and the token after them."""
+        return () if self.sampled is None else (*self.sampled_before, self.sampled)
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first row that ran."""
+        return self.start - self.ahead
+
+    @property
+    def num_kv(self) -> int:
+        """Length of the request's KV as its last row saw it."""
+        return self.start - self.ahead + self.num_tokens
 
     @property
     def end(self) -> int:
@@ -103,13 +170,13 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the attention kernel of a step was handed; the same for every layer with the same window.
+    """The launch of a step's attention kernel; it is the same for every layer with the same window.
 
     Attributes:
         backend: Name of the attention backend that ran.
-        grid: Launch grid in threads (x, y, z); empty where the backend has no grid.
-        threadgroup: Threads per threadgroup (x, y, z); empty where there are none.
-        block_q: Query rows per work item at most.
+        grid: Launch grid in threads (x, y, z); empty if the backend has no grid.
+        threadgroup: Threads per threadgroup (x, y, z); empty if there are none.
+        block_q: Maximum number of query rows per work item.
         block_kv: KV positions per inner tile.
         num_heads: Query heads.
         num_kv_heads: KV heads.
@@ -131,7 +198,10 @@ class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str = ""
     windows: tuple[Window, ...] = (-1,)
     work_items: tuple[WorkItem, ...] = ()
-    details: dict[str, Any] = {}
+    details: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "details")
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -143,59 +213,17 @@ class Event(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
-    """What a request asked for, written to the trace when it arrives.
-
-    Attributes:
-        request_id: The request.
-        num_prompt_tokens: Length of the prompt in tokens.
-        prompt_token_ids: The prompt; empty when a recording leaves tokens out.
-        prompt: The prompt as text, when there was one.
-        max_tokens: Output tokens at most.
-        arrival_step: The first step whose scheduling could see the request.
-        arrival_time: Seconds since the start of the trace.
-        priority: Smaller is served first under the "priority" policy.
-        sampling: Sampling parameters that differ from the defaults, by name.
-    """
-
-    request_id: str
-    num_prompt_tokens: Rows
-    prompt_token_ids: tuple[TokenId, ...] = ()
-    prompt: str = ""
-    max_tokens: Count = 16
-    arrival_step: Count = 0
-    arrival_time: Seconds = 0.0
-    priority: int = 0
-    sampling: dict[str, Any] = {}
-
-
-class TraceMeta(msgspec.Struct, frozen=True, tag="meta", tag_field="kind"):
-    """First line of a trace: where it comes from and under which configuration.
-
-    Attributes:
-        schema_version: Version of this format.
-        source: "engine", "simulation", or another engine's name and version, such as "vllm 0.33.0".
-        config: The engine configuration by field name.
-        model: Facts about the model (name, layers, heads, dtype), by name.
-        versions: Versions of the software that wrote the trace.
-        created: Wall-clock time of the first step, seconds since the epoch.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    source: str = "engine"
-    config: dict[str, Any] = {}
-    model: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-    created: Seconds = 0.0
-
-
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag="step", tag_field="kind"):
-    """One engine step. Immutable; all sequences are in scheduling order.
+    """One engine step. Immutable: mappings are copied and frozen. All sequences are in scheduling order.
+
+    With asynchronous scheduling a record is one iteration: what was scheduled in it (batch k), what ended at its end
+    with the output of batch k - 1 (``finished``, ``free_blocks_end``), and the tokens of batch k itself, which are
+    known an iteration later. A record is made when it is complete.
 
     Attributes:
         step: Index of the step.
         time: Start of the step in seconds since the start of the trace.
-        chunks: What was scheduled, in scheduling order; ``chunks[i]`` is sequence ``i`` of the packed batch.
+        chunks: The scheduled chunks, in scheduling order; ``chunks[i]`` is sequence ``i`` of the packed batch.
         arrived: Requests added since the previous step.
         admitted: Requests taken from the waiting queue for the first time.
         resumed: Preempted requests taken back from the waiting queue.
@@ -205,18 +233,19 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         running: Running requests after scheduling, in admission order.
         waiting: Waiting requests after scheduling, in queue order.
         waiting_reason: Why the waiting requests that are not named in ``passed_over`` were left out.
-        passed_over: Reasons of waiting requests that have one of their own.
+        passed_over: Individual reasons for waiting requests that ``waiting_reason`` does not explain.
         finish_reasons: "length", "stop", "error" or "abort" for each request in ``finished``.
         preempt_reasons: Why each request in ``preempted`` was chosen.
         unscheduled_block_ids: Blocks that a request in ``preempted`` had been given in this very step, before it was
-            taken out of the batch again; they are in no chunk.
-        free_blocks: Free KV blocks after scheduling, before finished requests gave theirs back.
+            taken out of the batch again; they are in no chunk. It may have needed none.
+        unscheduled_changes: The same for the KV cache groups after the first.
+        free_blocks: Free KV blocks after scheduling, before the blocks of finished requests are freed.
         free_blocks_end: Free KV blocks after the step.
         cached_block_ids: Blocks whose content was published to the prefix cache in this step.
         token_budget: ``max_num_batched_tokens`` in force.
-        long_prefill_cap: Chunk cap in force in this step, 0 for none.
+        long_prefill_cap: Maximum length of a prefill chunk in this step, 0 for none.
         timings: Seconds spent in "schedule", "prepare", "forward", "sample" and "update".
-        kernel: What the attention kernel was handed; None in a simulation.
+        kernel: The launch of the attention kernel; None in a simulation.
     """
 
     step: Count
@@ -231,31 +260,61 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     waiting_reason: str = ""
-    passed_over: dict[str, str] = {}
-    finish_reasons: dict[str, str] = {}
-    preempt_reasons: dict[str, str] = {}
-    unscheduled_block_ids: dict[str, tuple[BlockId, ...]] = {}
+    passed_over: Mapping[str, str] = EMPTY
+    finish_reasons: Mapping[str, str] = EMPTY
+    preempt_reasons: Mapping[str, str] = EMPTY
+    unscheduled_block_ids: Mapping[str, tuple[BlockId, ...]] = EMPTY
+    unscheduled_changes: Mapping[str, tuple[TableChange, ...]] = EMPTY
     free_blocks: Count = 0
     free_blocks_end: Count = 0
     cached_block_ids: tuple[BlockId, ...] = ()
     token_budget: Count = 0
     long_prefill_cap: Count = 0
-    timings: dict[str, Seconds] = {}
+    timings: Mapping[str, Seconds] = EMPTY
     kernel: KernelLaunch | None = None
 
-    # -- block tables: attached by whoever appends the record to a trace -------------------------------------
+    def __post_init__(self) -> None:
+        # Without a loop and a call for every field: a record is made in every step.
+        if type(timings := self.timings) is not FrozenDict:
+            _set(self, "timings", FrozenDict(timings) if timings else EMPTY)
+        if type(self.passed_over) is not FrozenDict:
+            freeze_field(self, "passed_over")
+        if type(self.finish_reasons) is not FrozenDict:
+            freeze_field(self, "finish_reasons")
+        if type(self.preempt_reasons) is not FrozenDict:
+            freeze_field(self, "preempt_reasons")
+        if type(self.unscheduled_block_ids) is not FrozenDict:
+            freeze_field(self, "unscheduled_block_ids")
+        if type(self.unscheduled_changes) is not FrozenDict:
+            freeze_field(self, "unscheduled_changes")
 
-    def attach_block_tables(self, block_size: int, tables: Sequence[list[int]]) -> None:
+    # -- block tables: attached when the record is made by a scheduler or loaded into a trace ------------------
+
+    def attach_block_tables(self, layout: Layout | int, tables: Sequence[list[int]]) -> None:
         """Give the record its full block tables. Called once, by the scheduler or by a trace that is loaded.
 
         Args:
-            block_size: Tokens per KV block.
+            layout: The only KV cache group, or its block size.
             tables: For each chunk the request's append-only list of block ids; the present length is kept.
         """
-        self.__dict__["_block_size"] = block_size
-        # Two tuples rather than one of pairs: the cyclic garbage collector then has one object a step to look at.
-        self.__dict__["_tables"] = tuple(tables)
-        self.__dict__["_table_lengths"] = tuple(map(len, tables))
+        attached = self.__dict__
+        attached["_layout"] = Layout(0, layout) if isinstance(layout, int) else layout
+        # Two tuples rather than one of pairs: the cyclic garbage collector then has fewer objects to look at.
+        attached["_tables"] = tuple(tables)
+        attached["_table_lengths"] = tuple(map(len, tables))
+
+    def attach_tables_of_groups(self, layout: Layout, tables: Sequence[Sequence[tuple[list[int], int]]]) -> None:
+        """The same for several KV cache groups, or tables that have grown since.
+
+        Args:
+            layout: The group whose slots the record shows.
+            tables: For each chunk and group the list of block ids and its length after scheduling.
+        """
+        attached = self.__dict__
+        attached["_layout"] = layout
+        attached["_tables"] = tuple([groups[0][0] for groups in tables])
+        attached["_table_lengths"] = tuple([groups[0][1] for groups in tables])
+        attached["_other_tables"] = tuple([tuple(groups[1:]) for groups in tables])
 
     @property
     def has_block_tables(self) -> bool:
@@ -263,27 +322,54 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         return "_tables" in self.__dict__
 
     @property
-    def block_size(self) -> int:
-        """Tokens per KV block."""
+    def _attached_layout(self) -> Layout:
         try:
-            return self.__dict__["_block_size"]
+            return self.__dict__["_layout"]
         except KeyError:
             raise AttributeError(
                 "this StepRecord is not part of a Trace: block tables come from the records before it; "
                 "use Trace.load(path)[step]"
             ) from None
 
-    def block_table(self, index: int) -> list[int]:
-        """The block table of ``chunks[index]`` after scheduling, as physical block ids in logical order."""
-        _ = self.block_size
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block, of the first group of attention."""
+        return self._attached_layout.block_size
+
+    def block_table(self, index: int, group: int = 0) -> list[int]:
+        """The block table of ``chunks[index]`` after scheduling, as physical block ids in logical order.
+
+        Args:
+            index: Index of the chunk.
+            group: The KV cache group. A place whose block is not held is 0.
+        """
+        _ = self._attached_layout
+        if group:
+            table, length = self.__dict__["_other_tables"][index][group - 1]
+            return table[:length]
         return self.__dict__["_tables"][index][: self.__dict__["_table_lengths"][index]]
 
     @property
+    def num_groups(self) -> int:
+        """Number of KV cache groups; 1 in a record without chunks."""
+        others = self.__dict__.get("_other_tables", ())
+        return 1 + len(others[0]) if others else 1
+
+    @property
     def block_tables(self) -> dict[str, list[int]]:
-        """Full block table after scheduling, for each scheduled request."""
+        """Full block table after scheduling, for each scheduled request; with several KV cache groups the first's."""
         return {chunk.request_id: self.block_table(i) for i, chunk in enumerate(self.chunks)}
 
-    # -- what follows from the chunks ------------------------------------------------------------------------
+    @property
+    def block_tables_by_group(self) -> dict[str, tuple[list[int], ...]]:
+        """Full block tables after scheduling, one per KV cache group, for each scheduled request."""
+        groups = range(self.num_groups)
+        return {
+            chunk.request_id: tuple([self.block_table(i, group) for group in groups])
+            for i, chunk in enumerate(self.chunks)
+        }
+
+    # -- derived from the chunks -----------------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
@@ -321,24 +407,29 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     @property
     def seqused_k(self) -> list[int]:
         """KV length of each sequence, this step's tokens included."""
-        return [chunk.end for chunk in self.chunks]
+        return [chunk.num_kv for chunk in self.chunks]
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """Position of every packed row in its own sequence, int32 [T]."""
-        parts = [np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in self.chunks]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        """Position of every packed row in its own sequence, int32 [T], read-only."""
+        parts = [np.arange(chunk.first_position, chunk.num_kv, dtype=np.int32) for chunk in self.chunks]
+        return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int32))
 
     @cached_property
     def slot_mapping(self) -> np.ndarray:
-        """KV slot (block id * block_size + offset) that every packed row writes, int64 [T]."""
-        size = self.block_size
+        """KV slot (block id * block_size + offset) that every packed row writes, int64 [T], read-only.
+
+        With several KV cache groups those of the first group of attention; empty when there is none.
+        """
+        group, size = self._attached_layout
+        if group is None:
+            return _read_only(np.zeros(0, np.int64))
         parts = []
         for index, chunk in enumerate(self.chunks):
-            positions = np.arange(chunk.start, chunk.end, dtype=np.int64)
-            table = np.asarray(self.block_table(index), dtype=np.int64)
+            positions = np.arange(chunk.first_position, chunk.num_kv, dtype=np.int64)
+            table = np.asarray(self.block_table(index, group), dtype=np.int64)
             parts.append(table[positions // size] * size + positions % size)
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
     def mask(self) -> np.ndarray:
         """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend.
@@ -358,10 +449,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         mask = np.zeros((self.num_tokens, int(ends.sum())), dtype=bool)
         row = column = 0
         for chunk in self.chunks:
-            rows = np.arange(chunk.start, chunk.end)[:, None]
-            keys = np.arange(chunk.end)[None, :]
-            mask[row : row + chunk.num_tokens, column : column + chunk.end] = keys <= rows
-            row, column = row + chunk.num_tokens, column + chunk.end
+            rows = np.arange(chunk.first_position, chunk.num_kv)[:, None]
+            keys = np.arange(chunk.num_kv)[None, :]
+            mask[row : row + chunk.num_tokens, column : column + chunk.num_kv] = keys <= rows
+            row, column = row + chunk.num_tokens, column + chunk.num_kv
         return mask
 
     @property
@@ -381,8 +472,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
             *(Event(self.step, "finish", rid, self.finish_reasons.get(rid, "")) for rid in self.finished),
         )
 
+    def __str__(self) -> str:
+        return narrate(self)
+
     def _repr_html_(self) -> str | None:
-        return display.html("step", self)
+        return picture("StepRecord", self)
 
     def chunk(self, request_id: str) -> Chunk:
         """The chunk of a request in this step.
@@ -397,35 +491,19 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
 
 
-class Keyframe(msgspec.Struct, frozen=True, tag="keyframe", tag_field="kind"):
-    """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
-
-    Attributes:
-        step: The step that follows.
-        block_tables: Block table of every request that holds KV blocks, in order of admission.
-        num_kv_computed: KV progress of the same requests.
-        free_block_ids: The free queue, next to be handed out first.
-        cached_block_ids: Every block whose content is in the prefix cache, owned or free.
-    """
-
-    step: Count
-    block_tables: dict[str, tuple[BlockId, ...]] = {}
-    num_kv_computed: dict[str, Tokens] = {}
-    free_block_ids: tuple[BlockId, ...] = ()
-    cached_block_ids: tuple[BlockId, ...] = ()
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
 
 
-TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
-"""How a trace ended: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
-scheduled, "max_steps" when the steps asked for were taken, "cut" when its file ends too early."""
-
-
-class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """Last line of a trace: how it ended and how many steps came before."""
-
-    reason: TraceEndReason = ""
-    num_steps: Count = 0
-
-
-TraceLine = TraceMeta | RequestInfo | Keyframe | StepRecord | TraceEnd
-"""What a line of a trace file decodes to, told apart by its "kind" field."""
+__getattr__ = moved_names(
+    __name__,
+    f"{__package__}.lines",
+    "SCHEMA_VERSION",
+    "Keyframe",
+    "RequestInfo",
+    "TraceEnd",
+    "TraceEndReason",
+    "TraceLine",
+    "TraceMeta",
+)

@@ -7,68 +7,94 @@ import gc
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from workbench.trace.checks import TraceError
+from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
-from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceEnd, TraceLine
+from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
+from workbench.trace.records import StepRecord
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 log = logging.getLogger("workbench")
 
+T = TypeVar("T")
+
 
 def save(trace: Trace, path: str | os.PathLike[str], *, progress: bool) -> None:
     """Write a trace under a temporary name and rename it; see ``Trace.save``."""
     is_gzip_path(path)
+    with replaced_when_complete(path) as unfinished:
+        writer = TraceWriter(unfinished, trace.meta)
+        try:
+            num_lines = len(trace.requests) + len(trace) + len(trace.supplements)
+            for line in _with_progress(lines_of(trace), num_lines, f"save {Path(path).name}", progress):
+                writer.write(line, flush=False)
+            writer.close(trace.end)
+        finally:
+            writer.abandon()
+
+
+@contextlib.contextmanager
+def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file whole or not at all.
+
+    Yields:
+        A path beside the file. A file written there takes the place of the old one at the end of the block; it is
+        removed if the block raises.
+    """
     target = Path(path)
-    writer = TraceWriter(target.with_name(f".{secrets.token_hex(4)}-{target.name}"), trace.meta)
+    unfinished = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
     try:
-        num_lines = len(trace.requests) + len(trace)
-        for line in _with_progress(lines_of(trace), num_lines, f"save {target.name}", progress):
-            writer.write(line, flush=False)
-        writer.close(trace.end)
-        os.replace(writer.path, target)
-    except BaseException:
-        writer.discard()
-        raise
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def lines_of(trace: Trace) -> Iterator[TraceLine]:
-    """The lines between the meta line and the end line, each request before the step that first could see it."""
+    """The lines between the meta line and the end line.
+
+    Each request comes before the step that first could see it, each supplement directly after its step.
+    """
     steps = tuple(trace)  # before the requests, so that on a growing trace no step names one that is not written
+    supplements: defaultdict[int, list[Supplement]] = defaultdict(list)
+    for supplement in trace.supplements:
+        supplements[supplement.step].append(supplement)
     requests = iter(trace.arrivals())
-    before, info = next(requests, (0, None))
+    waiting = next(requests, None)
     for index, record in enumerate(steps):
-        while info is not None and before <= index:
-            yield info
-            before, info = next(requests, (0, None))
+        while waiting is not None and waiting[0] <= index:
+            yield waiting[1]
+            waiting = next(requests, None)
         if index == 0 and trace.keyframe is not None:
             yield trace.keyframe
         yield record
-    if info is not None:
-        yield info
+        yield from supplements[record.step]
+    if waiting is not None:
+        yield waiting[1]
     yield from (info for _, info in requests)
 
 
 def load(kind: type[Trace], path: str | os.PathLike[str], *, progress: bool) -> Trace:
     """Read a trace and check every line; see ``Trace.load``."""
-    trace = None
-    lines = _with_progress(read_lines(path), None, f"load {Path(path).name}", progress)
+    trace: Trace | None = None
     with _no_cyclic_gc():
-        for number, line in enumerate(lines, start=1):
+        for number, line in _with_progress(read_lines(path), None, f"load {Path(path).name}", progress):
             try:
-                if trace is None:
+                if isinstance(line, TraceMeta):
                     trace = kind(line)
-                else:
+                elif trace is not None:
                     _take(trace, line)
             except TraceError as problem:
                 raise TraceError(f"{path}, line {number}: {problem}") from None
-    for problem in trace.problems:
-        log.warning("%s; %d steps were read", problem, len(trace))
+    assert trace is not None, "read_lines yields the meta line first"
+    for text in trace.problems:
+        log.warning("%s; %d steps were read", text, len(trace))
     return trace
 
 
@@ -80,16 +106,18 @@ def _take(trace: Trace, line: TraceLine | str) -> None:
         trace.add_request(line)
     elif isinstance(line, Keyframe):
         trace.start_from(line)
+    elif isinstance(line, Supplement):
+        trace.add_supplement(line)
     elif isinstance(line, TraceEnd):
         if line.num_steps != len(trace):
             raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(trace)}")
         trace.end = line.reason
-    else:
+    elif isinstance(line, str):
         trace.end = "cut"
         trace.problems.append(line)
 
 
-def _with_progress(lines: Iterator[Any], total: int | None, title: str, progress: bool) -> Iterator[Any]:
+def _with_progress(lines: Iterable[T], total: int | None, title: str, progress: bool) -> Iterable[T]:
     if not progress:
         return lines
     from tqdm.auto import tqdm
@@ -99,7 +127,7 @@ def _with_progress(lines: Iterator[Any], total: int | None, title: str, progress
 
 @contextlib.contextmanager
 def _no_cyclic_gc() -> Iterator[None]:
-    """Records hold no cycles: looking for some while millions of them are made only takes time."""
+    """Pause the cyclic garbage collector: records hold no cycles, and searching millions of them takes time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

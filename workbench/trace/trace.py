@@ -1,53 +1,47 @@
-"""The trace of a run: every step record in order, with what is needed to read them."""
+"""The trace of a run: every step record in order, with the requests and the configuration."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from workbench.trace import display, storage
-from workbench.trace.checks import BlockTableReplay, TraceError, block_size_of, num_blocks_of
-from workbench.trace.recording import Recording
-from workbench.trace.records import (
-    Event,
-    Keyframe,
-    RequestInfo,
-    StepRecord,
-    TraceEndReason,
-    TraceLine,
-    TraceMeta,
-)
-from workbench.trace.requests import Requests
+from workbench.trace import storage
+from workbench.trace.attached import picture, with_attached_methods
+from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
+from workbench.trace.errors import TraceError
+from workbench.trace.file import TraceWriter
+from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.records import Event, StepRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.trace.file import TraceWriter
     from workbench.trace.metrics import TraceMetrics
     from workbench.trace.pool_state import Moment, PoolState
 
 
+@with_attached_methods
 class Trace:
-    """Every step of a run, in order: a sequence of StepRecord with the requests and the configuration beside it.
+    """Every step of a run, in order: a sequence of StepRecord, with the requests and the configuration.
 
     One thread may append while others read: what was appended never changes. ``trace[k]``, negative indices and
     ``trace[j:k]`` work as on a list; a slice shares its records with the trace it was taken from.
 
     Args:
-        meta: Where the trace comes from.
+        meta: The trace's source and configuration.
 
     Attributes:
-        meta: Where the trace comes from and under which configuration.
+        meta: The trace's source and configuration.
         requests: RequestInfo by request id, in order of arrival.
         block_size: Tokens per KV block.
-        num_blocks: KV blocks of the pool, block 0 included; None where the configuration does not say.
+        kv_cache_groups: Its KV cache groups; one of full attention unless the configuration says otherwise.
+        num_blocks: KV blocks of the pool, block 0 included; None if the configuration does not say.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
-        problems: What was wrong with the file the trace was loaded from, in words; empty for a whole one.
+        problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
     Raises:
         TraceError: The configuration's block_size or num_blocks is not a sensible number.
@@ -60,18 +54,30 @@ class Trace:
         (1, ('r0',))
     """
 
+    # Methods that other rooms attach (the table is in workbench/__init__.py), declared for type checkers.
+    to_html: Callable[..., None]
+    watch: Callable[..., Any]
+    explain: Callable[..., Any]
+    tune: Callable[..., Any]
+    whatif: Callable[..., Trace]
+    view: Callable[..., Any]
+    show: Callable[..., Any]
+    figure: Callable[..., Any]
+    plot: Callable[..., Any]
+
     def __init__(self, meta: TraceMeta) -> None:
         self.meta = meta
         self.block_size = block_size_of(meta)
+        self.kv_cache_groups = groups_of(meta)
         self.num_blocks = num_blocks_of(meta)
         self.end: TraceEndReason = ""
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None
         self._steps: list[StepRecord] = []
-        self._replay = BlockTableReplay(meta)
-        self._recording: Recording | None = None
-        self._writing = threading.Lock()  # between whoever appends and a recording that catches up with the trace
+        self._supplements: dict[tuple[int, str], Supplement] = {}
+        self._checker = TraceChecker(meta)
+        self._run = _Run(self)
         self._whole: Trace = self
         self._offset = 0
         self._lazy: dict[str, Any] = {}
@@ -83,95 +89,143 @@ class Trace:
         """Add what a request asked for; it comes before the first step that names the request.
 
         Raises:
-            TraceError: The request id is in the trace already, or the trace is a slice.
+            TraceError: The request id is in the trace already, or the trace is a slice or continued by another one.
         """
-        self._check_writable()
-        with self._writing:
-            self._replay.add_request(info)
+        with self._run.lock:
+            self._check_writable()
+            self._checker.add_request(info)
             self.requests.add(info, len(self._steps))
-            self._record(info)
+            self._run.record(info)
 
     def start_from(self, keyframe: Keyframe) -> None:
         """Begin in the middle of a run: takes the block tables and the free queue from the keyframe.
 
         Raises:
-            TraceError: There are steps already, or the keyframe names an unknown request or a block twice.
+            TraceError: There are steps already, the keyframe names an unknown request or a block twice, or the trace
+                is a slice or continued by another one.
         """
-        self._check_writable()
-        with self._writing:
-            self._replay.start_from(keyframe)
+        with self._run.lock:
+            self._check_writable()
+            self._checker.start_from(keyframe)
             self._keyframe = keyframe
-            self._record(keyframe)
+            self._run.record(keyframe)
 
     def append(self, record: StepRecord) -> None:
         """Add the next step. A record that comes without block tables is checked and given them.
 
         Raises:
-            TraceError: The record is not the next step, or does not follow from those before it.
+            TraceError: The record is not the next step or does not follow from those before it, or the trace is a
+                slice or continued by another one.
         """
-        self._check_writable()
-        with self._writing:
+        run, steps = self._run, self._steps
+        run.lock.acquire()  # in every step; a with statement takes twice the time
+        try:
+            if run.newest is not self:
+                self._check_writable()
             if not record.has_block_tables:
-                self._replay.follow(record)
-            elif self._steps and record.step != self._steps[-1].step + 1:
-                raise TraceError(f"step {record.step} follows step {self._steps[-1].step}: steps must be contiguous")
-            self._steps.append(record)
-            self._record(record)
+                self._checker.check(record)
+            elif steps and record.step != steps[-1].step + 1:
+                raise TraceError(f"step {record.step} follows step {steps[-1].step}: steps must be contiguous")
+            steps.append(record)
+            if run.writer is not None:
+                run.record(record)
+        finally:
+            run.lock.release()
+
+    def add_supplement(self, supplement: Supplement) -> None:
+        """Add facts that became known about a step after its record was made; the record stays as it is.
+
+        May be called from any thread. If the run continues in another trace (``continued_from``), that one gets the
+        supplement. If the step is no longer in that trace, only the recording gets it.
+
+        Raises:
+            TraceError: There is no such step yet, it has a supplement of this name already, or the trace is a slice.
+        """
+        self._check_whole()
+        run = self._run
+        with run.lock:
+            if run.newest._check_supplement(supplement):
+                run.newest._supplements[supplement.step, supplement.name] = supplement
+            run.record(supplement)
+
+    def _check_supplement(self, supplement: Supplement) -> bool:
+        """Whether the step of a supplement is in the trace; False if the trace begins after it."""
+        first = self._steps[0].step if self._steps else self._keyframe.step if self._keyframe is not None else 0
+        if supplement.step >= first + len(self._steps):
+            raise TraceError(
+                f"supplement {supplement.name!r} names step {supplement.step}, the trace has {self.steps_in_words}"
+            )
+        if (supplement.step, supplement.name) in self._supplements:
+            raise TraceError(f"step {supplement.step} has a supplement {supplement.name!r} already")
+        return supplement.step >= first
 
     def record_to(self, path: str | os.PathLike[str]) -> TraceWriter:
-        """Write the trace to a file while it grows: what there is now, then every step as it is appended.
+        """Write the trace to a file while it grows: its present contents, then every line as it is added.
 
-        A file that cannot be written any more (a full disk) ends the recording with a warning, not the run. There is
-        one recording at a time: a second call goes on in the new file, and leaves the first one without an end line
-        unless its writer was closed before.
+        A file that can no longer be written (a full disk) ends the recording with a warning, not the run. There is one
+        recording of a run at a time: a second call continues in the new file, and leaves the first one without an end
+        line unless its writer was closed before. If the run continues in another trace, that one is recorded.
 
         Args:
             path: A .jsonl or .jsonl.gz file; replaced if it exists.
 
         Returns:
             The writer; its ``close(reason)`` ends the recording.
+
+        Raises:
+            TraceError: The file's name has another ending, or the trace is a slice.
+            OSError: The file cannot be written.
         """
-        self._check_writable()
-        with self._writing:
-            self._recording = Recording(path, self.meta, storage.lines_of(self))
-            return self._recording.writer
+        self._check_whole()
+        with self._run.lock:
+            writer = TraceWriter(path, self.meta)
+            try:
+                for line in storage.lines_of(self._run.newest):
+                    writer.write(line, flush=False)
+            except BaseException:
+                writer.abandon()
+                raise
+            self._run.writer = writer
+            return writer
 
-    def _record(self, line: TraceLine) -> None:
-        if self._recording is not None and not self._recording.write(line):
-            self._recording = None
-
-    def _check_writable(self) -> None:
+    def _check_whole(self) -> None:
         if self._whole is not self:
             raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")
 
-    def continued_from(self, keyframe: Keyframe) -> Trace:
-        """The run from a step on as a trace of its own, which is appended to from now on in place of this one.
+    def _check_writable(self) -> None:
+        self._check_whole()
+        if self._run.newest is not self:
+            raise TraceError("this trace is continued by another one: add to that one")
 
-        So a run that goes on for long forgets its beginning: neither the steps before nor the requests that had
-        ended by then are part of the new trace. This one stays as it is; a recording goes on with the new one.
+    def continued_from(self, keyframe: Keyframe) -> Trace:
+        """The run from a step on as another trace, which is appended to from now on in place of this one.
+
+        So a long run forgets its beginning: neither the steps before nor the requests that had ended by then are part
+        of the new trace. This one stays as it is; a recording continues with the new one.
 
         Args:
             keyframe: The scheduler's memory before one of the steps.
 
         Raises:
-            TraceError: The trace is a slice or does not hold the keyframe's step.
+            TraceError: The trace is a slice, does not hold the keyframe's step, or is continued already.
         """
-        self._check_writable()
-        with self._writing:
+        with self._run.lock:
+            self._check_writable()
             start = keyframe.step - self[0].step if len(self) else 0
             if not 0 <= start < len(self):
-                raise TraceError(f"a trace cannot go on from step {keyframe.step}: it has {self.steps_in_words}")
+                raise TraceError(f"a trace cannot continue from step {keyframe.step}: it has {self.steps_in_words}")
             first = self[start]
             unfinished = {*first.running, *first.waiting, *first.aborted}
             trace = Trace(self.meta)
             for before, info in self.arrivals():
                 if before > start or info.request_id in unfinished:
-                    trace._replay.add_request(info)
+                    trace._checker.add_request(info)
                     trace.requests.add(info, max(0, before - start))
             trace.start_from(keyframe)
             trace._steps = self._steps[start:]
+            trace._supplements = {key: said for key, said in self._supplements.items() if said.step >= first.step}
             trace.problems = list(self.problems)
-            self._recording, trace._recording = None, self._recording
+            trace._run, self._run.newest = self._run, trace
             return trace
 
     # -- files --------------------------------------------------------------------------------------------------
@@ -201,7 +255,8 @@ class Trace:
             progress: Show a progress bar.
 
         Raises:
-            TraceError: Not a trace, another schema version, or contents that contradict themselves, with the line.
+            TraceError: Not a trace, a version that cannot be read, or contents that contradict themselves, with the
+                line.
             OSError: The file cannot be read.
         """
         return storage.load(cls, path, progress=progress)
@@ -209,7 +264,7 @@ class Trace:
     # -- reading ------------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Mapping[str, Any]:
         """The engine configuration by field name."""
         return self.meta.config
 
@@ -228,9 +283,39 @@ class Trace:
         return self.requests.arrivals()
 
     @property
+    def supplements(self) -> list[Supplement]:
+        """Facts that became known about steps after their records were made, in the order in which they came."""
+        return [said for said in list(self._whole._supplements.values()) if self._holds(said.step)]
+
+    def supplement(self, step: int, name: str) -> Mapping[str, Any] | None:
+        """The facts of one name that became known about a step after its record was made.
+
+        Args:
+            step: Index of the step (``StepRecord.step``).
+            name: The kind of facts, such as "shadow".
+
+        Returns:
+            The facts, None as long as there are none.
+        """
+        said = self._whole._supplements.get((step, name))
+        return said.facts if said is not None and self._holds(step) else None
+
+    def _holds(self, step: int) -> bool:
+        return bool(self._steps) and self._steps[0].step <= step <= self._steps[-1].step
+
+    @property
     def events(self) -> list[Event]:
         """Everything that happened to requests, with reasons, in order."""
         return [event for record in self for event in record.events]
+
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """Every step, in order; the same as ``tuple(trace)``."""
+        return tuple(self)
+
+    def summary(self) -> TraceMetrics:
+        """The same as ``metrics()``."""
+        return self.metrics()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -256,7 +341,7 @@ class Trace:
     def _slice(self, start: int, stop: int) -> Trace:
         part = Trace(self.meta)
         part._steps = self._steps[start:stop]
-        part._whole, part._offset = self._whole, self._offset + start
+        part._whole, part._offset, part._run = self._whole, self._offset + start, self._run
         part.problems = list(self.problems)
         for before, info in self.arrivals():
             if before < stop or stop == len(self):
@@ -267,7 +352,7 @@ class Trace:
 
     @property
     def steps_in_words(self) -> str:
-        """Which steps of the run are here."""
+        """The steps of the run that are in the trace, for a message."""
         if not len(self) or self[0].step == 0:
             return f"{len(self)} steps"
         return f"steps {self[0].step} to {self[-1].step}"
@@ -313,6 +398,7 @@ class Trace:
             "meta": msgspec.to_builtins(self.meta),
             "requests": [msgspec.to_builtins(info) for info in self.requests.values()],
             "steps": [msgspec.to_builtins(record) for record in self],
+            "supplements": [msgspec.to_builtins(supplement) for supplement in self.supplements],
             "end": self.end,
         }
 
@@ -332,23 +418,6 @@ class Trace:
 
         to_chrome_trace(self, path)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that shows the trace, step by step, in one file that needs no network.
-
-        Raises:
-            TraceError: This installation comes without the views.
-        """
-        views = _views("export_html")
-        views.to_html(self, path)
-
-    def watch(self, **options: Any) -> Any:
-        """A view of the trace for a notebook cell; each call makes a new one.
-
-        Args:
-            **options: ``other`` (a trace to compare with), ``panels`` and ``theme`` of `workbench.viz.widget.watch`.
-        """
-        return _views("").watch(self, **options)
-
     def __repr__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
@@ -358,12 +427,54 @@ class Trace:
         )
 
     def _repr_html_(self) -> str | None:
-        return display.html("trace", self)
+        return picture("Trace", self)
 
 
-def _views(module: str) -> Any:
-    """A module of the views, which know the trace while the trace does not know them."""
-    try:
-        return importlib.import_module(f"workbench.viz.{module}".rstrip("."))
-    except ModuleNotFoundError as problem:
-        raise TraceError(f"the views are not installed ({problem}): reinstall inference-workbench") from None
+class Requests(Mapping[str, RequestInfo]):
+    """RequestInfo by request id, in order of arrival. May be iterated while the engine adds to it."""
+
+    def __init__(self) -> None:
+        self._arrivals: dict[str, tuple[int, RequestInfo]] = {}
+
+    def add(self, info: RequestInfo, num_steps_before: int) -> None:
+        """Add a request that arrives after this number of steps of the trace."""
+        self._arrivals[info.request_id] = (num_steps_before, info)
+
+    def arrivals(self) -> list[tuple[int, RequestInfo]]:
+        """Each request with the number of steps in the trace before it was added."""
+        return list(self._arrivals.values())
+
+    def __getitem__(self, request_id: str) -> RequestInfo:
+        return self._arrivals[request_id][1]
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._arrivals
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._arrivals))
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __repr__(self) -> str:
+        return f"requests({', '.join(map(repr, self))})"
+
+
+class _Run:
+    """The state shared by the traces of one run, each of which continues the one before (``Trace.continued_from``).
+
+    Attributes:
+        newest: The trace that steps are added to.
+        writer: The file that the run is recorded to.
+        lock: Held while something is added: the engine adds steps, other threads add supplements.
+    """
+
+    def __init__(self, newest: Trace) -> None:
+        self.newest = newest
+        self.writer: TraceWriter | None = None
+        self.lock = threading.Lock()
+
+    def record(self, line: TraceLine) -> None:
+        """Write a line to the recording, if there is one."""
+        if self.writer is not None and not self.writer.record(line):
+            self.writer = None

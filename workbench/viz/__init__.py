@@ -1,7 +1,6 @@
 """Views of a trace: static pictures, a notebook widget, a served dashboard and a single-file page.
 
-All of them are drawn from a Trace and nothing else; a live engine is a trace that still grows, with a few methods
-to control it.
+All of them are drawn from a Trace alone. A live engine is a trace that still grows, with a few methods to control it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["watch"]
 
 
 def watch(source: Any, **options: Any) -> TraceView:
-    """A new live view of a trace or an engine for a notebook cell; see ``workbench.viz.widget.watch``."""
+    """Show a trace or an engine in a notebook cell; see `workbench.viz.widget.watch`."""
     from workbench.viz.widget import watch as watch_in_notebook
 
     return watch_in_notebook(source, **options)

@@ -1,8 +1,10 @@
-"""The served dashboard: the notebook's view as a page of its own, through Panel."""
+"""The served dashboard: the notebook's view as a page, through Panel."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,12 @@ from panel.custom import AnyWidgetComponent
 
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
+from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import POLL_SECONDS, Feed
 
 
 class TracePage(AnyWidgetComponent):
-    """The same ES module as in a notebook, with the same traits as Panel parameters (see ``widget.TraceView``)."""
+    """The ES module of the notebook view, with its traits as Panel parameters (see `widget.TraceView`)."""
 
     _esm = bundle()
 
@@ -26,51 +29,70 @@ class TracePage(AnyWidgetComponent):
     command = param.Dict(default={})
     mounted = param.Boolean(default=False)
     options = param.Dict(default={})
+    download = param.Bytes(default=b"")
+    cursor = param.Dict(default={})
 
     def __init__(self, feed: Feed, **params: Any) -> None:
         super().__init__(status=feed.status(), **params)
         self._feed = feed
+        cursor_of(feed.trace).link(self)
         self.param.watch(lambda event: feed.handle(event.new), "command")
         self.param.watch(lambda event: feed.confirm(), "mounted")
 
     def prepare(self) -> None:
-        """Do the greater part of the work of the next ``refresh``; on any thread."""
+        """Do most of the work of the next ``refresh``. May be called from any thread."""
         self._feed.prepare()
 
     def refresh(self) -> None:
-        """Send what is new since the last call."""
+        """Send everything that is new since the last call."""
         self._feed.update(self)
 
 
-def make_app(source: Any, *, other: Trace | None = None, theme: str = "auto") -> Callable[[], Any]:
-    """A function that builds the page for one browser session.
+def make_app(
+    source: Any, *, other: Trace | None = None, theme: str = "auto", on_seen: Callable[[], None] | None = None
+) -> Callable[[], Any]:
+    """Make the function that builds the page of a browser session.
 
     Args:
         source: A controller (an Engine), a Trace, or a function that returns the trace to show.
         other: A second trace of the same workload, to compare with.
         theme: "auto", "light" or "dark".
+        on_seen: Called when a browser has connected and is about to draw.
     """
 
     def session() -> Any:
         page = TracePage(Feed(source, other), options={"theme": theme, "page": True}, sizing_mode="stretch_width")
-
-        async def refresh() -> None:
-            # A long trace takes a while to encode, and the event loop has others to serve.
-            try:
-                prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
-            except RuntimeError:  # the interpreter is ending while the server's thread still runs
-                return
-            await prepared
-            page.refresh()
-
-        async def start() -> None:
-            await refresh()
-            pn.state.add_periodic_callback(refresh, period=int(POLL_SECONDS * 1000))
-
-        pn.state.onload(start)
+        keep_fresh(page, on_seen)
         return page
 
     return session
+
+
+def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> None:
+    """Send what is new to a page as long as its browser session lasts.
+
+    Args:
+        page: The page of the present session.
+        on_seen: Called when the browser has connected.
+    """
+
+    async def refresh() -> None:
+        # Encoding a long trace takes a while, and the event loop serves other sessions too.
+        try:
+            prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
+        except RuntimeError:  # the interpreter is exiting and the server's thread still runs
+            return
+        await prepared
+        page.refresh()
+
+    async def start() -> None:
+        await refresh()
+        # Panel awaits a coroutine function; its annotation allows only a coroutine.
+        pn.state.add_periodic_callback(refresh, period=int(POLL_SECONDS * 1000))  # type: ignore[arg-type]
+        if on_seen is not None:
+            on_seen()
+
+    pn.state.onload(start)
 
 
 def serve(
@@ -82,23 +104,30 @@ def serve(
     show: bool = False,
     title: str = "Workbench",
     threaded: bool = False,
+    on_listening: Callable[[], None] | None = None,
+    on_seen: Callable[[], None] | None = None,
 ) -> Any:
     """Serve the dashboard until the process is interrupted.
 
     Args:
         source: A controller (an Engine) or a Trace.
         other: A second trace of the same workload, to compare with.
-        port: Port to listen on; 0 takes a free one.
-        address: Interface to listen on; only this machine by default.
+        port: Port to listen on; 0 chooses a free one.
+        address: Interface to listen on; by default only this machine can connect.
         show: Open a browser.
         title: Title of the page.
-        threaded: Serve on a thread of its own and return the server; its ``stop()`` ends it.
+        threaded: Serve on a separate thread and return the server; its ``stop()`` ends it.
+        on_listening: Called once the port is taken, before the first browser connects.
+        on_seen: Called when a browser has connected and is about to draw.
 
     Raises:
         OSError: The port is in use.
     """
+    check_port_is_free(port, address)
+    if on_listening is not None:
+        on_listening()
     return pn.serve(
-        {"/": make_app(source, other=other)},
+        {"/": make_app(source, other=other, on_seen=on_seen)},
         port=port,
         address=address,
         show=show,
@@ -106,3 +135,20 @@ def serve(
         threaded=threaded,
         verbose=False,
     )
+
+
+def check_port_is_free(port: int, address: str = "127.0.0.1") -> None:
+    """Raise before anything else happens when a port cannot be listened on.
+
+    Raises:
+        OSError: The port is in use, or may not be used.
+    """
+    with socket.socket() as probe:
+        # As the server does it: a port whose last connection is being closed is free.
+        if os.name == "posix":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as problem:
+            hint = "choose another one with --port (port= in Python)"
+            raise OSError(f"port {port} of {address} cannot be used: {problem.strerror}; {hint}") from problem

@@ -1,4 +1,4 @@
-"""Attention weights of one row over the text: what a captured layer looked at."""
+"""Attention weights of one row of a captured layer, over the text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    """The weights of a packed row with the tokens they fall on, as plain data for a view.
+    """The weights of a packed row and the tokens they belong to, as plain data for a view.
 
     Args:
-        capture: A captured layer: ``layer``, ``step``, ``request_ids``, ``cu_seqlens_q``, ``seqused_k`` and
+        capture: A captured layer, with ``layer``, ``step``, ``request_ids``, ``cu_seqlens_q``, ``seqused_k`` and
             ``weights(row)`` [num_heads, kv_len].
         row: Row of the packed batch.
-        trace: The trace of the run; the captured step may still be under way.
-        decode: Text of token ids.
+        trace: The trace of the run; the captured step may not be complete yet.
+        decode: Function from token ids to their text.
 
     Returns:
         ``layer``, ``step``, ``row``, ``request``, ``position`` of the row in its sequence, ``tokens`` (one text per KV
-        position), ``num_heads`` and ``weights``: base64 of uint8 [num_heads, kv_len], 255 for the largest weight of
-        each head, with that largest weight in ``largest``.
+        position), ``num_heads``, ``weights`` (base64 of uint8 [num_heads, kv_len], 255 for the largest weight of each
+        head) and ``largest`` (the largest weight of each head).
 
     Raises:
         ValueError: Nothing has been captured yet, or there is no such row.
@@ -54,7 +54,7 @@ def weights_facts(capture: Any, row: int, trace: Trace, decode: Callable[[list[i
 
 
 def _token_ids(trace: Trace, request_id: str, length: int) -> list[int]:
-    """The first tokens of a request, prompt and output; -1 where the trace does not hold them."""
+    """The first tokens of a request, prompt and output; -1 for tokens that are not in the trace."""
     info = trace.requests.get(request_id)
     tokens = list(info.prompt_token_ids[:length]) if info else []
     tokens += [-1] * (length - len(tokens))
@@ -66,15 +66,16 @@ def _token_ids(trace: Trace, request_id: str, length: int) -> list[int]:
 
 
 def weights_html(weights: np.ndarray, tokens: Sequence[str], *, title: str = "Attention weights") -> str:
-    """The text with each token as dark as the square root of its weight, as an HTML fragment without scripts.
+    """An HTML fragment of the text, without scripts, in which each token is as dark as the square root of its weight.
 
     Args:
-        weights: Weight of each position [kv_len], or of each head and position [num_heads, kv_len], which is averaged.
+        weights: Weight of each position, [kv_len], or of each head and position, [num_heads, kv_len]; heads are
+            averaged.
         tokens: Text of each position.
         title: Heading.
 
     Raises:
-        ValueError: There are not as many tokens as positions.
+        ValueError: The numbers of tokens and positions differ.
     """
     weights = np.asarray(weights, dtype=np.float64)
     mean = weights.mean(axis=0) if weights.ndim == 2 else weights

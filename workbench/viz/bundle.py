@@ -1,7 +1,7 @@
-"""Puts the ES modules of ``js/`` together into the single module that notebooks, Panel and saved pages load.
+"""Joins the ES modules of ``js/`` into the single module that notebooks, Panel and saved pages load.
 
-Hosts load a view from one string, so modules cannot import each other by path there. They are written as ordinary
-modules and joined here: each becomes a function that returns what it exports, called once, after those it imports.
+These hosts load a view from one string, in which modules cannot import each other by path. So each ordinary module
+becomes a function that returns its exports and is called once, after the modules it imports.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from workbench.viz import palette
 
 JS_DIRECTORY = Path(__file__).parent / "js"
 ENTRY = "dashboard.js"
+STYLE_SHEETS = ("page.css", "controls.css", "panels.css", "texts.css", "step_into.css")
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function|async function) (\w+))", re.MULTILINE)
@@ -23,17 +24,17 @@ _DEFAULT = re.compile(r"^export default .*$", re.MULTILINE)
 
 @cache
 def bundle(entry: str = ENTRY) -> str:
-    """The source of one ES module holding ``entry`` and everything it imports; it exports ``render``.
+    """The source of one ES module that holds ``entry`` and all its imports, and exports ``render``.
 
     Raises:
-        ValueError: Modules import each other in a circle, import what is not exported, or use a form of import or
-            export that is not handled.
+        ValueError: Modules import each other in a circle, import a name that is not exported, or use a form of import
+            or export that is not supported.
     """
     parts: dict[str, str] = {}
     _collect(entry.removesuffix(".js"), parts, ())
-    style = (JS_DIRECTORY / "dashboard.css").read_text(encoding="utf-8")
+    style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS)
     joined = "\n".join(parts.values())
-    joined = joined.replace("__PALETTE__", json.dumps(palette.as_dict())).replace("__STYLE__", json.dumps(style))
+    joined = joined.replace('"__PALETTE__"', json.dumps(palette.as_dict())).replace('"__STYLE__"', json.dumps(style))
     exported = f"${entry.removesuffix('.js')}"
     return f"{joined}\nexport const render = {exported}.render;\nexport default {{ render }};\n"
 
@@ -57,5 +58,5 @@ def _collect(name: str, parts: dict[str, str], importing: tuple[str, ...]) -> No
     body = _IMPORT.sub(lambda match: f"const {match[1]} = ${match[2]};", source)
     body = _DEFAULT.sub("", _EXPORT.sub("", body))
     if re.search(r"^(?:import|export)\b", body, re.MULTILINE):
-        raise ValueError(f"js/{name}.js has an import or export that is not one of the forms bundle.py joins")
+        raise ValueError(f"js/{name}.js has an import or export in a form that bundle.py does not support")
     parts[name] = f"const ${name} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"

@@ -1,7 +1,7 @@
-"""A trace as one HTML file: the dashboard with all its steps, offline, from any file manager or web server.
+"""A trace as one HTML file: the dashboard with all steps, which opens offline from a file manager or web server.
 
-The file holds the same ES module and the same packet as a live view, the packet gzipped and in base64. Its content
-security policy forbids every connection, so opening it cannot tell anybody anything.
+The file holds the ES module of a live view and the same packet, gzipped and in base64. Its content security policy
+forbids every connection, so opening the file sends nothing to anyone.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ render({{ model, el: document.getElementById("view") }});
 
 
 def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = None) -> str:
-    """The page of a trace as text.
+    """The HTML of the page of a trace.
 
     Args:
         trace: The trace to show.
         other: A second trace of the same workload to compare it with.
-        title: Title of the page; names the source of the trace by default.
+        title: Title of the page; by default the model or source of the trace.
     """
     packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
     packets = _packet_element("packet", packet)
@@ -70,16 +70,23 @@ def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = N
         title=escape(title or f"Workbench: {trace.meta.model.get('name') or trace.meta.source}"),
         summary=escape(repr(trace)),
         packets=packets,
-        # An end tag inside a string would end the script element.
+        # An end tag inside a string would close the script element.
         module=bundle().replace("</", "<\\/"),
     )
 
 
 def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:
-    """Write the page of a trace, whole or not at all.
+    """Write a page that shows the trace step by step, in one file that needs no network.
+
+    The file is written under a temporary name first, so it appears complete or not at all.
+
+    Args:
+        trace: The trace to show.
+        path: The HTML file; replaced if it exists.
+        other: A second trace of the same workload to compare it with.
 
     Raises:
-        OSError: The file cannot be written; what was there before is untouched.
+        OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
     target = Path(path)
     temporary = target.with_name(f".{secrets.token_hex(4)}-{target.name}")

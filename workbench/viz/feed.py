@@ -1,44 +1,50 @@
-"""Keeps one view up to date: which steps it has seen, what it asked for, what it is told about the engine.
+"""Keeps one view up to date: sends it new steps and the state of the engine, and carries out its commands.
 
-The host (a notebook widget or a Panel session) calls ``update`` at most ten times a second and hands commands of the
-view to ``handle``. The engine is never waited for and never waits: what came between two
-polls travels in one packet.
+The host (a notebook widget or a Panel session) calls ``update`` at most ten times a second and passes the view's
+commands to ``handle``. The feed never waits for the engine, nor the engine for the feed: all steps between two polls
+travel in one packet.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from workbench.trace.breakpoints import Breakpoints
+from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 from workbench.viz.attention_weights import weights_facts
+from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.packet import encode_packet, trace_facts
-from workbench.viz.phases import describe_phase
+from workbench.viz.phases import describe_phase, likely_tokens
 
 log = logging.getLogger("workbench")
 
 POLL_SECONDS = 0.1
-"""Time between two updates of a view."""
+"""Seconds between two updates of a view."""
+
+ABILITIES = ("breakpoints", "step_into", "fork", "capture")
+"""Optional attributes of a controller."""
 
 REPEAT_STEPS = 64
-"""Steps that are sent again until a view has said that it is there: packets are lost while a page is loading."""
+"""Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
 
 
 class Feed:
-    """What one view is sent.
+    """The data for one view, and its commands.
 
     Args:
         source: A Trace, a function that returns one, or a controller: an object with ``trace``, ``state``,
             ``start()``, ``pause()``, ``step()``, ``add_request(prompt, **params)`` and ``abort(request_id)``, such as
-            an Engine. With ``breakpoints`` it has breakpoints, with ``step_into`` and ``phase`` a step can be taken
-            phase by phase, with ``fork`` it can be asked what would have been, with ``capture`` the weights of a
-            layer can be seen. A run that forgets its oldest steps goes on in another Trace; the view then begins anew
-            with that.
+            an Engine. Optional attributes of a controller add abilities to the view: ``breakpoints``; ``step_into``
+            and ``phase`` (steps phase by phase); ``fork`` (the same run under another configuration); ``capture`` (the
+            attention weights of a layer). A run that forgets its oldest steps continues in another Trace, and the view
+            then starts again with that one.
         other: A second trace to compare with.
     """
 
@@ -51,16 +57,23 @@ class Feed:
         self._other_sent: Trace | None = None
         self._phase: tuple[str, Any] | None = None
         self._phase_facts: dict[str, Any] | None = None
+        self._batch: Any = None
+        self._logits: Any = None
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._mounted = False
         self._begin()
         self._message = ""
+        self._handled = 0
+        self._queued: dict[str, str] = {}
+        self._fork_facts: dict[str, Any] | None = None
+        self._forks = 0
+        self._download: bytes | None = None
         self._resend = False
         self._lock = threading.Lock()
 
     def _begin(self) -> None:
-        """Nothing of the trace has been sent yet."""
+        """Forget what has been sent of the trace."""
         self._sent = 0
         self._sent_requests = -1
         self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
@@ -68,11 +81,11 @@ class Feed:
     # -- to the view -----------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Encode the newest steps, so that ``next_packet`` only has to put them together."""
+        """Encode the newest steps, so that ``next_packet`` only has to join them."""
         columns_of(self._newest_trace())
 
     def next_packet(self) -> bytes | None:
-        """The steps the view has not seen, or None when there is nothing new."""
+        """The steps that the view has not received yet, or None if there is nothing new."""
         with self._lock:
             if (newest := self._newest_trace()) is not self.trace:
                 self.trace = newest
@@ -84,18 +97,18 @@ class Feed:
                 return None
             whole = self._resend or self._sent_requests < 0
             first = 0 if whole else self._sent if self._mounted else max(0, self._sent - REPEAT_STEPS)
-            # Requests and strings are few and short beside the steps; sending all of them again until a view is
-            # there keeps a packet complete in itself.
-            behind = whole or not self._mounted
+            # Requests and strings are few compared to the steps. Until a view is loaded, each packet has all of them,
+            # so that it is complete without the packets before it.
+            complete = whole or not self._mounted
             packet = encode_packet(
                 columns,
                 first,
                 num_steps,
-                first_request=0 if behind else self._known_requests,
-                first_string=0 if behind else self._known_strings,
-                first_kernel=0 if behind else self._known_kernels,
-                first_shadow=0 if behind else self._known_shadows,
-                extra={"facts": trace_facts(self.trace)} if behind else None,
+                first_request=0 if complete else self._known_requests,
+                first_string=0 if complete else self._known_strings,
+                first_kernel=0 if complete else self._known_kernels,
+                first_shadow=0 if complete else self._known_shadows,
+                extra={"facts": trace_facts(self.trace)} if complete else None,
             )
             self._sent, self._sent_requests, self._resend = num_steps, num_requests, False
             self._known_requests, self._known_shadows = num_requests, num_shadows
@@ -103,37 +116,45 @@ class Feed:
             return packet
 
     def update(self, view: Any) -> None:
-        """Give a view what is new of its ``packet``, its ``other`` and its ``status``."""
+        """Set the ``packet``, ``other`` and ``status`` of a view, each only if it is new."""
         if (packet := self.next_packet()) is not None:
             view.packet = packet
         if (other := self.other_packet()) is not None:
             view.other = other
+        if (download := self._download) is not None:
+            self._download = None
+            view.download = download
         if (status := self.status()) != view.status:
             view.status = status
 
     def confirm(self) -> None:
-        """The view is there and has taken in a packet: from now on none is lost, and each step is sent once."""
+        """The view is loaded and has read a packet: from now on none is lost, and each step is sent once."""
         self._mounted = True
 
     def other_packet(self) -> bytes | None:
-        """The trace to compare with, whole, when it is another than the one sent last; None when it is not."""
+        """The whole trace to compare with, or None if there is none or it has been sent already."""
         other = self._other
         if other is None or other is self._other_sent:
             return None
         self._other_sent = other
-        return encode_other(self.trace, other)
+        return encode_other(self.trace, other, self._fork_facts)
 
     def status(self) -> dict[str, Any]:
-        """What the view says about the engine, and what it can ask of it."""
+        """The state of the engine as the view shows it, and the abilities of the engine."""
         if self.controller is None:
-            return {"live": False, "watching": self._watching, "message": self._message}
+            return {"live": False, "watching": self._watching, "message": self._message, "handled": self._handled}
         self._follow_phase()
+        requests = self._newest_trace().requests
+        self._queued = {request_id: text for request_id, text in self._queued.items() if request_id not in requests}
         status = {
             "live": True,
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
-            "can": [name for name in ("breakpoints", "step_into", "fork", "capture") if hasattr(self.controller, name)],
+            "handled": self._handled,
+            "can": ["save_html", *(name for name in ABILITIES if hasattr(self.controller, name))],
+            "chat": self._has_chat_template(),
+            "queued": list(self._queued.items()),
             "phase": self._phase_facts,
         }
         if self._capture is not None:
@@ -150,24 +171,57 @@ class Feed:
         return status
 
     def _follow_phase(self) -> None:
-        """Describe the phase a step stands at, whoever took it there; of a layer also what a row looks at."""
-        phase = getattr(self.controller, "phase", None)
+        """Describe the latest phase of an incomplete step, taken from any view; for a layer also a row's weights."""
+        phase: tuple[str, Any] | None = getattr(self.controller, "phase", None)
         if phase is self._phase:
             return
         self._phase = phase
-        self._phase_facts = describe_phase(*phase) if phase is not None else None
-        if self._phase_facts is not None and "layer" in self._phase_facts:
+        self._phase_facts = None if phase is None else self._describe_phase(*phase)
+        if phase is not None and self._phase_facts is not None and "layer" in self._phase_facts:
             layer = self._capture = phase[1]
-            # The row a person has chosen stays from layer to layer; at first the last one of the first sequence.
-            chosen = self._weights is not None and self._weights["step"] == layer.step
-            row = self._weights["row"] if chosen else layer.cu_seqlens_q[1] - 1
+            # A chosen row stays chosen from layer to layer; at first it is the last row of the first sequence.
+            chosen = self._weights if self._weights is not None and self._weights["step"] == layer.step else None
+            row = layer.cu_seqlens_q[1] - 1 if chosen is None else chosen["row"]
             self._attempt(lambda: self._do_show_weights(row))
+
+    def _describe_phase(self, name: str, result: Any) -> dict[str, Any]:
+        """`describe_phase`, with the number of the step and, for a phase after the forward pass, the likely tokens."""
+        if name == "schedule":
+            self._batch, self._logits = result, None
+        if name == "forward":
+            self._logits = result
+        facts = describe_phase(name, result)
+        trace = self._newest_trace()
+        facts["step"] = getattr(self._batch, "step", trace[-1].step + 1 if len(trace) else 0)
+        if name in ("forward", "sample") and self._logits is not None and self._batch is not None:
+            chosen = [token.token_id for token in result] if name == "sample" else []
+            request_ids = [chunk.request.request_id for chunk in self._batch.chunks if chunk.samples]
+            facts["candidates"] = likely_tokens(self._logits, request_ids, chosen, self._decode())
+            if name == "sample":
+                facts["facts"] = [
+                    (row["request"], f"{token['text']!r} (id {token['id']})")
+                    for row in facts["candidates"]
+                    for token in row["tokens"]
+                    if token["sampled"]
+                ] or facts["facts"]
+        return facts
+
+    def _decode(self) -> Callable[[list[int]], str]:
+        decode = getattr(getattr(self.controller, "tokenizer", None), "decode", None)
+        return decode or (lambda ids: f" {ids[0]}")
+
+    def _has_chat_template(self) -> bool:
+        try:
+            return bool(self.controller.tokenizer.has_chat_template)
+        except (AttributeError, ValueError):  # a controller, or a model, without a tokenizer
+            return False
 
     # -- from the view ---------------------------------------------------------------------------------------
 
     def handle(self, command: dict[str, Any]) -> None:
-        """Do what a view asks. A refusal becomes the view's message; nothing is raised."""
+        """Carry out a command of the view. An error becomes the message of the view; nothing is raised."""
         name = command.get("name")
+        number = command.get("id")
         handlers: dict[str, Callable[..., Any]] = {
             "resend": self._do_resend,
             "start": self._do_start,
@@ -181,12 +235,15 @@ class Feed:
             "show_weights": self._do_show_weights,
             "add_breakpoint": self._do_add_breakpoint,
             "remove_breakpoint": self._do_remove_breakpoint,
+            "save_html": self._do_save_html,
         }
         handler = handlers.get(name) if isinstance(name, str) else None
         if handler is None:
             self._message = f"unknown command {name!r}"
-            return
-        self._attempt(lambda: handler(**dict(command.get("args") or {})))
+        else:
+            self._attempt(lambda: handler(**dict(command.get("args") or {})))
+        if isinstance(number, int):
+            self._handled = number
 
     def _attempt(self, work: Callable[[], Any]) -> None:
         try:
@@ -194,10 +251,10 @@ class Feed:
             work()
         except Exception as problem:
             self._message = f"{problem}" or type(problem).__name__
-            log.info("a view's command was refused: %s", problem)
+            log.info("a command of a view failed: %s", problem)
 
     def _in_background(self, work: Callable[[], Any]) -> None:
-        """Do what waits for the engine on a thread, because the view must not wait."""
+        """Run work that waits for the engine on another thread, because the view must not wait."""
         threading.Thread(target=lambda: self._attempt(work), name="workbench-command", daemon=True).start()
 
     def _engine(self, ability: str = "start") -> Any:
@@ -224,19 +281,64 @@ class Feed:
         engine = self._engine("step_into")
         self._in_background(lambda: engine.step_into(layers=layers))
 
-    def _do_add_request(self, prompt: str, **params: Any) -> None:
-        self._engine().add_request(prompt, **params)
+    def _do_add_request(self, prompt: str, chat: bool = False, run: bool = False, **params: Any) -> None:
+        """Queue a prompt, through the model's chat template or as it is; an idle engine then runs."""
+        engine = self._engine()
+        idle = engine.state == "idle"
+        messages = (
+            [{"role": "user", "content": prompt}] if chat and prompt.strip() and self._has_chat_template() else None
+        )
+        request_id = engine.add_request(messages or prompt, **params)
+        if isinstance(request_id, str):
+            self._queued[request_id] = prompt
+        if run and idle:
+            engine.start()
 
     def _do_abort(self, request_id: str) -> None:
         self._engine().abort(request_id)
 
     def _do_fork(self, at_step: int, changes: dict[str, Any]) -> None:
         engine = self._engine("fork")
+        self._forks += 1
+        number = self._forks
 
         def fork() -> None:
-            self._other = engine.fork(at_step=at_step, **changes)
+            if number != self._forks:  # a slider has moved on since
+                return
+            simulated, facts = self._simulate(engine, at_step, changes)
+            if number == self._forks:
+                self._fork_facts = {"at_step": at_step, "changes": changes, **facts}
+                self._other = simulated
 
         self._in_background(fork)
+
+    def _simulate(self, engine: Any, at_step: int, changes: dict[str, Any]) -> tuple[Trace, dict[str, Any]]:
+        """The run under another configuration: with times predicted from its own step costs where they can be.
+
+        Returns:
+            The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
+            ``no_times``: the reason for which there are no times.
+        """
+        trace = self._newest_trace()
+        timed = len(trace) > 0 and any(record.timings for record in trace[-1:])
+        reason = "a run that is changed in its middle has no times"
+        if timed and at_step <= trace[0].step:
+            try:
+                measured = trace.metrics().summary.duration
+                unchanged = trace.whatif().metrics().summary.duration
+                return trace.whatif(**changes), {"error": abs(unchanged - measured) / measured if measured else 0.0}
+            except (ValueError, TraceError) as problem:
+                reason = str(problem)
+        simulated = engine.fork(at_step=at_step, **changes)
+        return simulated, {"no_times": reason} if timed else {}
+
+    def _do_save_html(self) -> None:
+        def save() -> None:
+            page = html_page(self._newest_trace(), other=self._other)
+            name = f"workbench-{time.strftime('%Y%m%d-%H%M%S')}.html"
+            self._download = f"{name}\n{page}".encode("utf-8", "replace")
+
+        self._in_background(save)
 
     def _do_capture(self, layer: int) -> None:
         self._capture = self._engine("capture").capture(layer)
@@ -245,8 +347,7 @@ class Feed:
     def _do_show_weights(self, row: int) -> None:
         if self._capture is None:
             raise ValueError("nothing has been captured: choose a layer and take a step")
-        decode = getattr(getattr(self.controller, "tokenizer", None), "decode", None)
-        self._weights = weights_facts(self._capture, row, self.trace, decode or (lambda ids: f" {ids[0]}"))
+        self._weights = weights_facts(self._capture, row, self.trace, self._decode())
 
     def _breakpoints(self) -> Breakpoints:
         return self._engine("breakpoints").breakpoints

@@ -1,11 +1,11 @@
-"""The colours of every view and what each of them means; the only place where a colour is chosen.
+"""The colours of all views and their meanings. No colour is chosen anywhere else.
 
-One rule holds in every plot: **hue is a request, and nothing else is coloured by hue except events.** At most six
-requests are in focus and have a hue; all others are grey and told apart by their label. The phase of a chunk is
-shown by its filling: prefill solid, decode light with a dot, recomputed tokens hatched.
+One rule holds in every plot: **a hue means a request; nothing else has a hue, except events.** At most six requests
+are in focus and have a hue; the others are grey and identified by their labels. The fill of a chunk shows its phase:
+prefill is solid, decode light with a dot, recomputed tokens hatched.
 
 The focus hues are the Okabe-Ito set without yellow and black (Okabe and Ito, "Color Universal Design", 2008);
-``tests/test_viz_palette.py`` computes their differences for three kinds of colour vision deficiency.
+``tests/viz/test_viz_palette.py`` computes their differences for three kinds of colour vision deficiency.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 FOCUS_HUES: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Hues of the requests in focus, by slot. Two of them are pale on white, so marks get a thin dark outline."""
+"""Hues of the requests in focus, by slot. Two of them are pale on white, so marks have a thin dark outline."""
 
 EVENT_MARKS: dict[str, tuple[str, str]] = {
     "arrive": ("bar", "#6B7280"),
@@ -23,7 +23,7 @@ EVENT_MARKS: dict[str, tuple[str, str]] = {
     "finish": ("square", "#4D4D4D"),
     "abort": ("cross", "#4D4D4D"),
 }
-"""Shape and colour of every kind of event. The shape alone tells them apart; the colour only helps."""
+"""Shape and colour of each kind of event. The shapes alone distinguish them; the colours only help."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Theme:
     Attributes:
         background: Page and canvas background.
         surface: Background of raised parts: header, tooltips, buttons.
-        text: Text that must be read.
+        text: Primary text.
         muted: Axis labels and secondary text (at least 4.5:1 on ``background``).
         hairline: Grid lines and borders.
         prefill: Prefill tokens of requests without a hue.
         decode: Decode tokens of requests without a hue.
-        kv: KV that is already in the cache.
+        kv: KV that is in the cache already.
         free: A free block.
-        cached: A free block whose content can still be found by the prefix cache.
-        owned: A block in use by a request without a hue.
-        outline: Thin outline of marks, and of what changed in this step.
+        cached: A free block whose content the prefix cache can still find.
+        owned: A block that a request without a hue uses.
+        outline: Thin outline of marks, and of changes in this step.
         cursor: The cursor line and the keyboard focus ring.
-        good: Confirmation (the same tokens, connected).
-        bad: Refusal, error, difference.
+        good: Confirmation (equal tokens, connected).
+        bad: Rejection, error, difference.
     """
 
     background: str
@@ -103,9 +103,9 @@ DARK = Theme(
 
 
 def mix(colour: str, other: str, share: float) -> str:
-    """An opaque mixture of two ``#RRGGBB`` colours; ``share`` in [0, 1] is the part of ``other``.
+    """An opaque mixture of two ``#RRGGBB`` colours; ``share`` in [0, 1] is the share of ``other``.
 
-    Used for the light filling of decodes: transparency would lie where two marks overlap.
+    The light fill of decodes is a mixture because transparent marks would look darker when they overlap.
     """
     parts = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]))
     return "#" + bytes(round(a + (b - a) * share) for a, b in parts).hex().upper()
@@ -119,13 +119,13 @@ def luminance(colour: str) -> float:
 
 
 def ink_on(colour: str) -> str:
-    """Dark or white text, whichever stands out more on a filling."""
+    """The colour of text on a fill: dark or white, the one with the higher contrast."""
     light = luminance(colour)
     return "#FFFFFF" if 1.05 / (light + 0.05) > (light + 0.05) / (luminance("#111418") + 0.05) else "#111418"
 
 
 def as_dict() -> dict[str, object]:
-    """All colours as plain data: what the ES modules are given."""
+    """All colours as plain data, for the ES modules."""
     return {
         "focus": list(FOCUS_HUES),
         "events": {kind: list(mark) for kind, mark in EVENT_MARKS.items()},

@@ -1,4 +1,4 @@
-"""The Pareto plot of a sweep as one SVG: time to first token against inter-token latency and against throughput."""
+"""The Pareto plot of a sweep as an SVG: time to first token against inter-token latency and against throughput."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _AXES = {
 
 
 def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> str:
-    """Two panels side by side; rows on the Pareto front are filled, ringed and numbered, and listed below.
+    """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
     Args:
-        rows: Rows of ``workbench.engine.sweep.sweep``.
-        settings: Names of the columns that say which configuration a row is.
+        rows: Rows of ``workbench.simulation.sweep.sweep``.
+        settings: Names of the columns that identify the configuration of a row.
 
     Raises:
-        ValueError: No row has a result.
+        ValueError: No row has all three results.
     """
     shown = [row for row in rows if all(row.get(name) is not None for name in _AXES)]
     if not shown:
-        raise ValueError("nothing to plot: no run of the sweep has a mean time to first token and between tokens")
+        raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(_AXES)}")
     front = [row for row in shown if row.get("pareto")]
     numbers = {id(row): str(number) for number, row in enumerate(front, start=1)}
     parts = [
@@ -48,8 +48,15 @@ def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> st
     )
 
 
+def tuning_html(tuning: Any) -> str:
+    """HTML of a ``workbench.simulation.tune.Tuning``: its answer as text, and every setting of the sweep as a point."""
+    rows = [row for row in tuning.rows if not row.get("error")]
+    settings = list(tuning.settings)
+    return f"<pre>{escape(repr(tuning))}</pre>{pareto_svg(rows, settings)}"
+
+
 def _panel(rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], across: str, left: int) -> str:
-    """Time to first token upwards, another objective across."""
+    """Time to first token on the vertical axis, another objective on the horizontal axis."""
     x_ticks, to_x = _scale([_value(row, across) for row in rows], left + MARGIN, left + WIDTH - 16)
     y_ticks, to_y = _scale([_value(row, "ttft_mean") for row in rows], HEIGHT - MARGIN, 16)
     parts = []
@@ -63,7 +70,7 @@ def _panel(rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], across
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"
     parts.append(f'<g transform="{turned}">{_text(left + 14, middle, _title("ttft_mean"), "middle")}</g>')
-    for row in sorted(rows, key=lambda row: id(row) in numbers):  # the front on top
+    for row in sorted(rows, key=lambda row: id(row) in numbers):  # the front is drawn last, on top
         x, y, number = to_x(_value(row, across)), to_y(_value(row, "ttft_mean")), numbers.get(id(row))
         if number is None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{POINT}"/>')
@@ -83,7 +90,7 @@ def _title(name: str) -> str:
 
 
 def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Callable[[float], float]]:
-    """Round ticks around the values, and the function from a value to a place."""
+    """Round ticks that enclose the values, and the function from a value to its coordinate."""
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - max(abs(low), 1.0) * 0.5, high + max(abs(high), 1.0) * 0.5

@@ -1,65 +1,109 @@
-"""A step taken phase by phase: what each phase made, as names and short texts."""
+"""The phases of a step that is taken phase by phase: the result of each as names and short texts."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from workbench.viz.words import kind_of, limit_of
+
 MOST_VALUES = 48
-"""Values of an array that are written out."""
+"""Maximum number of values of an array that are written out."""
 
 MOST_COLUMNS = 256
-"""Columns of a picture of norms; more packed rows than that share columns, each with the largest norm of its rows."""
+"""Maximum number of columns of a picture of norms. When rows share a column, it shows the largest of their norms."""
+
+TOP_TOKENS = 5
+"""Number of tokens that are listed for a row of logits."""
 
 LAYER_ARRAYS = {"q": "queries", "out": "attention output", "k": "new keys", "v": "new values"}
-"""What is shown of a layer, by the names of ``LayerCapture``."""
+"""Arrays of a `LayerCapture` that are shown, each with its description."""
 
-_WHAT = {
-    "schedule": "chosen by the scheduler; nothing has been computed yet",
-    "prepare": "what the forward pass is handed",
+_DESCRIPTIONS = {
+    "schedule": "the scheduler's decisions; nothing has been computed yet",
+    "prepare": "the input of the forward pass",
     "forward": "one row of logits for each sequence that samples",
-    "sample": "the tokens that were drawn",
+    "sample": "the sampled tokens",
+    "draft": "draft tokens for the next step",
 }
-"""What a phase made, in words."""
+"""Description of the result of a phase."""
 
 
-def describe_phase(name: str, made: Any) -> dict[str, Any]:
-    """The name of a phase, what it is, and facts about what it made as (name, text) pairs.
+def describe_phase(name: str, result: Any) -> dict[str, Any]:
+    """The name of a phase, a description, and facts about its result as (name, text) pairs.
 
     Args:
-        name: "schedule", "prepare", "layer 0", "forward" or "sample"; others are described by their attributes.
-        made: What ``step_into()`` gave: a scheduled batch, a packed batch, a layer's capture, logits or a list of
-            sampled tokens.
+        name: "schedule", "prepare", "layer 0", "forward", "sample" or "draft"; others are described by their
+            attributes.
+        result: Result of the phase, as ``step_into()`` returns it: a scheduled batch, a packed batch, the capture of a
+            layer, logits, a list of sampled tokens, or drafts by request.
 
     Returns:
-        ``name``, ``what`` and ``facts``; for a layer also ``layer`` and ``norms``: for each of q, k, v and out the norm
-        of every head of every packed row, as a picture (`_norm_picture`).
+        ``name``, ``what`` (the description) and ``facts``; for a layer also ``layer`` and ``norms``: for each of q, k,
+        v and out the norm of every head of every packed row, as a picture (`_norm_picture`).
     """
     if name.startswith("layer "):
-        return _describe_layer(name, made)
+        return _describe_layer(name, result)
     if name == "schedule":
         facts = [
             (
                 chunk.request.request_id,
-                f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens}), {chunk.arm.replace('_', ' ')}, "
-                f"limited by {chunk.limited_by.replace('_', ' ')}"
+                f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens}), {kind_of(chunk.arm)}, "
+                f"{limit_of(chunk.limited_by)}"
                 + (f", new blocks {_values(chunk.new_block_ids)}" if len(chunk.new_block_ids) else ""),
             )
-            for chunk in made.chunks
+            for chunk in result.chunks
         ]
     elif name == "forward":
-        facts = [("logits", f"{' x '.join(map(str, made.shape))} {made.dtype}")]
+        facts = [("logits", f"{' x '.join(map(str, result.shape))} {result.dtype}")]
     elif name == "sample":
-        facts = [(f"row {row}", f"token {token.token_id}") for row, token in enumerate(made)]
+        facts = [(f"row {row}", f"token {token.token_id}") for row, token in enumerate(result)]
         facts = facts or [("none", "no sequence has reached its last known token")]
+    elif name == "draft":
+        facts = [(request_id, f"tokens {_values(drafts.token_ids)}") for request_id, drafts in result.items()]
+        facts = facts or [("none", "the proposer has none")]
     else:
-        public = {key: value for key, value in _attributes(made).items() if not key.startswith("_")}
+        public = {key: value for key, value in _attributes(result).items() if not key.startswith("_")}
         facts = [
             (key, f"{_shape(value)}{_values(value)}") for key, value in public.items() if hasattr(value, "__len__")
         ]
-    return {"name": name, "what": _WHAT.get(name, ""), "facts": facts}
+    return {"name": name, "what": _DESCRIPTIONS.get(name, ""), "facts": facts}
+
+
+def likely_tokens(
+    logits: Any, request_ids: Sequence[str], chosen: Sequence[int | None], decode: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """The most likely tokens of each row of logits, with their probabilities before temperature and penalties.
+
+    Args:
+        logits: [num_rows, vocab_size], the model's own.
+        request_ids: The request of each row.
+        chosen: The sampled token of each row, which is listed too; empty before sampling.
+        decode: Text of token ids.
+
+    Returns:
+        For each row ``request`` and ``tokens``: {"id", "text", "probability", "sampled"}, most likely first.
+    """
+    rows = np.array(logits, dtype=np.float64)
+    found = []
+    for index, request_id in enumerate(request_ids[: len(rows)]):
+        row = rows[index]
+        if not np.isfinite(row.max()):
+            continue
+        weights = np.exp(row - row.max())
+        probabilities = weights / weights.sum()
+        top = np.argsort(-probabilities, kind="stable")[:TOP_TOKENS].tolist()
+        token = chosen[index] if index < len(chosen) else None
+        if token is not None and token not in top:
+            top.append(token)
+        tokens = [
+            {"id": i, "text": decode([i]), "probability": float(probabilities[i]), "sampled": i == token} for i in top
+        ]
+        found.append({"request": request_id, "tokens": tokens})
+    return found
 
 
 def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
@@ -73,8 +117,8 @@ def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
     facts.append(("pictures", "the norm of each head (down) of each packed row (across); darker is larger"))
     return {
         "name": name,
-        "what": "its attention has written this step's keys and values and read the context; what follows it in the "
-        "layer has not been computed",
+        "what": "attention has written the keys and values of this step and read the context; the rest of the layer "
+        "has not been computed",
         "facts": facts,
         "layer": capture.layer,
         "norms": {key: _norm_picture(norm) | {"what": LAYER_ARRAYS[key]} for key, norm in norms.items()},
@@ -117,9 +161,9 @@ def _not_finite(values: np.ndarray) -> str:
     return f"{count} of {values.size} numbers are NaN or infinite" if count else "every number is finite"
 
 
-def _attributes(made: Any) -> dict[str, Any]:
-    names = getattr(type(made), "__dataclass_fields__", None) or getattr(made, "__dict__", {})
-    return {name: getattr(made, name) for name in names}
+def _attributes(result: Any) -> dict[str, Any]:
+    names = getattr(type(result), "__dataclass_fields__", None) or getattr(result, "__dict__", {})
+    return {name: getattr(result, name) for name in names}
 
 
 def _shape(value: Any) -> str:

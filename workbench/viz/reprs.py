@@ -1,6 +1,6 @@
-"""What a notebook shows for a plain object: HTML with inline SVG, no script, every text escaped.
+"""Notebook output of plain objects: HTML with inline SVG, without scripts, every text escaped.
 
-Importing this module registers the renderers with ``workbench.trace.display``.
+The functions for objects of ``workbench.trace`` are attached to them by the table in ``workbench/__init__.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.trace import display
 from workbench.trace.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 TEXT_LIMIT = 600
-"""Characters of one request's text in a static picture."""
+"""Maximum number of characters of a request's text in a static picture."""
 
 
 def _variables(theme: Theme) -> str:
@@ -58,16 +57,16 @@ STYLE = (
     ".wb-repr svg .label{font:9.5px ui-monospace,Menlo,Consolas,monospace}.wb-repr svg .on{fill:#111418}"
     ".wb-repr table{border-collapse:collapse;font-size:12px;margin:4px 0}"
     ".wb-repr th{font-weight:500;opacity:.7}"
-    # Three times, because notebooks have rules of their own for tables, which align to the right.
+    # Named three times to take precedence over the rules of notebooks, which align tables to the right.
     ".wb-repr.wb-repr.wb-repr :is(td,th){padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
     ".wb-repr td{font-variant-numeric:tabular-nums;overflow-wrap:anywhere;white-space:pre-wrap}"
     ".wb-repr i.dot{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}" + _HUES
 )
-"""Styles of one fragment; every rule is scoped to ``.wb-repr``. Dark and light follow the notebook."""
+"""Styles of a fragment; each rule is scoped to ``.wb-repr``. Dark or light follows the notebook."""
 
 
 def fragment(*parts: str) -> str:
-    """A self-contained HTML fragment of ready HTML parts."""
+    """A self-contained HTML fragment from parts that are HTML already."""
     return f'<div class="wb-repr"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
@@ -79,12 +78,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def focus_of(request_ids: Iterable[str]) -> dict[str, int]:
-    """Hue slots of the first requests; the others are grey."""
+    """Hue slots of the first requests; all others are grey."""
     return {request_id: slot for slot, request_id in zip(range(len(FOCUS_HUES)), request_ids)}
 
 
 def step_html(record: StepRecord) -> str:
-    """A step: its packed batch, its block tables, what happened and who was left out, with reasons."""
+    """A step: packed batch, block tables, events, and the requests that were not scheduled, with reasons."""
     focus = focus_of(chunk.request_id for chunk in record.chunks)
     tokens = f"{record.num_tokens} of {record.token_budget}" if record.token_budget else str(record.num_tokens)
     facts = [
@@ -104,12 +103,12 @@ def step_html(record: StepRecord) -> str:
     if record.events:
         parts.append(f"<h5>Events</h5>{events_table(record.events)}")
     if record.not_scheduled:
-        parts.append("<h5>Left out</h5>" + table(("request", "why"), list(record.not_scheduled.items())[:20]))
+        parts.append("<h5>Not scheduled</h5>" + table(("request", "why"), list(record.not_scheduled.items())[:20]))
     return fragment(*parts)
 
 
 def events_table(events: Iterable[Event]) -> str:
-    """Events with their reasons."""
+    """A table of events with their reasons."""
     return table(
         ("step", "event", "request", "why"),
         [(event.step, event.kind, svg.shorten(event.request_id, 40), event.reason) for event in events],
@@ -117,10 +116,10 @@ def events_table(events: Iterable[Event]) -> str:
 
 
 def trace_html(trace: Trace) -> str:
-    """A trace: its source, the timeline, the texts so far."""
-    records = trace[:] if len(trace) else []
+    """A trace: source, timeline, and the requests with their texts so far."""
+    records = list(trace)
     parts = [f"<h4>{escape(trace.meta.source)}</h4>", f"<p>{escape(repr(trace))}</p>"]
-    if len(trace):
+    if records:
         parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records)}")
         parts.append(f"<h5>Requests</h5>{_requests_table(trace)}")
     return fragment(*parts)
@@ -159,24 +158,18 @@ def pool_html(state: PoolState) -> str:
 
 
 def metrics_html(metrics: TraceMetrics) -> str:
-    """Metrics as the text table they print as."""
+    """Metrics as the text table that ``print`` shows."""
     return fragment(f"<pre>{escape(str(metrics))}</pre>")
 
 
 def engine_html(facts: Mapping[str, Any], trace: Trace) -> str:
-    """An engine: what it is, where it stands, its last steps and the texts so far."""
+    """An engine: facts about it, its last steps, and the requests with their texts so far."""
     rows = [(name.replace("_", " "), value) for name, value in facts.items()]
     parts = [f"<h4>Engine: {escape(str(facts.get('model', 'model')))}</h4>", table(("", ""), rows)]
     if len(trace):
-        records = trace[max(0, len(trace) - 200) :]
-        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, at=trace[-1].step)}")
+        records = list(trace[-200:])
+        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, at=records[-1].step)}")
         parts.append(f"<h5>Requests</h5>{_requests_table(trace, limit=12)}")
     else:
         parts.append("<p>No steps yet: add a request, then call step() or run().</p>")
     return fragment(*parts)
-
-
-display.register("step", step_html)
-display.register("trace", trace_html)
-display.register("pool", pool_html)
-display.register("metrics", metrics_html)

@@ -1,4 +1,4 @@
-"""Static pictures of a step and of a trace: inline SVG without scripts, styled by the classes of ``reprs.STYLE``."""
+"""Static pictures of steps and traces: inline SVG without scripts, styled by the classes of ``reprs.STYLE``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_s
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
 from workbench.viz.layout.timeline import step_bars
 from workbench.viz.palette import EVENT_MARKS
+from workbench.viz.words import kind_of, limit_of
 
 WIDTH = 760
 LEFT = 96
+SPACE = WIDTH - LEFT - 12
+SEQUENCES_TOP, ROW_HEIGHT = 84, 18
 MAX_ROWS = 32
-"""Sequences that a static picture shows; the number of others is said."""
+"""Maximum number of sequences in a static picture; a line says how many more there are."""
 
 Focus = Mapping[str, int]
 """Hue slot of each request in focus."""
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most ``limit`` characters, the rest as an ellipsis."""
+    """The text, cut to ``limit`` characters with an ellipsis at the end if it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -34,13 +37,15 @@ def _rect(x: float, y: float, width: float, height: float, classes: str, title: 
     return f'<rect {box} class="{classes}">{body}</rect>'
 
 
-def _text(x: float, y: float, text: str, classes: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, text: str, classes: str = "", anchor: str = "start") -> str:
+    """An SVG text element; the text is escaped."""
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{classes}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(height: float, label: str, parts: Sequence[str]) -> str:
+def drawing(height: float, label: str, parts: Sequence[str], width: int = WIDTH) -> str:
+    """An SVG element of these parts, with a label for screen readers."""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}" role="img" '
+        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
         f'aria-label="{escape(label, quote=True)}" style="max-width:100%;height:auto">{"".join(parts)}</svg>'
     )
 
@@ -52,66 +57,70 @@ def _fill(request_id: str, is_decode: bool, focus: Focus) -> str:
 
 
 def packed_batch(record: StepRecord, focus: Focus) -> str:
-    """The ribbon of query rows at true and at readable scale, then a row per sequence against its KV."""
+    """Query rows as a ribbon, to scale and at a readable scale; below, a row per sequence against its KV."""
     rows = packed_rows(record)
     if not rows:
         return ""
-    shown = rows[:MAX_ROWS]
-    total = record.num_tokens
-    budget = max(record.token_budget, total)
-    space = WIDTH - LEFT - 12
-    parts = [_text(LEFT - 8, 16, "to scale", "muted", "end"), _text(LEFT - 8, 52, "readable", "muted", "end")]
-    parts.append(_rect(LEFT, 6, space, 14, "slack"))
+    shown, total = rows[:MAX_ROWS], record.num_tokens
+    parts = [*_ribbons(rows, total, record.token_budget, focus), *_sequences(shown, rows, focus)]
+    height = SEQUENCES_TOP + len(shown) * ROW_HEIGHT + 6
+    if len(rows) > len(shown):
+        parts.append(text(LEFT, height + 8, f"and {len(rows) - len(shown)} more sequences", "muted"))
+        height += 16
+    return drawing(height, f"Packed batch of step {record.step}: {len(rows)} sequences, {total} rows", parts)
+
+
+def _ribbons(rows: Sequence[PackedRow], total: int, token_budget: int, focus: Focus) -> list[str]:
+    """The query rows of all sequences side by side: to scale against the token budget, and at a readable scale."""
+    budget = max(token_budget, total)
+    parts = [text(LEFT - 8, 16, "to scale", "muted", "end"), text(LEFT - 8, 52, "readable", "muted", "end")]
+    parts.append(_rect(LEFT, 6, SPACE, 14, "slack"))
     for row in rows:
-        x0, x1 = (LEFT + q / budget * space for q in (row.q_start, row.q_end))
+        x0, x1 = (LEFT + q / budget * SPACE for q in (row.q_start, row.q_end))
         parts.append(_rect(x0, 6, x1 - x0, 14, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
     if budget > total:
-        parts.append(_text(LEFT + space, 32, f"{budget - total} of {budget} unused", "muted", "end"))
+        parts.append(text(LEFT + SPACE, 32, f"{budget - total} of {budget} unused", "muted", "end"))
     previous_label = -1e9
-    for row, segment in zip(rows, readable_scale([row.num_rows for row in rows], space, 22)):
+    for row, segment in zip(rows, readable_scale([row.num_rows for row in rows], SPACE, 22)):
         x, width = LEFT + segment.x0, segment.x1 - segment.x0
         parts.append(_rect(x, 42, width - 1, 16, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
         label = str(row.q_start)
         if x - previous_label > 6 * len(label) + 8:
-            parts.append(_text(x, 69, label, "number"))
+            parts.append(text(x, 69, label, "number"))
             previous_label = x
-    parts.append(_text(LEFT - 8, 69, "cu_seqlens_q", "number muted", "end"))
-    top, step = 84, 18
-    most = max(16, *(row.kv_end for row in rows))
-    scale = (space - 220) / most
+    return [*parts, text(LEFT - 8, 69, "cu_seqlens_q", "number muted", "end")]
+
+
+def _sequences(shown: Sequence[PackedRow], rows: Sequence[PackedRow], focus: Focus) -> list[str]:
+    """The new rows of the sequences that are shown against their KV, at one scale for all rows of the batch."""
+    parts = []
+    scale = (SPACE - 220) / max(16, *(row.kv_end for row in rows))
     for i, row in enumerate(shown):
-        y = top + i * step
+        y = SEQUENCES_TOP + i * ROW_HEIGHT
         before, after = LEFT + row.kv_start * scale, LEFT + row.kv_end * scale
-        parts.append(_text(LEFT - 8, y + 11, shorten(row.request_id, 12), "number", "end"))
+        parts.append(text(LEFT - 8, y + 11, shorten(row.request_id, 12), "number", "end"))
         if row.kv_start:
             parts.append(_rect(LEFT, y + 3, before - LEFT, 10, "kv"))
-        classes = _fill(row.request_id, False, focus)
-        if row.arm == "decode":
-            parts.append(
-                f'<path d="M{after:.1f} {y + 2}l5 6l-5 6l-5 -6z" class="{classes} outlined">'
-                f"<title>{escape(_describe(row))}</title></path>"
-            )
-        else:
-            corners = " ".join(
-                f"{LEFT + kv * scale:.1f},{y + 3 + 10 * q / row.num_rows:.1f}" for kv, q in row.trapezoid
-            )
-            parts.append(
-                f'<polygon points="{corners}" class="{classes}"><title>{escape(_describe(row))}</title></polygon>'
-            )
-        parts.append(_text(after + 12, y + 11, row.label, "number muted"))
-    height = top + len(shown) * step + 6
-    if len(rows) > len(shown):
-        parts.append(_text(LEFT, height + 8, f"and {len(rows) - len(shown)} more sequences", "muted"))
-        height += 16
-    return _svg(height, f"Packed batch of step {record.step}: {len(rows)} sequences, {total} rows", parts)
+        parts.append(_new_rows(row, y, after, scale, _fill(row.request_id, False, focus)))
+        parts.append(text(after + 12, y + 11, row.label, "number muted"))
+    return parts
+
+
+def _new_rows(row: PackedRow, y: int, after: float, scale: float, classes: str) -> str:
+    """A marker for a decode, the causal trapezoid for a chunk of a prompt."""
+    title = f"<title>{escape(_describe(row))}</title>"
+    if row.arm == "decode":
+        return f'<path d="M{after:.1f} {y + 2}l5 6l-5 6l-5 -6z" class="{classes} outlined">{title}</path>'
+    corners = " ".join(f"{LEFT + kv * scale:.1f},{y + 3 + 10 * q / row.num_rows:.1f}" for kv, q in row.trapezoid)
+    return f'<polygon points="{corners}" class="{classes}">{title}</polygon>'
 
 
 def _describe(row: PackedRow) -> str:
-    return f"{row.request_id}: {row.arm.replace('_', ' ')}, {row.label}, limited by {row.limited_by}"
+    return f"{row.request_id}: {kind_of(row.arm)}, {row.label}, {limit_of(row.limited_by)}"
 
 
 def block_tables(record: StepRecord, focus: Focus) -> str:
-    """Logical blocks of each sequence with the physical ids; the last block shows how full it is."""
+    """The logical blocks of each sequence with their physical ids; the last block is filled as far as it is used."""
     rows = block_table_rows(record)[:MAX_ROWS]
     if not rows:
         return ""
@@ -120,8 +129,8 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
     parts = []
     for i, row in enumerate(rows):
         y = i * 18.0
-        parts.append(_text(LEFT - 8, y + 12, shorten(row.request_id, 12), "number", "end"))
-        # A long table keeps its beginning and its end: the end is what a step changes.
+        parts.append(text(LEFT - 8, y + 12, shorten(row.request_id, 12), "number", "end"))
+        # A long table is cut in the middle, because a step changes its end.
         ids = list(enumerate(row.block_ids))
         shown = ids if len(ids) <= fits else [*ids[: fits - 9], *ids[-8:]]
         for place, (logical, block) in enumerate(shown):
@@ -137,16 +146,16 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
                 _rect(x, y + 1, (cell - 2) * filled, 14, hue + new, f"logical block {logical}, physical block {block}")
             )
             ink = "label" if filled < 0.6 else "label on" if slot is None else f"label on{slot}"
-            parts.append(_text(x + cell / 2 - 1, y + 11.5, str(block), ink, "middle"))
+            parts.append(text(x + cell / 2 - 1, y + 11.5, str(block), ink, "middle"))
         if len(ids) > fits:
-            parts.append(_text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
+            parts.append(text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
         end = LEFT + min(len(ids), fits) * cell + 6
-        parts.append(_text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
-    return _svg(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
+        parts.append(text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
+    return drawing(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
 
 
 def step_ticks(first: int, last: int) -> range:
-    """At most nine round steps, equally far apart, of those in [first, last)."""
+    """Up to nine round steps in [first, last), equally spaced."""
     stride = next(
         factor * 10**digits for digits in range(20) for factor in (1, 2, 5) if 8 * factor * 10**digits >= last - first
     )
@@ -154,17 +163,17 @@ def step_ticks(first: int, last: int) -> range:
 
 
 def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
-    """Tokens per step, decode below and prefill above, against the budget."""
+    """Tokens per step against the budget: decode at the bottom, prefill above it."""
     bars = step_bars(records, max_bars=320)
     if not len(bars.step):
         return ""
-    space, base, high = WIDTH - LEFT - 12, 78.0, 64.0
-    width = space / len(bars.step)
+    base, high = 78.0, 64.0
+    width = SPACE / len(bars.step)
     scale = high / bars.top
     parts = [
-        _text(LEFT - 8, base - bars.top * scale + 4, f"{bars.top:.0f}", "number muted", "end"),
-        _text(LEFT - 8, base, "0", "number muted", "end"),
-        _text(LEFT - 8, base + 14, "step", "muted", "end"),
+        text(LEFT - 8, base - bars.top * scale + 4, f"{bars.top:.0f}", "number muted", "end"),
+        text(LEFT - 8, base, "0", "number muted", "end"),
+        text(LEFT - 8, base + 14, "step", "muted", "end"),
     ]
     gap = 1 if width > 4 else 0
     for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, bars.slack)):
@@ -181,17 +190,17 @@ def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
     for kind in ("finish", "admit", "resume", "preempt"):
         shape, colour = EVENT_MARKS[kind]
         for step in sorted({step for step, mark in bars.marks if mark == kind}):
-            x = LEFT + (step - first + 0.5) / max(1, last - first) * space
+            x = LEFT + (step - first + 0.5) / max(1, last - first) * SPACE
             d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
             y = 10 if kind == "finish" else 2
             parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
     for tick in step_ticks(first, last):
-        parts.append(_text(LEFT + (tick - first) / max(1, last - first) * space, base + 14, str(tick), "number muted"))
-    return _svg(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
+        parts.append(text(LEFT + (tick - first) / max(1, last - first) * SPACE, base + 14, str(tick), "number muted"))
+    return drawing(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
 
 
 def pool(state: PoolState, focus: Focus) -> str:
-    """One cell per block at its fixed place; neighbours that look alike share a rectangle."""
+    """One cell per block at its fixed place; equal neighbours share a rectangle."""
     slots = sorted(focus, key=lambda request_id: focus[request_id])
     image = pool_image(state, slots)
     rows, columns = image.shape
@@ -213,4 +222,4 @@ def pool(state: PoolState, focus: Focus) -> str:
             )
             parts.append(_rect(2 + start * cell, 2 + y * cell, (stop - start) * cell - 1, cell - 1, kind, ids))
     label = f"KV pool: {state.num_owned} in use, {state.num_cached_free} cached, of {state.num_blocks - 1} blocks"
-    return _svg(rows * cell + 4, label, parts)
+    return drawing(rows * cell + 4, label, parts)

@@ -13,6 +13,7 @@ import traitlets
 from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
+from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import POLL_SECONDS, Feed
 
 PANELS = (
@@ -29,21 +30,26 @@ PANELS = (
     "events",
     "metrics",
 )
-"""Panels of a view, by the names ``watch`` takes."""
+"""Names of the panels, as ``watch`` takes them."""
 
 THEMES = ("auto", "light", "dark")
 
+VIEWS = ("story", "scheduler", "kernel", "all")
+"""Choices of panels that a view can show."""
+
 
 class TraceView(anywidget.AnyWidget):
-    """A view in a notebook cell. Every call of ``watch`` makes a new one, so that no two cells share a view.
+    """A view in a notebook cell. Each call of ``watch`` makes a new one, so that no two cells share a view.
 
     Attributes:
         packet: The newest packet of columns (see ``layout/packet.py``).
         other: The columns of a trace to compare with.
-        status: State of the engine and messages for the person.
-        command: What the person asked for last.
-        mounted: The browser shows the view and has taken in a packet.
-        options: How the view is laid out: "theme", "panels", and "page" where it has a page to itself.
+        status: State of the engine and messages for the user.
+        command: The latest command of the user.
+        mounted: True once the browser shows the view and has read a packet.
+        options: Layout of the view: "theme", "panels", and "page" if it is the only content of its page.
+        download: A file for the browser to save: its name, a line break, its content.
+        cursor: The step and the request that the view shows, as `workbench.viz.cursor.Cursor` gives them.
     """
 
     _esm = traitlets.Unicode().tag(sync=True)
@@ -53,65 +59,101 @@ class TraceView(anywidget.AnyWidget):
     command = traitlets.Dict().tag(sync=True)
     mounted = traitlets.Bool(False).tag(sync=True)
     options = traitlets.Dict().tag(sync=True)
+    download = traitlets.Bytes(b"").tag(sync=True)
+    cursor = traitlets.Dict().tag(sync=True)
 
     def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
         self._feed = feed
         super().__init__(_esm=bundle(), packet=feed.next_packet() or b"", status=feed.status(), options=options)
+        self.shared_cursor = cursor_of(feed.trace)
+        self.shared_cursor.link(self)
         self.observe(lambda change: feed.handle(change.new), "command")
         self.observe(lambda change: feed.confirm(), "mounted")
 
     def __repr__(self) -> str:
-        """What is shown, for places that draw no widgets."""
+        """The trace that is shown, for front ends that cannot draw widgets."""
         return f"TraceView({self._feed.trace!r})"
 
     @property
     def breakpoints(self) -> Breakpoints:
-        """Breakpoints of the engine that is shown, for conditions written in Python.
+        """Breakpoints of the engine that is shown, to add conditions written in Python.
 
         Raises:
             ValueError: The view shows a recording.
         """
         found = getattr(self._feed.controller, "breakpoints", None)
         if found is None:
-            raise ValueError("breakpoints need a live engine: a recording can only be looked at")
+            raise ValueError("breakpoints need a live engine: a recording cannot be controlled")
         return found
 
     def refresh(self) -> None:
-        """Send what is new. Called by the poller; call it yourself to show the last step at once."""
+        """Send everything that is new. It is called periodically; call it yourself to show the last step at once."""
         self._feed.update(self)
 
 
-def watch(source: Any, *, other: Trace | None = None, panels: tuple[str, ...] = (), theme: str = "auto") -> TraceView:
-    """A new view of a trace or of a live engine, for a notebook cell.
+def watch(
+    source: Any,
+    *,
+    other: Trace | None = None,
+    panels: tuple[str, ...] = (),
+    theme: str = "auto",
+    view: str = "story",
+    bare: bool = False,
+) -> TraceView:
+    """Show a trace or a live engine in a notebook cell; each call makes a new view.
 
-    With the environment variable WORKBENCH_HEADLESS=1 the view holds what there is now and does not poll, so that
-    a notebook that is executed without a person leaves no thread behind.
+    All views of one trace share a cursor (``view.shared_cursor``): moving it in one moves it in all.
+
+    With the environment variable WORKBENCH_HEADLESS=1 the view shows the present state and does not poll, so that a
+    notebook that runs unattended leaves no thread behind.
 
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
         other: A second trace of the same workload, to compare with.
         panels: Names of the panels to show; all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
+        view: The view to begin with: "story", "scheduler", "kernel" or "all".
+        bare: Leave the controls out.
 
     Raises:
-        ValueError: An unknown panel or theme.
+        ValueError: An unknown panel, theme or view.
     """
+    if view not in VIEWS:
+        raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
     unknown = set(panels) - set(PANELS)
     if unknown:
         raise ValueError(f"panels: unknown {sorted(unknown)}; known are {', '.join(PANELS)}")
     if theme not in THEMES:
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
-    view = TraceView(Feed(source, other), {"panels": list(panels), "theme": theme})
+    options: dict[str, Any] = {"panels": list(panels), "theme": theme}
+    options |= {name: value for name, value in (("view", view), ("bare", bare)) if value not in ("story", False)}
+    shown = TraceView(Feed(source, other), options)
     if os.environ.get("WORKBENCH_HEADLESS") != "1":
-        threading.Thread(target=_poll, args=(weakref.ref(view),), name="workbench-view", daemon=True).start()
-    return view
+        threading.Thread(target=_poll, args=(weakref.ref(shown),), name="workbench-view", daemon=True).start()
+    return shown
+
+
+def view(source: Any, name: str, *, theme: str = "auto") -> TraceView:
+    """One panel as a widget of its kind, to be put beside others: ``HBox([trace.view("pool"), my_plot])``.
+
+    All views of one trace share ``cursor_of(trace)``.
+
+    Args:
+        source: A Trace or an Engine.
+        name: Name of a panel, such as "timeline", "pool" or "texts".
+        theme: "auto", "light" or "dark".
+
+    Raises:
+        ValueError: An unknown panel or theme.
+    """
+    return watch(source, panels=(name,), theme=theme, bare=True)
 
 
 def _poll(view_ref: weakref.ref[TraceView]) -> None:
     pause = threading.Event()
     while not pause.wait(POLL_SECONDS):
         view = view_ref()
-        # The comm is None once the widget was closed or its kernel's front end has gone for good.
+        # The comm is None once the widget is closed or the front end has disconnected for good.
         if view is None or view.comm is None:
             return
         view.refresh()

@@ -1,1 +1,1 @@
-"""attention/metal."""
+"""The paged varlen attention kernel in Metal and the code that launches it."""

@@ -15,20 +15,21 @@ from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.options import AttentionOptions
 
 
 class MetalSourceBackend(AttentionBackend):
-    """Runs the kernels of this package; a subclass says through what.
+    """Runs the kernels of this package; a subclass provides the function that compiles them.
 
     Attributes:
-        kernels: The kernels, made when they are first used.
+        kernels: The kernels, compiled on first use.
     """
 
     def __init__(self, **launch_options: Any) -> None:
         """Make the backend.
 
         Args:
-            **launch_options: Further keyword arguments of every launch, such as ``order=1`` under msl.
+            **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
         """
         self.kernels = PagedVarlenKernels(self.kernel_maker(), **launch_options)
 
@@ -38,32 +39,14 @@ class MetalSourceBackend(AttentionBackend):
         raise NotImplementedError
 
     def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
-        """Raise ValueError, with what to do, when the kernels have no variant for these."""
+        """See `AttentionBackend.check_supported`."""
         check_supported(head_dim, block_size, getattr(mx, dtype))
 
     def attend(
-        self,
-        q: mx.array,
-        k_cache: mx.array,
-        v_cache: mx.array,
-        metadata: AttentionMetadata,
-        *,
-        softmax_scale: float,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        sinks: mx.array | None = None,
+        self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
-        return self.kernels.attend(
-            q,
-            k_cache,
-            v_cache,
-            metadata,
-            softmax_scale=softmax_scale,
-            window_size=window_size,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        return self.kernels.attend(q, k_cache, v_cache, metadata, options)
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile, for elements of 2 bytes."""
@@ -79,7 +62,7 @@ class MetalSourceBackend(AttentionBackend):
         dtype: str,
         windows: tuple[int, ...] = (-1,),
     ) -> KernelLaunch:
-        """See `AttentionBackend.describe`; with the launch grid, and with splits as they were chosen."""
+        """See `AttentionBackend.describe`; includes the launch grid and the splits that were chosen."""
         itemsize = getattr(mx, dtype).size
         shape = TileShape.choose(head_dim, itemsize)
         plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, windows[0])
@@ -118,14 +101,14 @@ class CudaBackend(MetalSourceBackend):
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
-        """``mx.fast.cuda_kernel`` behind a pass over the text."""
+        """``mx.fast.cuda_kernel`` after a translation of the text."""
         from workbench.attention.metal.cuda import metal_kernel_on_cuda
 
         return metal_kernel_on_cuda
 
 
 class MslBackend(MetalSourceBackend):
-    """The kernels on any CPU, every access checked, see `workbench.msl`. Slow; nothing is slow to find out."""
+    """The kernels on any CPU with every access checked, see `workbench.msl`; slow."""
 
     name = "msl"
 

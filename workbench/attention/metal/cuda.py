@@ -1,7 +1,7 @@
 """The same Metal source on an NVIDIA GPU, through ``mx.fast.cuda_kernel``.
 
 CUDA has no address spaces in its types, so their names are removed from the text, and threadgroup arrays become
-``__shared__`` ones. They cannot be macros: ``__device__`` expands to an attribute that is spelled ``device``. All
+``__shared__`` arrays. Macros cannot do this, because ``__device__`` expands to an attribute spelled ``device``. All
 other Metal names are defined by metal_on_cuda.cuh.
 """
 
@@ -18,7 +18,7 @@ _METAL_INCLUDE = re.compile(r"^#include <metal_\w+>\n", re.MULTILINE)
 
 
 def to_cuda(text: str) -> str:
-    """Metal source as CUDA source, to be compiled behind metal_on_cuda.cuh.
+    """Translate Metal source to CUDA source, to be compiled after metal_on_cuda.cuh.
 
     >>> to_cuda("threadgroup float sums[8]; const device T* from = q;")
     '__shared__ float sums[8]; const T* from = q;'
@@ -36,16 +36,17 @@ def cuda_prelude() -> str:
 def metal_kernel_on_cuda(
     name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
 ) -> Callable[..., Any]:
-    """``mx.fast.metal_kernel`` in signature, ``mx.fast.cuda_kernel`` in what runs.
+    """``mx.fast.cuda_kernel`` with the signature of ``mx.fast.metal_kernel``.
 
-    Grids must be multiples of their threadgroup: CUDA rounds them up where Metal runs partial threadgroups.
+    Grids must be multiples of their threadgroup: CUDA rounds them up, while Metal runs partial threadgroups.
     """
     import mlx.core as mx
 
-    return mx.fast.cuda_kernel(
+    kernel: Any = mx.fast.cuda_kernel(
         name=name,
         input_names=list(input_names),
         output_names=list(output_names),
         source=to_cuda(source),
         header=cuda_prelude() + to_cuda(header),
     )
+    return kernel

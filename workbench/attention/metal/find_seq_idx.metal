@@ -4,9 +4,9 @@
 //     row            0 | 1   2   3
 //     sequence       0 | 2   2   2
 //
-// Where sequences without rows share a start, the largest index is the one that owns the row, so they skip
-// themselves. A template, because MLX hands a kernel `constant` pointers for inputs of fewer than 8 elements and
-// `device` pointers for longer ones: the same batch with one sequence more has another pointer type.
+// Sequences without rows share their start with the next one, and the largest index owns the row, so they are
+// skipped. A template, because MLX passes `constant` pointers for inputs of fewer than 8 elements and `device`
+// pointers for longer ones: the same batch with one more sequence has another pointer type.
 template <typename IntPointer>
 METAL_FUNC int find_seq_idx(IntPointer cu_seqlens_q, int num_seqs, int row) {
   int low = 0;

@@ -1,15 +1,16 @@
-"""Launching the Metal kernels through ``mx.fast.metal_kernel`` or whatever has its signature."""
+"""Launch the Metal kernels through ``mx.fast.metal_kernel`` or a function with its signature."""
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
 from workbench.attention.dtypes import DTYPES
 from workbench.attention.metal.plan import LaunchPlan, plan_launch
@@ -17,12 +18,13 @@ from workbench.attention.metal.tile_shape import TileShape
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.options import AttentionOptions
 
 V1_SIMDGROUPS = 4
-"""Simdgroups that share the context of a row in ``paged_varlen_v1``."""
+"""Number of simdgroups that share the context of a row in ``paged_varlen_v1``."""
 
 MAX_WINDOW = 2**30
-"""Wider windows are as good as this one, and positions minus it do not overflow."""
+"""Wider windows are cut to this one: no context is longer, and positions minus it do not overflow."""
 
 
 @cache
@@ -31,20 +33,39 @@ def metal_source(name: str) -> str:
     return files(__package__).joinpath(f"{name}.metal").read_text()
 
 
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """Everything of a launch but q and the caches: made once per step and shared by all layers that agree in it.
+
+    Attributes:
+        plan: The work items and the rows to merge.
+        dtype: Element type of the launch, that of the caches.
+        tables: The inputs work_items and block_table.
+        scores: The inputs sinks, scoring and window for a layer without sinks.
+        attend: The tiled kernel with all of its arguments but the inputs.
+        merge: The merge kernel in the same way; None when no context is split.
+    """
+
+    plan: LaunchPlan
+    dtype: mx.Dtype
+    tables: tuple[mx.array, mx.array]
+    scores: tuple[mx.array, mx.array, mx.array]
+    attend: Callable[..., list[mx.array]]
+    merge: Callable[..., list[mx.array]] | None
+
+
 class PagedVarlenKernels:
-    """The kernels of this package, made by one maker of kernels.
+    """The kernels of this package, all compiled by one function.
 
     Args:
         metal_kernel: ``mx.fast.metal_kernel``, ``workbench.msl.metal_kernel``, or another function of that signature.
-        **launch_options: Further keyword arguments of every launch, such as ``order=1`` under msl.
+        **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
     """
 
     def __init__(self, metal_kernel: Callable[..., Any], **launch_options: Any):
         self.metal_kernel = metal_kernel
         self.launch_options = launch_options
         self._kernels: dict[str, Any] = {}
-        self._plans: weakref.WeakKeyDictionary[AttentionMetadata, dict[tuple, LaunchPlan]]
-        self._plans = weakref.WeakKeyDictionary()
 
     def attend(
         self,
@@ -52,62 +73,71 @@ class PagedVarlenKernels:
         k_cache: mx.array,
         v_cache: mx.array,
         metadata: AttentionMetadata,
+        options: AttentionOptions,
         *,
-        softmax_scale: float,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        sinks: mx.array | None = None,
         kv_split: int | None = None,
     ) -> mx.array:
-        """Attention by the tiled kernel, and by the merge kernel where contexts are split.
+        """See `AttentionBackend.attend`; the tiled kernel, followed by the merge kernel when contexts are split.
 
-        Args:
-            q: [T, num_heads, head_dim].
-            k_cache: [num_blocks, block_size, num_kv_heads, head_dim].
-            v_cache: Like ``k_cache``.
-            metadata: The batch.
-            softmax_scale: Factor on q · k.
-            window_size: (left, right) as in flash-attn.
-            softcap: Scores become ``softcap * tanh(score / softcap)``; 0 turns it off.
-            sinks: [num_heads] or None.
-            kv_split: KV positions per work item at most; None chooses by the work there is.
-
-        Returns:
-            [T, num_heads, head_dim] in q's dtype.
+        ``kv_split`` is the maximum number of KV positions in a work item; None chooses by the amount of work.
 
         Raises:
-            ValueError: A head_dim, block size or dtype that the kernel does not take.
+            ValueError: The kernel does not support the head_dim, the block size or the dtype.
         """
-        if metadata.num_tokens == 0:
+        launch = self._prepared(q.shape, k_cache.shape, k_cache.dtype, metadata, options, kv_split)
+        if launch is None:
             return mx.zeros_like(q)
-        num_heads, head_dim = q.shape[1:]
-        check_supported(head_dim, metadata.block_size, k_cache.dtype)
         if v_cache.shape != k_cache.shape:
             raise ValueError(
                 f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; the Metal kernel needs one shape"
             )
-        dtype = k_cache.dtype
+        queries = q if q.dtype == launch.dtype else q.astype(launch.dtype)
+        sinks, *scores = launch.scores
+        if options.sinks is not None:
+            sinks = options.sinks.astype(mx.float32)
+        out, *partials = launch.attend(inputs=[queries, k_cache, v_cache, *launch.tables, sinks, *scores])
+        if launch.merge is not None:
+            (merged,) = launch.merge(inputs=[*partials, launch.plan.mlx_merge_rows])
+            out[launch.plan.mlx_merged_rows] = merged
+        return out if q.dtype == launch.dtype else out.astype(q.dtype)
+
+    def _prepared(
+        self,
+        q_shape: tuple[int, ...],
+        cache_shape: tuple[int, ...],
+        dtype: mx.Dtype,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        kv_split: int | None,
+    ) -> PreparedLaunch | None:
+        """The launch of a batch for layers of one shape, made on first use; None when the batch has no rows."""
+        key = (self, q_shape, cache_shape, dtype, options.arguments, kv_split)
+        if key not in metadata.derived:
+            if metadata.num_tokens == 0:
+                return None
+            metadata.derived[key] = self._prepare(q_shape, cache_shape[2], dtype, metadata, options, kv_split)
+        return metadata.derived[key]
+
+    def _prepare(
+        self,
+        q_shape: tuple[int, ...],
+        num_kv_heads: int,
+        dtype: mx.Dtype,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        kv_split: int | None,
+    ) -> PreparedLaunch:
+        num_heads, head_dim = q_shape[1:]
+        check_supported(head_dim, metadata.block_size, dtype)
         shape = TileShape.choose(head_dim, dtype.size)
-        plan = self.plan(metadata, num_heads, k_cache.shape[2], head_dim, dtype.size, window_size[0], kv_split)
-        log2_e = math.log2(math.e)
-        scoring = [softmax_scale / softcap, softcap * log2_e] if softcap else [softmax_scale * log2_e, 0.0]
-        outputs = [(q.shape, dtype)]
+        plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, options.left_window, kv_split)
+        outputs = [(q_shape, dtype)]
         if plan.num_partial_rows:
             outputs.append(((plan.num_partial_rows, num_heads, head_dim), mx.float32))
             outputs.append(((plan.num_partial_rows, num_heads, 2), mx.float32))
-        grid, threadgroup = self.geometry(plan, shape, num_heads, k_cache.shape[2])
-        out, *partials = self._launch(
+        grid, threadgroup = self.geometry(plan, shape, num_heads, num_kv_heads)
+        attend = self._launcher(
             "paged_varlen_split" if plan.num_partial_rows else "paged_varlen",
-            inputs=[
-                q.astype(dtype),
-                k_cache,
-                v_cache,
-                plan.mlx_items,
-                metadata.mlx_block_table,
-                _sinks_or_minus_infinity(sinks, num_heads),
-                mx.array(scoring, mx.float32),
-                mx.array([min(window_size[0], MAX_WINDOW)], mx.int32),
-            ],
             outputs=outputs,
             grid=grid,
             threadgroup=threadgroup,
@@ -120,48 +150,29 @@ class PagedVarlenKernels:
                 ("WIDTH", shape.width),
             ],
         )
-        if partials:
-            (merged,) = self._launch(
+        merge = None
+        if plan.num_partial_rows:
+            merge = self._launcher(
                 "merge_splits",
-                inputs=[*partials, plan.mlx_merge_rows],
-                outputs=[((len(plan.merge_rows), num_heads, head_dim), dtype)],
-                grid=(32 * num_heads, len(plan.merge_rows), 1),
+                outputs=[((len(plan.merged_rows), num_heads, head_dim), dtype)],
+                grid=(32 * num_heads, len(plan.merged_rows), 1),
                 threadgroup=(32, 1, 1),
                 template=[("T", dtype), ("HEAD_DIM", head_dim)],
             )
-            out[plan.mlx_merged_rows] = merged
-        return out.astype(q.dtype)
+        tables = plan.mlx_items, metadata.mlx_block_table
+        scores = score_inputs(*options.arguments, num_heads=num_heads, in_log2=True)
+        return PreparedLaunch(plan, dtype, tables, scores, attend, merge)
 
     def attend_v1(
-        self,
-        q: mx.array,
-        k_cache: mx.array,
-        v_cache: mx.array,
-        metadata: AttentionMetadata,
-        *,
-        softmax_scale: float,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        sinks: mx.array | None = None,
+        self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
-        """The same by ``paged_varlen_v1``: one row and head per threadgroup, any head_dim and block size."""
+        """Attention by ``paged_varlen_v1``: one row and head per threadgroup, any head_dim and block size."""
         num_tokens, num_heads, head_dim = q.shape
         if num_tokens == 0:
             return mx.zeros_like(q)
         dtype = k_cache.dtype
-        (out,) = self._launch(
+        launch = self._launcher(
             "paged_varlen_v1",
-            inputs=[
-                q.astype(dtype),
-                k_cache,
-                v_cache,
-                metadata.mlx_cu_seqlens_q,
-                metadata.mlx_seqused_k,
-                metadata.mlx_block_table,
-                _sinks_or_minus_infinity(sinks, num_heads),
-                mx.array([softmax_scale, softcap], mx.float32),
-                mx.array([min(window_size[0], MAX_WINDOW)], mx.int32),
-            ],
             outputs=[(q.shape, dtype)],
             grid=(32 * V1_SIMDGROUPS * num_heads, num_tokens, 1),
             threadgroup=(32 * V1_SIMDGROUPS, 1, 1),
@@ -172,6 +183,11 @@ class PagedVarlenKernels:
                 ("NUM_SIMDGROUPS", V1_SIMDGROUPS),
             ],
         )
+        tables = metadata.mlx_cu_seqlens_q, metadata.mlx_seqused_k, metadata.mlx_block_table
+        sinks, *scores = score_inputs(*options.arguments, num_heads=num_heads, in_log2=False)
+        if options.sinks is not None:
+            sinks = options.sinks.astype(mx.float32)
+        (out,) = launch(inputs=[q.astype(dtype), k_cache, v_cache, *tables, sinks, *scores])
         return out.astype(q.dtype)
 
     def plan(
@@ -186,13 +202,12 @@ class PagedVarlenKernels:
     ) -> LaunchPlan:
         """The plan of a batch, made once and shared by all layers with the same window."""
         block_q = TileShape.choose(head_dim, itemsize).block_q(num_heads // num_kv_heads)
-        plans = self._plans.setdefault(metadata, {})
-        key = (block_q, window, num_kv_heads, kv_split)
-        if key not in plans:
-            plans[key] = plan_launch(
+        key = (LaunchPlan, block_q, window, num_kv_heads, kv_split)
+        if key not in metadata.derived:
+            metadata.derived[key] = plan_launch(
                 metadata, block_q=block_q, window=window, num_kv_heads=num_kv_heads, kv_split=kv_split
             )
-        return plans[key]
+        return metadata.derived[key]
 
     @staticmethod
     def geometry(
@@ -203,18 +218,21 @@ class PagedVarlenKernels:
         return (len(plan.items) * shape.threads, num_kv_heads * slices, 1), (shape.threads, 1, 1)
 
     def kernel(self, name: str) -> Any:
-        """The kernel of that name, made at first use: "paged_varlen_v1", "paged_varlen", ..."""
+        """The kernel of that name ("paged_varlen_v1", "paged_varlen", ...), compiled on first use."""
         if name not in self._kernels:
             self._kernels[name] = self.metal_kernel(name=name, **kernel_text(name))
         return self._kernels[name]
 
-    def _launch(self, name: str, *, outputs: Sequence[tuple[Sequence[int], mx.Dtype]], **launch: Any) -> list[mx.array]:
+    def _launcher(
+        self, name: str, *, outputs: Sequence[tuple[Sequence[int], mx.Dtype]], **launch: Any
+    ) -> Callable[..., list[mx.array]]:
+        """A kernel with all of its arguments but ``inputs``."""
         shapes, dtypes = zip(*outputs)
-        return self.kernel(name)(output_shapes=shapes, output_dtypes=dtypes, **launch, **self.launch_options)
+        return partial(self.kernel(name), output_shapes=shapes, output_dtypes=dtypes, **launch, **self.launch_options)
 
 
 def kernel_text(name: str) -> dict[str, Any]:
-    """Arguments of ``mx.fast.metal_kernel`` for a kernel of this package: its names of inputs and outputs, its text."""
+    """Arguments of ``mx.fast.metal_kernel`` for a kernel of this package: names of inputs and outputs, and text."""
     cache_inputs = ["q", "k_cache", "v_cache"]
     scoring_inputs = ["sinks", "scoring", "window"]
     if name == "paged_varlen_v1":
@@ -240,7 +258,7 @@ def kernel_text(name: str) -> dict[str, Any]:
 
 
 def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
-    """Raise ValueError when the tiled kernel has no variant for these."""
+    """Raise ValueError when the tiled kernel does not support a head_dim, block size or dtype."""
     TileShape.choose(head_dim, dtype.size)
     if block_size % 8:
         raise ValueError(
@@ -251,7 +269,27 @@ def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
         raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes float32, float16 and bfloat16")
 
 
-def _sinks_or_minus_infinity(sinks: mx.array | None, num_heads: int) -> mx.array:
-    if sinks is None:
-        return mx.full((num_heads,), -math.inf, mx.float32)
-    return sinks.astype(mx.float32)
+@lru_cache(maxsize=256)
+def score_inputs(
+    softmax_scale: float, left_window: int, softcap: float, *, num_heads: int, in_log2: bool
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The inputs ``sinks`` (none), ``scoring`` and ``window`` of a kernel, the same in every step.
+
+    They are arrays with their values in them, not operations, which every step would compute again.
+
+    Args:
+        softmax_scale: Factor on q · k.
+        left_window: Left window as in flash-attn, -1 for none.
+        softcap: Soft cap, 0 for none.
+        num_heads: Number of query heads.
+        in_log2: Whether the kernel takes scores in units of log2, as the tiled one does.
+    """
+    scoring = [softmax_scale, softcap]
+    if in_log2:
+        log2_e = math.log2(math.e)
+        scoring = [softmax_scale / softcap, softcap * log2_e] if softcap else [softmax_scale * log2_e, 0.0]
+    return (
+        mx.array(np.full(num_heads, -np.inf, np.float32)),
+        mx.array(scoring, mx.float32),
+        mx.array([min(left_window, MAX_WINDOW)], mx.int32),
+    )

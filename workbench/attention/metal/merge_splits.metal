@@ -1,8 +1,8 @@
-// merge_splits: brings the splits of long contexts together, one row and head per simdgroup.
+// merge_splits: merges the splits of long contexts, one row and head per simdgroup.
 //
 //     partial_out     float [num_partial_rows, num_heads, HEAD_DIM], sums of weight * value
 //     partial_sums    float [num_partial_rows, num_heads, 2], maximum (in units of log2) and total
-//     merge_rows      int   [num_merged_rows, 3], first partial row, partial rows between splits, number of splits
+//     merge_rows      int   [num_merged_rows, 3], first partial row, distance between splits' rows, number of splits
 //     out             T     [num_merged_rows, num_heads, HEAD_DIM]
 //
 // Template arguments: T, HEAD_DIM. Launch: threadgroups (num_heads, num_merged_rows) of 32 threads.
@@ -26,7 +26,7 @@ for (int dim = lane; dim < HEAD_DIM; dim += 32) {
   float sum = 0.0f;
   for (int split = 0; split < num_splits; split++) {
     const long partial = long(first_row + split * rows_between) * num_heads + head;
-    // A split in which the row saw nothing has the maximum -inf and counts for nothing: exp2(-inf) is 0.
+    // A split in which the row saw nothing has maximum -inf and contributes nothing: exp2(-inf) is 0.
     const float rescale = exp2(partial_sums[2 * partial] - base);
     total += partial_sums[2 * partial + 1] * rescale;
     sum += partial_out[partial * HEAD_DIM + dim] * rescale;

@@ -1,8 +1,8 @@
-// What the Metal kernels use of Metal, on CUDA: put in front of them by cuda.py, which also removes the words
-// device, constant, thread and threadgroup and turns threadgroup arrays into __shared__ ones.
+// The part of Metal that the Metal kernels use, on CUDA. cuda.py puts it in front of them, removes the words device,
+// constant, thread and threadgroup, and turns threadgroup arrays into __shared__ arrays.
 //
 // A warp is a simdgroup. simdgroup_matrix keeps Apple's layout of two elements per lane and multiplies by shuffles:
-// right, and far from the speed of a tensor core. All lanes of a warp take part in every operation below.
+// correct, but far from the speed of a tensor core. All lanes of a warp take part in every operation below.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -34,6 +34,14 @@ struct alignas(sizeof(T) * N) vec {
   METAL_FUNC T& operator[](int i) { return elements[i]; }
   METAL_FUNC const T& operator[](int i) const { return elements[i]; }
 };
+
+namespace fast {
+METAL_FUNC float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+}  // namespace fast
 
 METAL_FUNC float simd_shuffle(float value, ushort lane) { return __shfl_sync(WARP, value, lane); }
 METAL_FUNC float simd_shuffle_xor(float value, ushort mask) { return __shfl_xor_sync(WARP, value, mask); }

@@ -1,31 +1,31 @@
 // paged_varlen: attention over a paged KV cache, decode rows and chunk tiles in one launch.
 //
-// A threadgroup takes one item of the work list and one KV head. The item is some query rows of a sequence against a
-// range of its KV positions; with the query heads of the KV head packed in, that is a tile of pairs (see tile.metal).
+// A threadgroup computes one item of the work list for one KV head. The item is some query rows of a sequence and a
+// range of its KV positions; with the query heads of the KV head packed in, the rows form a tile of pairs (tile.metal).
 //
 //     a decode, up to 8 pairs                      a chunk, up to 8 * NUM_SIMDGROUPS pairs
 //
 //             KV positions ->                              KV positions ->
 //             | s0 | s1 | s2 | s3 | s0 | ...               |  tile  |  tile  |  tile  | ...
-//     pairs   | each simdgroup its own tiles       s0 pairs 0- 7 | all simdgroups read the same tile
-//     0 - 7   | straight from the cache            s1 pairs 8-15 | from threadgroup memory, where it
-//             | and all of the pairs               s2 ...        | was put with one read of the cache
+//     pairs   | each simdgroup reads its own       s0 pairs 0- 7 | all simdgroups read the same tile
+//     0 - 7   | tiles straight from the cache      s1 pairs 8-15 | from threadgroup memory, filled by
+//             | for all of the pairs               s2 ...        | one read of the cache
 //
-// Inputs are those of paged_varlen_v1, with these instead of cu_seqlens_q and seqused_k, whose search the host has
-// done already:
+// Inputs are those of paged_varlen_v1, except that the host has already searched cu_seqlens_q and seqused_k and
+// passes the result:
 //
 //     work_items      int   [num_items, NUM_COLUMNS], see WorkItemColumn
 //     scoring         float [2], scale and softcap in units of log2, see Scoring
 //
 // Outputs: out as in v1. An item whose KV range is one of several splits of its rows (PARTIAL_START >= 0) writes sums
-// that merge_splits.metal brings together:
+// that merge_splits.metal merges:
 //
-//     partial_out     float [num_partial_rows, num_heads, HEAD_DIM], sum of weight * value, not divided yet
+//     partial_out     float [num_partial_rows, num_heads, HEAD_DIM], sum of weight * value, not yet divided
 //     partial_sums    float [num_partial_rows, num_heads, 2], maximum and total
 //
 // Template arguments: T, HEAD_DIM, BLOCK_SIZE, TILE_KV, NUM_SIMDGROUPS, WIDTH (elements per load).
 // Launch: threadgroups (num_items, num_kv_heads * head slices) of 32 * NUM_SIMDGROUPS threads; a head slice is
-// as many query heads of a KV head as fit into one tile.
+// the query heads of a KV head that fit into one tile.
 
 constexpr int TILE_PAIRS = 8 * NUM_SIMDGROUPS;
 constexpr int THREADS = 32 * NUM_SIMDGROUPS;
@@ -37,7 +37,7 @@ constexpr int LOADS_PER_ROW = HEAD_DIM / WIDTH;
 threadgroup Wide<T, WIDTH> query_rows[TILE_PAIRS * ROW_STRIDE / WIDTH];
 threadgroup Wide<T, WIDTH> tile_rows[TILE_KV * ROW_STRIDE / WIDTH];
 threadgroup float shared_sums[2 * 8];
-threadgroup float* shared_output = (threadgroup float*)tile_rows;  // decodes leave tile_rows free until the end
+threadgroup float* shared_output = (threadgroup float*)tile_rows;  // decodes do not use tile_rows before the end
 static_assert(8 * HEAD_DIM * sizeof(float) <= TILE_KV * ROW_STRIDE * sizeof(T), "8 rows of output fit into a tile");
 
 const int simdgroup_id = simdgroup_index_in_threadgroup;
@@ -77,7 +77,7 @@ for (int i = thread_id; i < staged_pairs * LOADS_PER_ROW; i += THREADS) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-// -- this lane's row of the tile: its query head, its position, what it may see, what it has summed ---------------
+// -- this lane's row of the tile: its query head, its position, the range it may see, its sums ----------------------
 
 const int first_pair = is_decode ? 0 : 8 * simdgroup_id;
 const bool has_pairs = first_pair < num_pairs;
@@ -122,13 +122,18 @@ if (is_decode) {
     find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
     PagedTile<T, WIDTH, GROUPS> values = keys;
     values.cache = v_cache + kv_head * HEAD_DIM;
-    const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
-    multiply_keys<HEAD_DIM>(scores, queries, keys, place);
-    scores_to_weights(scores, output, row_state, row_scoring, tile_start, masked, place);
-    add_values<WIDTH>(output, scores, values, row_state, tile_start, masked, place);
+    if (tile_start >= all_first && tile_start + TILE_KV - 1 <= all_last) {
+      multiply_keys<false, HEAD_DIM>(scores, queries, keys, place);
+      scores_to_weights<false>(scores, output, row_state, row_scoring, tile_start, place);
+      add_values<false, false, WIDTH>(output, scores, values, row_state, tile_start, place);
+    } else {
+      multiply_keys<true, HEAD_DIM>(scores, queries, keys, place);
+      scores_to_weights<true>(scores, output, row_state, row_scoring, tile_start, place);
+      add_values<true, true, WIDTH>(output, scores, values, row_state, tile_start, place);
+    }
   }
 
-  // -- bring the simdgroups together in simdgroup 0, one after the other ------------------------------------------
+  // -- merge the simdgroups into simdgroup 0, one after the other -------------------------------------------------
 
   for (int other = 1; other < NUM_SIMDGROUPS; other++) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -170,48 +175,54 @@ if (is_decode) {
   staged.rows = tile_rows;
   for (int tile_start = first_tile; tile_start < kv_end; tile_start += TILE_KV) {
     const bool sees_tile = has_pairs && tile_start <= any_last && tile_start + TILE_KV > any_first;
+    const bool is_inside = tile_start >= kv_start && tile_start + TILE_KV <= kv_end;
     const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
     find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
     #pragma unroll
     for (int part = 0; part < 2; part++) {
       PagedTile<T, WIDTH, GROUPS> paged = keys;
       paged.cache = (part == 0 ? k_cache : v_cache) + kv_head * HEAD_DIM;
-      #pragma unroll
-      for (int group = 0; group < GROUPS; group++) {
-        for (int i = thread_id; i < 8 * LOADS_PER_ROW; i += THREADS) {
-          const int row = i / LOADS_PER_ROW;
-          const int dim = i % LOADS_PER_ROW * WIDTH;
-          tile_rows[((8 * group + row) * ROW_STRIDE + dim) / WIDTH] = load_wide(paged, group, row, dim);
-        }
+      if (is_inside) {
+        stage_tile<false, HEAD_DIM, ROW_STRIDE, THREADS>(tile_rows, paged, thread_id);
+      } else {
+        stage_tile<true, HEAD_DIM, ROW_STRIDE, THREADS>(tile_rows, paged, thread_id);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (sees_tile && part == 0) {
-        multiply_keys<HEAD_DIM>(scores, queries, staged, place);
-        scores_to_weights(scores, output, row_state, row_scoring, tile_start, masked, place);
+        multiply_keys<false, HEAD_DIM>(scores, queries, staged, place);
+        if (masked) {
+          scores_to_weights<true>(scores, output, row_state, row_scoring, tile_start, place);
+        } else {
+          scores_to_weights<false>(scores, output, row_state, row_scoring, tile_start, place);
+        }
       }
       if (sees_tile && part == 1) {
-        add_values<WIDTH>(output, scores, staged, row_state, tile_start, masked, place);
+        if (masked) {
+          add_values<false, true, WIDTH>(output, scores, staged, row_state, tile_start, place);
+        } else {
+          add_values<false, false, WIDTH>(output, scores, staged, row_state, tile_start, place);
+        }
       }
-      threadgroup_barrier(mem_flags::mem_threadgroup);  // nobody reads the tile any more
+      threadgroup_barrier(mem_flags::mem_threadgroup);  // no thread reads the tile any more
     }
   }
 }
 
-// -- write the rows, with the columns put back in order: see WIDE LOADS in tile.metal -------------------------------
+// -- write the rows, with the columns back in order: see WIDE LOADS in tile.metal -----------------------------------
 
 if (is_pair && !(is_decode && simdgroup_id > 0)) {
   const long row = item[Q_START] + row_in_item;
   const long out_offset = (row * num_heads + head) * HEAD_DIM;
 #ifdef HAS_SPLITS
   const bool is_partial = item[PARTIAL_START] >= 0;
-  const bool writes_out = item[SPLIT] == 0;  // the first split fills the row until the merged one is put there
+  const bool writes_out = item[SPLIT] == 0;  // the first split fills the row until the merged row replaces it
   const long partial_row = long(item[PARTIAL_START] + row_in_item) * num_heads + head;
   if (is_partial && place.column == 0) {
     partial_sums[partial_row * 2] = row_state.maximum;
     partial_sums[partial_row * 2 + 1] = row_state.total;
   }
 #endif
-  // One division, and only where something was summed; no epsilon, which would shrink small totals.
+  // One division, and only if something was summed; an epsilon would shrink small totals.
   const float divisor = row_state.total == 0.0f ? 1.0f : row_state.total;
   #pragma unroll
   for (int column = 0; column < COLUMNS; column += WIDTH / 2) {

@@ -1,7 +1,7 @@
 // paged_varlen_v1: attention over a paged KV cache, one query row and one head per threadgroup.
 //
-// The kernel to read first. It is right and plain, not fast: every row reads its whole context by itself. The tiled
-// kernel in paged_varlen.metal computes the same thing and shares what it reads.
+// The kernel to read first. It is correct and simple, not fast: every row reads its whole context separately. The tiled
+// kernel in paged_varlen.metal computes the same and shares its reads.
 //
 // This text is the body of a kernel; MLX puts the signature in front of it:
 //
@@ -10,7 +10,7 @@
 //     v_cache         T     like k_cache
 //     cu_seqlens_q    int   [num_seqs + 1], sequence i owns the rows [cu_seqlens_q[i], cu_seqlens_q[i + 1])
 //     seqused_k       int   [num_seqs], KV positions of each sequence, those of its rows included
-//     block_table     int   [num_seqs, max_blocks], the block that holds positions [j * BLOCK_SIZE, ...) is entry j
+//     block_table     int   [num_seqs, max_blocks], entry j is the block that holds positions [j * BLOCK_SIZE, ...)
 //     sinks           float [num_heads], -inf for a head without an attention sink
 //     scoring         float [2], softmax_scale and softcap (0 for none)
 //     window          int   [1], left window: a row at position p sees [p - window, p]; -1 for all of [0, p]
@@ -30,11 +30,11 @@ const int num_heads = q_shape[1];
 const int num_kv_heads = k_cache_shape[2];
 const int kv_head = head / (num_heads / num_kv_heads);  // GQA: neighbouring query heads share a KV head
 
-// 1. Whose row is it, and at which position of its sequence? A sequence's rows are the last of its context.
+// 1. Which sequence owns the row, and at which position? A sequence's rows are the last of its context.
 const int seq = find_seq_idx(cu_seqlens_q, seqused_k_shape[0], row);
 const int position = seqused_k[seq] - (cu_seqlens_q[seq + 1] - row);
 
-// 2. What may it see? Causality ends the range at its own position, a sliding window starts it.
+// 2. What may it see? The range ends at its own position (causality) and starts with the sliding window.
 const int first_visible = window[0] < 0 ? 0 : max(0, position - window[0]);
 
 // 3. Each simdgroup takes every NUM_SIMDGROUPS-th visible position. Its lanes share the dimensions of the head:
@@ -48,7 +48,7 @@ for (int i = 0; i < DIMS_PER_LANE; i++) {
   output[i] = 0.0f;
 }
 
-// An attention sink is a score that takes part in the softmax and has no value. It counts once: in simdgroup 0.
+// An attention sink is a score that takes part in the softmax but has no value. It counts once: in simdgroup 0.
 const bool has_sink = simdgroup_id == 0 && sinks[head] != -INFINITY;
 float maximum = has_sink ? sinks[head] : -INFINITY;  // largest score so far
 float total = has_sink ? 1.0f : 0.0f;                // sum of exp(score - maximum) so far
@@ -69,8 +69,8 @@ for (int kv_position = first_visible + simdgroup_id; kv_position <= position; kv
     score = scoring[1] * tanh(score / scoring[1]);
   }
 
-  // 5. Online softmax: when a larger score turns up, what was summed so far is rescaled to it. While every score
-  //    was -inf, so is the maximum, and -inf - -inf would be NaN; against 0 the weights come out as 0.
+  // 5. Online softmax: when a larger score appears, the sums so far are rescaled to it. As long as every score was
+  //    -inf, so is the maximum, and -inf - -inf would be NaN; with a base of 0 the weights are 0.
   const float maximum_before = maximum;
   maximum = max(maximum, score);
   const float base = maximum == -INFINITY ? 0.0f : maximum;
@@ -83,7 +83,7 @@ for (int kv_position = first_visible + simdgroup_id; kv_position <= position; kv
   }
 }
 
-// 6. The simdgroups have summed different positions against different maxima: bring them together.
+// 6. The simdgroups have summed different positions relative to different maxima: merge their sums.
 threadgroup float shared_maximum[NUM_SIMDGROUPS];
 threadgroup float shared_total[NUM_SIMDGROUPS];
 threadgroup float shared_output[NUM_SIMDGROUPS * HEAD_DIM];
@@ -107,7 +107,7 @@ for (int dim = simdgroup_id * LANES + lane; dim < HEAD_DIM; dim += NUM_SIMDGROUP
   float row_total = 0.0f;
   float row_output = 0.0f;
   for (int i = 0; i < NUM_SIMDGROUPS; i++) {
-    // A simdgroup that saw no position has the maximum -inf and counts for nothing: exp(-inf) is 0.
+    // A simdgroup that saw no position has maximum -inf and contributes nothing: exp(-inf) is 0.
     const float rescale = exp(shared_maximum[i] - row_maximum);
     row_total += shared_total[i] * rescale;
     row_output += shared_output[i * HEAD_DIM + dim] * rescale;

@@ -1,4 +1,4 @@
-"""From a packed batch to what the tiled kernel and the merge kernel are handed."""
+"""Plan a launch: the arrays that the tiled kernel and the merge kernel need for a packed batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.attention.metadata import filled_up, mlx_copy
 from workbench.attention.work_list import expand_counts
 
 if TYPE_CHECKING:
@@ -16,25 +17,25 @@ if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
 
 TARGET_THREADGROUPS = 256
-"""Threadgroups that a launch should have at least: a few on each core of a GPU of 10 to 80 cores."""
+"""Number of threadgroups that a launch aims for: a few on each core of a GPU with 10 to 80 cores."""
 
 MIN_KV_SPLIT = 256
-"""KV positions of a split at least: shorter ones cost more in partial results than they gain."""
+"""Minimum number of KV positions in a split; shorter ones cost more in partial results than they gain."""
 
 
 def choose_kv_split(kv_lens: np.ndarray, num_kv_heads: int) -> int | None:
-    """KV positions per work item at most, from the work there is.
+    """Choose the maximum number of KV positions in a work item, from the amount of work.
 
-    Nobody should still be busy long after the others are done: an item is as long as the share of a threadgroup,
-    were all the work of the launch spread over ``TARGET_THREADGROUPS``. So a single long decode is split, and split
-    also where it meets a chunk, while a batch that fills the GPU by itself is left whole.
+    No threadgroup should still be busy long after the others are done. So the maximum is the share of one threadgroup
+    when all the work of the launch is spread over ``TARGET_THREADGROUPS``: a long decode is split, alone or beside a
+    chunk, while a batch that fills the GPU anyway is left whole.
 
-    Where contexts are cut changes the order of additions, and with it the last bits of a result. Pass the kernel a
-    ``kv_split`` of your own to have the same bits in every batch.
+    The cuts in a context change the order of additions, and with it the last bits of a result. Pass a fixed
+    ``kv_split`` to the kernel to get the same bits in every batch.
 
     Args:
-        kv_lens: KV positions of each unsplit work item, at least one item.
-        num_kv_heads: KV heads; every item runs once for each.
+        kv_lens: KV positions of each unsplit work item; at least one item.
+        num_kv_heads: Number of KV heads; every item runs once for each.
 
     Returns:
         A power of two of at least ``MIN_KV_SPLIT``, or None when no item is longer.
@@ -50,12 +51,12 @@ class LaunchPlan:
 
     Attributes:
         work_list: int32 [num_items, 7], see `workbench.attention.work_list.build_work_list`.
-        items: int32 [num_items, 9], the work list with two columns more: the position of the item's first row in its
-            sequence, and the row of the partial results where its own begin, -1 when it writes none.
-        merge_rows: int32 [num_merged_rows, 3], for each row that was split: its first partial row, the distance
-            between the partial rows of its splits, and their number.
-        merged_rows: int32 [num_merged_rows], the packed rows they belong to.
-        num_partial_rows: Rows of partial results.
+        items: int32 [num_items, 9], the work list with two more columns: the position of the item's first row in its
+            sequence, and the index of its first row of partial results, -1 when it writes none.
+        merge_rows: int32 [num_merged_rows, 3], for each split row: its first partial row, the distance between the
+            partial rows of its splits, and the number of splits.
+        merged_rows: int32 [num_merged_rows], the packed row of each of them.
+        num_partial_rows: Number of rows of partial results.
     """
 
     work_list: np.ndarray
@@ -64,26 +65,15 @@ class LaunchPlan:
     merged_rows: np.ndarray
     num_partial_rows: int
 
-    @cached_property
-    def mlx_items(self) -> mx.array:
-        """``items`` as an MLX array."""
-        import mlx.core as mx
-
-        return mx.array(self.items)
+    mlx_items = mlx_copy("items")
+    mlx_merged_rows = mlx_copy("merged_rows")
 
     @cached_property
     def mlx_merge_rows(self) -> mx.array:
-        """``merge_rows`` as an MLX array."""
+        """``merge_rows`` as an MLX array, filled up with rows that no threadgroup reads."""
         import mlx.core as mx
 
-        return mx.array(self.merge_rows)
-
-    @cached_property
-    def mlx_merged_rows(self) -> mx.array:
-        """``merged_rows`` as an MLX array."""
-        import mlx.core as mx
-
-        return mx.array(self.merged_rows)
+        return mx.array(filled_up(self.merge_rows))
 
 
 def plan_launch(
@@ -92,11 +82,11 @@ def plan_launch(
     """Plan the launches for a batch.
 
     Args:
-        metadata: The batch; at least one row.
-        block_q: Query rows per item at most.
+        metadata: The batch, with at least one row.
+        block_q: Maximum number of query rows in an item.
         window: Left window as in flash-attn, -1 for none.
-        num_kv_heads: KV heads.
-        kv_split: KV positions per item at most; None chooses by the work there is.
+        num_kv_heads: Number of KV heads.
+        kv_split: Maximum number of KV positions in an item; None chooses by the amount of work.
     """
     if kv_split is None:
         whole = metadata.work_list(block_q, window)

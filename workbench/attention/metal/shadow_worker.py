@@ -1,7 +1,7 @@
 """The second process of a shadow launch: runs attention calls through the Metal source on the CPU.
 
-Calls come in on standard input and results go out on standard output, each as a length (8 bytes) and that many bytes:
-arrays as an .npz file, the result as JSON. ``workbench.engine.shadow`` is the other end.
+Calls arrive on standard input and results leave on standard output, each as a length (8 bytes) and that many bytes: a
+call is an .npz file of arrays, a result is JSON. ``workbench.engine.shadow`` is the other end.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
 
 
-def send(stream: BinaryIO, payload: bytes) -> None:
+def send(stream: IO[bytes], payload: bytes) -> None:
     """Write one frame."""
     stream.write(LENGTH.pack(len(payload)) + payload)
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> bytes | None:
-    """Read one frame; None when the other end has gone."""
+def receive(stream: IO[bytes]) -> bytes | None:
+    """Read one frame; None when the other end is closed."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -44,12 +44,13 @@ def pack_arrays(arrays: dict[str, Any]) -> bytes:
 
 
 def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Run one layer's attention through the tiled Metal kernel and compare it with what the engine's backend returned.
+    """Run one layer's attention through the tiled Metal kernel and compare it with the result of the engine's backend.
 
     Args:
         call: ``q`` [T, num_heads, head_dim], ``k_blocks`` and ``v_blocks`` [blocks, block_size, num_kv_heads,
-            head_dim] of the blocks in use, ``block_ids`` their ids in the pool, ``block_table`` counted in them,
-            ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``window``, ``out``, ``dtype``, and ``sinks`` or not.
+            head_dim] of the blocks in use, their ``block_ids`` in the pool, the ``block_table`` as indices into them,
+            ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``left_window``, ``softcap``, ``out``, ``dtype``, and
+            ``sinks`` for a layer that has them.
 
     Returns:
         See `workbench.engine.shadow.ShadowLauncher`.
@@ -59,11 +60,12 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.metal.launch import PagedVarlenKernels
     from workbench.attention.metal.tile_shape import TileShape
+    from workbench.attention.options import AttentionOptions
     from workbench.msl import MslCompilerMissing, MslError, metal_kernel
 
     dtype = getattr(mx, str(call["dtype"]))
     k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
-    # Reads are traced by what one KV head keeps of one position.
+    # The unit of traced reads: the key or value of one position in one KV head.
     num_kv_heads, head_dim = k_cache.shape[2:]
     row_bytes = head_dim * dtype.size
     launches: list[tuple[str, Any]] = []
@@ -83,24 +85,20 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     metadata = AttentionMetadata(
         call["cu_seqlens_q"], call["seqused_k"], call["block_table"], None, int(k_cache.shape[1])
     )
-    window = int(call["window"])
-    left = window - 1 if window > 0 else -1
+    options = AttentionOptions(
+        softmax_scale=float(call["softmax_scale"]),
+        window_size=(int(call["left_window"]), 0),
+        softcap=float(call["softcap"]),
+        sinks=mx.array(call["sinks"]) if "sinks" in call else None,
+    )
     kernels = PagedVarlenKernels(counted_kernel)
     result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
     start = time.perf_counter()
     try:
-        out = kernels.attend(
-            mx.array(call["q"]).astype(dtype),
-            k_cache,
-            v_cache,
-            metadata,
-            softmax_scale=float(call["softmax_scale"]),
-            window_size=(-1, -1) if window < 0 else (left, 0),
-            sinks=mx.array(call["sinks"]) if "sinks" in call else None,
-        )
+        out = kernels.attend(mx.array(call["q"]).astype(dtype), k_cache, v_cache, metadata, options)
         difference = np.abs(np.array(out.astype(mx.float32)) - call["out"])
         num_heads = call["q"].shape[1]
-        plan = kernels.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, left)
+        plan = kernels.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, options.left_window)
         result["work_items"] = plan.work_list.tolist()
         result["block_q"] = TileShape.choose(head_dim, dtype.size).block_q(num_heads // num_kv_heads)
         result["max_difference"] = float(difference.max()) if np.isfinite(difference).all() else "not finite"
@@ -110,7 +108,7 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     rows_per_block = k_cache.shape[1] * num_kv_heads
 
     def blocks_of(rows: Sequence[int]) -> list[int]:
-        """Ids in the pool of the blocks that some rows lie in."""
+        """Pool ids of the blocks that contain the given rows."""
         return call["block_ids"][np.unique(np.array(rows, dtype=np.int64) // rows_per_block)].tolist()
 
     result["launches"] = [
@@ -142,8 +140,8 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
 def main() -> None:
     """Serve calls until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends this process by its input
-    # What a compiler or a library prints must not end up between frames.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which then closes this input
+    # The output of a compiler or a library must not get between frames.
     frames, sys.stdout = sys.stdout.buffer, sys.stderr
     while (payload := receive(sys.stdin.buffer)) is not None:
         with np.load(io.BytesIO(payload), allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Sizes of the tiled kernel's tiles, and what they cost in threadgroup memory."""
+"""Sizes of the tiled kernel's tiles and their cost in threadgroup memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class TileShape:
-    """How the tiled kernel cuts its work for one head_dim and element size.
+    """The tile of the tiled kernel for one head_dim and element size.
 
     A tile is 8 pairs of (query row, head) per simdgroup against ``tile_kv`` KV positions.
 
     Attributes:
         head_dim: Elements per head.
         itemsize: Bytes per element of q and of the KV cache.
-        num_simdgroups: Simdgroups of a threadgroup.
-        tile_kv: KV positions of a tile.
-        width: Elements that a lane loads at once.
+        num_simdgroups: Simdgroups per threadgroup.
+        tile_kv: KV positions per tile.
+        width: Number of elements that a lane loads at once.
     """
 
     head_dim: int
@@ -35,8 +35,8 @@ class TileShape:
         """The tile of a head_dim and element size: as large as registers and 32 KB of threadgroup memory allow.
 
         Four simdgroups with 32 positions, or 16 from head_dim 128 on, are the sizes of MLX's own attention kernel.
-        From 129 on a lane would hold more than 64 registers of output and queries take too much threadgroup
-        memory, so that two simdgroups remain.
+        Above 128, a lane would hold more than 64 registers of output and the queries would take too much threadgroup
+        memory, so two simdgroups remain.
 
         Raises:
             ValueError: ``head_dim`` is not a multiple of 16 from 16 to 256.
@@ -54,12 +54,12 @@ class TileShape:
 
     @property
     def tile_pairs(self) -> int:
-        """Pairs of (query row, head) of a tile."""
+        """Number of (query row, head) pairs in a tile."""
         return 8 * self.num_simdgroups
 
     @property
     def threads(self) -> int:
-        """Threads of a threadgroup."""
+        """Threads per threadgroup."""
         return 32 * self.num_simdgroups
 
     @property
@@ -69,9 +69,9 @@ class TileShape:
         return (self.tile_pairs + self.tile_kv) * row_bytes + 2 * 8 * 4
 
     def block_q(self, heads_per_kv_head: int) -> int:
-        """Query rows of a work item at most, with the query heads of a KV head packed into the tile."""
+        """Maximum number of query rows in a work item, with the query heads of a KV head packed into the tile."""
         return max(1, self.tile_pairs // heads_per_kv_head)
 
     def head_slices(self, heads_per_kv_head: int) -> int:
-        """Tiles that the query heads of one KV head need when they do not fit into one."""
+        """Number of tiles that the query heads of one KV head need."""
         return -(-heads_per_kv_head // self.tile_pairs)

@@ -1,7 +1,7 @@
-"""Records another engine's scheduler without getting in its way.
+"""Record another engine's scheduler without getting in its way.
 
-The engine's process does the least it can: it packs what a step decided into a message (`messages`) and puts it into
-a pipe (`writer_process`). A process of its own reads the pipe (`__main__`), makes the records of a trace from the
-messages (`assembler`) and keeps the files (`trace_files`). So the cost to the engine is a few microseconds a step,
-whatever happens to the disk cannot reach it, and when the engine is killed the files are still closed in order.
+The engine's process does as little as possible: it packs the decisions of a step into a message (`messages`) and writes
+it to a pipe (`writer_process`). A second process reads the pipe (`__main__`), makes the records of a trace from the
+messages (`assembler`) and manages the files (`trace_files`). So a step costs the engine a few microseconds, problems
+with the disk cannot reach it, and the files are closed properly even if the engine is killed.
 """

@@ -1,7 +1,7 @@
 """The writer's process: reads messages from standard input until it ends, and writes them as a trace.
 
-Its standard output carries one line, when the recording cannot go on: the reason. The engine's process reads it when
-it finds the pipe closed.
+If the recording fails, it prints one line to standard output: the reason. The engine's process reads it when it finds
+the pipe closed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Iterator
 from workbench.integrations.recorder.assembler import Assembler
 from workbench.integrations.recorder.messages import Message, Setup, unpack
 from workbench.integrations.recorder.trace_files import MIB, TraceFiles
-from workbench.trace.records import TraceMeta
+from workbench.trace.lines import TraceMeta
 
 READ_BYTES = 2**20
 
 GATHER_SECONDS = 0.2
-"""Time that is left for messages to gather in the pipe, while it is far from full. A writer that waits in a read is
-woken by the engine's process, at the engine's cost; one that sleeps is not. Longer than the engine's own interval."""
+"""Time for messages to gather in the pipe while it is far from full; longer than the engine's interval between sends.
+The engine's process would have to wake a writer that waits in a read, but not one that sleeps."""
 
 GATHER_BYTES = 2**15
-"""What a read brings at most if the pipe is far from full: half of the smallest pipe there is."""
+"""Maximum size of a read from a pipe that is far from full: half of the smallest pipe of any system."""
 
 FLUSH_SECONDS = 0.5
-"""Longest time a record stays out of the file while messages keep coming; the last one is written at once."""
+"""Maximum time before a record is in the file while messages keep coming; the last one is written at once."""
 
 NICENESS = 10
-"""How far the writer stands back where processors are short."""
+"""Added to the writer's niceness, so that it yields to the engine when all processors are busy."""
 
 
 class Recording:
-    """The files of one recording and what makes their lines."""
+    """The files of one recording, and the assembler that makes their lines."""
 
     def __init__(self, setup: Setup) -> None:
         settings = setup.settings
@@ -64,7 +64,7 @@ class Recording:
         self._flushed_at = 0.0
 
     def take(self, message: Message, *, more_to_come: bool) -> None:
-        """Write what a message completes."""
+        """Write the records that a message completes."""
         for line in self._assembler.take(message):
             now = time.monotonic()
             flush = not more_to_come or now - self._flushed_at > FLUSH_SECONDS
@@ -78,7 +78,7 @@ class Recording:
 
 
 def read_messages(descriptor: int) -> Iterator[tuple[Message, bool]]:
-    """Messages until the other end closes, each with whether another one is here already."""
+    """Messages until the other end closes, each with True if another message has already arrived."""
     buffer = bytearray()
     while data := os.read(descriptor, READ_BYTES):
         buffer += data
@@ -94,9 +94,9 @@ def main() -> int:
     """Record until standard input ends.
 
     Returns:
-        Exit status: 0, or 1 when the recording could not go on.
+        Exit status: 0, or 1 if the recording failed.
     """
-    # The engine's end of the pipe says when it is over; a signal to the whole group must not cut the file.
+    # The recording ends when the engine closes the pipe; a signal to the whole process group must not cut the file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.nice(NICENESS)

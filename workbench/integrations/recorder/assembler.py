@@ -1,52 +1,69 @@
-"""Makes the records of a trace from an engine's messages.
+"""Make the records of a trace from an engine's messages.
 
-Messages come in the order in which things happened; records are in the order of the steps. With asynchronous
-scheduling the two differ: step k + 1 is scheduled before the output of step k is there. A record therefore tells of
+Messages arrive in the order of the events; records are in the order of the steps. With asynchronous scheduling the two
+differ: step k + 1 is scheduled before the output of step k is available. A record therefore contains
 
-- the requests that were preempted or aborted before its step was scheduled or while it was,
-- the queues, block tables and free blocks as its scheduling left them,
-- the tokens that its own output brought,
-- the requests that ended while it was the newest step: with asynchronous scheduling a request keeps its seat and its
-  blocks one step longer than it needs them, and may have a chunk in that step whose output nobody wants.
+- the requests that were preempted or aborted before or while its step was scheduled,
+- the queues, block tables and free blocks after its scheduling,
+- the tokens of its output,
+- the requests that ended while it was the newest step: with asynchronous scheduling a request keeps its place among
+  the running requests and its blocks one step longer than needed, and may have a chunk with an unused output in it.
 
-With synchronous scheduling that is the record which Workbench's own engine makes.
+With synchronous scheduling the record equals the one that Workbench's own engine makes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
 
 from workbench.integrations.recorder.messages import Admission, Arrival, End, Message, Preemption, Schedule, Update
 from workbench.integrations.recorder.queues import LiveRequest, Queues
-from workbench.trace.records import Arm, Chunk, LimitedBy, RequestInfo, StepRecord
+from workbench.trace.lines import RequestInfo
+from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord
 
 _UNLIMITED = 2**62
 
-_Fields = tuple[object, ...]
+# The fields of a Chunk before and after the sampled token.
+_Before = tuple[str, int, int, bool, Arm]
+_After = tuple[LimitedBy, tuple[int, ...], int, int]
 
 
 class _OpenStep:
-    """A step that was scheduled and whose output is still to come."""
+    """A step that is scheduled and has no output yet.
 
-    def __init__(self, message: Schedule) -> None:
+    Attributes:
+        message: The message about its scheduling.
+        chunks: The request of each chunk, and the chunk's fields before and after the sampled token.
+        record: The record as far as it is known: without chunks and without the fields of the output.
+        finish_reasons: Reasons of the requests that ended while this was the newest step.
+        free_blocks_end: Number of free blocks after the last output that was processed.
+        ahead: Rejected drafts of the step before by request, if they were not known when this step was scheduled.
+    """
+
+    def __init__(
+        self, message: Schedule, chunks: list[tuple[LiveRequest, _Before, _After]], record: StepRecord
+    ) -> None:
         self.message = message
-        self.chunks: list[tuple[LiveRequest, _Fields, _Fields]] = []
-        """Of each chunk the request, and the fields before and after the sampled token."""
-        self.fields: dict[str, object] = {}
+        self.chunks = chunks
+        self.record = record
         self.finish_reasons: dict[str, str] = {}
         self.free_blocks_end = message.free_blocks
+        self.ahead: dict[str, int] = {}
 
 
 class Assembler:
     """Turns messages into the lines of a trace.
 
     Args:
-        config: The engine's configuration; ``block_size`` and the limits that explain decisions are read.
+        config: The engine's configuration; only ``block_size`` and the limits that explain decisions are used.
         kv_cache_group: Index of the KV cache group whose blocks are recorded.
-        samples: Requests sample tokens; False for pooling models.
-        max_waiting: Waiting requests named in a record at most.
-        start: When the recording began, by the clock of the steps' times.
+        samples: Whether requests sample tokens; False for pooling models.
+        max_waiting: Maximum number of waiting requests named in a record.
+        start: Start of the recording, by the clock of the steps' times.
 
     Example:
         >>> assembler = Assembler({"block_size": 16})
@@ -60,7 +77,7 @@ class Assembler:
 
     def __init__(
         self,
-        config: dict[str, object],
+        config: dict[str, Any],
         *,
         kv_cache_group: int = 0,
         samples: bool = True,
@@ -89,7 +106,7 @@ class Assembler:
         self._ended_in_update: dict[str, str] = {}
 
     def take(self, message: Message) -> Iterator[RequestInfo | StepRecord]:
-        """Take the next message.
+        """Process the next message.
 
         Yields:
             A RequestInfo for an arrival, a StepRecord when a step is complete, nothing otherwise.
@@ -141,12 +158,17 @@ class Assembler:
     # -- scheduling ------------------------------------------------------------------------------------------
 
     def _schedule(self, message: Schedule) -> None:
-        step = _OpenStep(message)
         if message.request_ids is not None:
             self._scheduled_ids = message.request_ids
         num_scheduled_tokens = message.num_scheduled_tokens or [1] * len(self._scheduled_ids)
         cap = self._long_prefill_cap(len(self._queues))
-        admitted, resumed, published = [], [], []
+        chunks: list[tuple[LiveRequest, _Before, _After]] = []
+        admitted: list[str] = []
+        resumed: list[str] = []
+        published: list[int] = []
+        new_block_ids: Sequence[int]
+        before: _Before
+        after: _After
         admissions = {admission.request_id: admission for admission in message.admissions}
         others = zip(message.num_computed_tokens, message.new_block_ids, strict=True)
         for request_id, num_tokens in zip(self._scheduled_ids, num_scheduled_tokens, strict=True):
@@ -166,36 +188,38 @@ class Assembler:
                 after = ("complete", tuple(new_block_ids), 0, 0)
             else:
                 before, after = self._prefill_chunk(request, start, num_tokens, new_block_ids, admission, cap)
-            step.chunks.append((request, before, after))
+            chunks.append((request, before, after))
             if self._caches_prefixes:
                 first, last = start // self._block_size, (start + num_tokens) // self._block_size
                 published.extend(request.block_table[first:last])
         if message.running is not None:
             self._queues.replace(message.running, message.waiting or [])
-        step.fields = {
-            "step": self._next_step,
-            "time": message.started - self._start,
-            "arrived": tuple(self._arrived),
-            "admitted": tuple(admitted),
-            "resumed": tuple(resumed),
-            "preempted": tuple(self._preempted),
-            "aborted": tuple(self._aborted),
-            "running": self._queues.running_ids(),
-            "waiting": self._queues.waiting_ids(),
-            "preempt_reasons": self._preempted,
-            "unscheduled_block_ids": self._unscheduled,
-            "free_blocks": message.free_blocks,
-            "cached_block_ids": tuple(published),
-            "token_budget": self._token_budget,
-            "long_prefill_cap": cap,
-            **self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks),
-        }
+        waiting_reason, passed_over = self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks)
+        record = StepRecord(
+            step=self._next_step,
+            time=message.started - self._start,
+            arrived=tuple(self._arrived),
+            admitted=tuple(admitted),
+            resumed=tuple(resumed),
+            preempted=tuple(self._preempted),
+            aborted=tuple(self._aborted),
+            running=self._queues.running_ids(),
+            waiting=self._queues.waiting_ids(),
+            waiting_reason=waiting_reason,
+            passed_over=passed_over,
+            preempt_reasons=self._preempted,
+            unscheduled_block_ids=self._unscheduled,
+            free_blocks=message.free_blocks,
+            cached_block_ids=tuple(published),
+            token_budget=self._token_budget,
+            long_prefill_cap=cap,
+        )
         self._arrived, self._aborted, self._preempted, self._unscheduled = [], [], {}, {}
         self._next_step += 1
-        self._open.append(step)
+        self._open.append(_OpenStep(message, chunks, record))
 
     def _long_prefill_cap(self, num_requests: int) -> int:
-        """Tokens of one request in a step at most, by vLLM's rule; 0 for no cap."""
+        """Maximum number of tokens of one request in a step, by vLLM's rule; 0 for no cap."""
         if self._threshold == 0 or num_requests <= 1:
             return 0
         return max(self._threshold, self._max_batched // num_requests) if self._adaptive else self._threshold
@@ -208,8 +232,8 @@ class Assembler:
         new_block_ids: Sequence[int],
         admission: Admission | None,
         cap: int,
-    ) -> tuple[_Fields, _Fields]:
-        """The fields of a chunk before and after its sampled token, and the request moved on."""
+    ) -> tuple[_Before, _After]:
+        """Advance the request; return the fields of its chunk before and after the sampled token."""
         end = start + num_tokens
         is_partial = end < request.prefill_end
         arm: Arm = "new_final" if admission is not None and not request.was_preempted else "cached_final"
@@ -221,42 +245,58 @@ class Assembler:
                 limited_by = "max_model_len"
         num_recomputed = max(0, min(end, request.num_kv_lost) - start)
         request.num_kv_computed = end
+        num_cached = start if admission is not None else 0
         before = (request.request_id, start, num_tokens, is_partial, arm)
-        return before, (limited_by, tuple(new_block_ids), start if admission is not None else 0, num_recomputed)
+        return before, (limited_by, tuple(new_block_ids), num_cached, num_recomputed)
 
-    def _explain_waiting(self, num_tokens: int, free_blocks: int) -> dict[str, object]:
-        """Why requests wait, as far as it can be known from outside the engine."""
+    def _explain_waiting(self, num_tokens: int, free_blocks: int) -> tuple[str, dict[str, str]]:
+        """A record's ``waiting_reason`` and ``passed_over``, as far as they can be known from outside the engine."""
         if not self._queues.num_waiting:
-            return {}
+            return "", {}
         if self._preempted:
-            return {
-                "waiting_reason": f"{', '.join(self._preempted)} preempted in this step: nobody is admitted",
-                "passed_over": {
-                    request_id: f"preempted in this step: {reason}" for request_id, reason in self._preempted.items()
-                },
-            }
+            passed_over = {rid: f"preempted in this step: {reason}" for rid, reason in self._preempted.items()}
+            return f"{', '.join(self._preempted)} preempted in this step: nobody is admitted", passed_over
         if num_tokens >= self._token_budget > 0:
-            return {"waiting_reason": f"token budget used up ({num_tokens} of {self._token_budget})"}
+            return f"token budget used up ({num_tokens} of {self._token_budget})", {}
         if self._queues.num_running >= self._max_running:
-            return {"waiting_reason": f"max_num_seqs reached ({self._max_running})"}
-        return {"waiting_reason": f"not admitted by the engine, with {free_blocks} KV blocks free"}
+            return f"max_num_seqs reached ({self._max_running})", {}
+        return f"not admitted by the engine, with {free_blocks} KV blocks free", {}
 
     # -- after the forward pass ------------------------------------------------------------------------------
 
     def _update(self, message: Update) -> StepRecord:
-        self._open[-1].free_blocks_end = message.free_blocks  # blocks come back while that one is the newest step
+        self._open[-1].free_blocks_end = message.free_blocks  # these blocks are freed while that step is the newest
         step = self._open.popleft()
         if step.message.output_id != message.output_id:
-            raise ValueError(f"the output of another step came before that of step {step.fields['step']}")
+            raise ValueError(f"the output of another step arrived before that of step {step.record.step}")
         tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
-        chunks = tuple(
-            [Chunk(*before, self._token(request, before[3], tokens), *after) for request, before, after in step.chunks]
-        )
+        drafts = step.message.drafts
+        chunks = []
+        for request, before, after in step.chunks:
+            token = self._token(request, before[3], tokens)
+            if (proposed := drafts.get(before[0])) is None:
+                chunks.append(Chunk(*before, token, *after))
+                continue
+            given = () if token is None or tokens is None else tuple(tokens.get(before[0], ()))
+            if self._open and token is not None:  # the next step is scheduled already, and counts the rejected drafts
+                self._open[0].ahead[before[0]] = len(proposed) - max(0, len(given) - 1)
+            chunks.append(
+                Chunk(
+                    *before,
+                    token,
+                    *after,
+                    drafts=tuple(proposed),
+                    sampled_before=given[:-1],
+                    num_accepted=max(0, len(given) - 1),
+                    ahead=step.ahead.get(before[0], 0),
+                )
+            )
         finished = step.finish_reasons
         self._ended_in_update = {}
         scheduled = step.message
-        return StepRecord(
-            chunks=chunks,
+        return msgspec.structs.replace(
+            step.record,
+            chunks=tuple(chunks),
             finished=tuple(finished),
             finish_reasons=finished,
             free_blocks_end=step.free_blocks_end,
@@ -265,17 +305,16 @@ class Assembler:
                 "forward": max(0.0, message.started - scheduled.ended),
                 "update": message.ended - message.started,
             },
-            **step.fields,
         )
 
     def _token(self, request: LiveRequest, is_partial: bool, tokens: dict[str, list[int]] | None) -> int | None:
-        """The token that a chunk sampled; 0 where token ids are not recorded."""
+        """The token that a chunk sampled; 0 if token ids are not recorded."""
         if is_partial or not self._samples:
             return None
         request_id = request.request_id
         has_ended = self._queues.live.get(request_id) is not request
         if has_ended and self._ended_in_update.get(request_id, "abort") in ("abort", "error"):
-            return None  # not with this very output, but before it was there: nobody wanted it any more
+            return None  # it ended before this output was available, and its token was thrown away
         if tokens is None:
             return 0
         given = tokens.get(request_id)

@@ -1,12 +1,12 @@
-"""What the engine's process tells the writer's: plain facts, packed by msgspec in C, many messages at a time.
+"""Messages from the engine's process to the writer's: plain facts, which msgspec packs in C, many at a time.
 
 A packet is four bytes of length (little endian) and a MessagePack list of lists of messages. Times are seconds of the
-engine's own clock since the recording began. Nothing here is a file format: both ends are of the same version.
+engine's own clock since the start of the recording. This is not a file format: both ends have the same version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,23 +16,23 @@ from workbench.integrations.recorder.settings import RecordingSettings
 LENGTH_BYTES = 4
 
 _LIST_BYTES = 5
-"""A MessagePack list of 32 bits: 0xdd and its length, big endian."""
+"""The header of a MessagePack list of 32 bits: 0xdd and the list's length, big endian."""
 
 
 class Setup(msgspec.Struct, array_like=True, tag="setup"):
-    """The first message: where to write, and the facts of the trace's first line.
+    """The first message: the files to write, and the facts in the trace's first line.
 
     Attributes:
         settings: Settings of the recording.
-        file_prefix: Names of the recording's files begin with it.
+        file_prefix: Common beginning of the files' names.
         source: The engine's name and version.
         config: Its configuration by field name.
         model: Facts about the model by name.
         versions: Versions of the software involved.
         created: Wall-clock time, seconds since the epoch.
-        start: The same moment by the clock that times the steps.
+        start: The same moment by the clock of the steps' times.
         kv_cache_group: Index of the KV cache group whose blocks are recorded.
-        samples: Requests sample tokens; False for pooling models.
+        samples: Whether requests sample tokens; False for pooling models.
     """
 
     settings: RecordingSettings
@@ -48,7 +48,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
 
 
 class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
-    """A request was added. ``queue_time`` decides between equal priorities; it may be of another clock."""
+    """A request was added. ``queue_time`` orders requests of equal priority and may be from another clock."""
 
     request_id: str
     num_prompt_tokens: int
@@ -60,7 +60,7 @@ class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
 
 
 class Preemption(msgspec.Struct, array_like=True, gc=False, tag="preemption"):
-    """A running request is about to lose its blocks: all those it holds, in logical order."""
+    """A running request is about to lose its blocks; ``block_ids`` is its whole block table."""
 
     request_id: str
     block_ids: list[int]
@@ -72,8 +72,8 @@ class End(msgspec.Struct, array_like=True, gc=False, tag="end"):
 
     Attributes:
         request_id: The request.
-        reason: "stop", "length", "abort", "error" or another word of the engine's.
-        in_update: It ended while a step's output was processed, and not between two steps.
+        reason: "stop", "length", "abort", "error" or another reason of the engine's.
+        in_update: Whether it ended while a step's output was processed, and not between two steps.
     """
 
     request_id: str
@@ -86,8 +86,8 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         request_id: The request.
-        num_computed_tokens: Tokens whose KV was found, before the step.
-        num_tokens: Tokens known of it; its prefill ends there.
+        num_computed_tokens: Number of tokens whose KV was found, before the step.
+        num_tokens: Number of its known tokens; its prefill ends there.
         block_ids: Its whole block table after scheduling.
     """
 
@@ -98,20 +98,21 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
 
 
 class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
-    """What one call of ``schedule()`` decided.
+    """The decisions of one call of ``schedule()``.
 
     Attributes:
-        output_id: Tells its output from others that live at the same time.
-        started: When it was called.
-        ended: When it returned.
-        free_blocks: Free KV blocks now.
-        request_ids: Who was scheduled, in scheduling order; None for the same requests as in the step before.
-        num_computed_tokens: Of each of them who was not admitted, in order, its progress before the step.
-        new_block_ids: Of the same, the blocks that it was given in each KV cache group, or None.
-        num_scheduled_tokens: Tokens of every scheduled request, in order; empty for one each.
+        output_id: Distinguishes its output from others that exist at the same time.
+        started: Time of the call.
+        ended: Time of the return.
+        free_blocks: Number of free KV blocks afterwards.
+        request_ids: Scheduled requests, in scheduling order; None for the same requests as in the step before.
+        num_computed_tokens: Progress before the step of each scheduled request that was not admitted in it, in order.
+        new_block_ids: Blocks that each of these requests was given in each KV cache group, or None.
+        num_scheduled_tokens: Number of tokens of every scheduled request, in order; empty for one each.
         admissions: Requests that left the waiting queue.
-        running: Running requests now, where the receiver shall not work them out by itself; None otherwise.
-        waiting: Waiting requests likewise.
+        running: Running requests afterwards, to correct the receiver's own count; usually None.
+        waiting: Waiting requests afterwards, likewise.
+        drafts: Draft tokens by request, those of which none is known as -1.
     """
 
     output_id: int
@@ -125,18 +126,19 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     admissions: list[Admission] = []
     running: list[str] | None = None
     waiting: list[str] | None = None
+    drafts: dict[str, list[int]] = {}
 
 
 class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     """The output of a step was processed.
 
     Attributes:
-        output_id: That of the step's Schedule.
-        started: When the processing began.
-        ended: When it was done.
-        free_blocks: Free KV blocks now.
-        request_ids: Requests that ``token_ids`` belongs to, in its order; empty when it was left out.
-        token_ids: The tokens each request was given; where token ids are not recorded, zeros.
+        output_id: ``output_id`` of the step's Schedule.
+        started: Time when the processing began.
+        ended: Time when it ended.
+        free_blocks: Number of free KV blocks afterwards.
+        request_ids: Requests of ``token_ids``, in its order; empty if the tokens are left out.
+        token_ids: New tokens of each request; zeros if token ids are not recorded.
     """
 
     output_id: int
@@ -153,7 +155,7 @@ _decoder = msgspec.msgpack.Decoder(list[list[Message]])
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy or torch as Python's own."""
+    """Numbers and arrays of numpy or torch as Python objects."""
     to_list = getattr(value, "tolist", None)
     return to_list() if to_list is not None else str(value)
 
@@ -162,7 +164,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 class Packet:
-    """Messages on their way, encoded when they are added: what they refer to may change after that."""
+    """Messages to send, encoded as they are added because the objects they refer to may change later."""
 
     def __init__(self) -> None:
         self._begin()
@@ -171,13 +173,13 @@ class Packet:
         self._bytes = bytearray(LENGTH_BYTES + _LIST_BYTES)
         self._num_added = 0
 
-    def add(self, messages: list[Message]) -> None:
-        """Append messages, in order."""
+    def add(self, messages: Sequence[Message | tuple[Any, ...]]) -> None:
+        """Append messages in order; a tuple is encoded like the message with the same fields."""
         _encoder.encode_into(messages, self._bytes, -1)
         self._num_added += 1
 
     def take(self) -> bytearray:
-        """The packet as it goes into the pipe; another one begins."""
+        """Return the packet as it is written to the pipe, and begin another one."""
         packed = self._bytes
         num_bytes = (len(packed) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
         packed[: LENGTH_BYTES + _LIST_BYTES] = num_bytes + b"\xdd" + self._num_added.to_bytes(4, "big")
@@ -186,7 +188,7 @@ class Packet:
 
 
 def unpack(buffer: bytearray) -> Iterator[Message]:
-    """Take the messages of all complete packets from the front of a buffer."""
+    """Remove all complete packets from the front of a buffer and yield their messages."""
     begin = 0
     try:
         while len(buffer) - begin >= LENGTH_BYTES:

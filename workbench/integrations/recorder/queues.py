@@ -1,8 +1,8 @@
-"""The running list and the waiting queue of the recorded engine, followed from its messages.
+"""The running list and the waiting queue of the recorded engine, derived from its messages.
 
-An engine's queues can hold thousands of requests and hardly change; to send them every step would cost more than
-everything else. What happened to requests says how they change, by the rules of vLLM's V1 scheduler: an admitted
-request goes to the end of the running list, a preempted one to the head of the waiting queue.
+An engine's queues can hold thousands of requests and hardly change; sending them in every step would cost more than
+everything else. Their changes follow from the messages by the rules of vLLM's V1 scheduler: an admitted request moves
+to the end of the running list, a preempted one to the head of the waiting queue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class LiveRequest:
 
     Attributes:
         request_id: The request.
-        queue_key: Its place in a waiting queue by priority.
+        queue_key: Sort key in a waiting queue by priority.
         block_table: Its KV blocks.
         num_kv_computed: Its progress.
-        num_kv_lost: Positions ``[0, num_kv_lost)`` had KV before a preemption threw it away.
-        prefill_end: Tokens that were known when it was last admitted; from there on it decodes.
-        was_preempted: It was preempted at some time.
+        num_kv_lost: Positions ``[0, num_kv_lost)`` had KV that a preemption threw away.
+        prefill_end: Number of tokens known at its last admission; it decodes from there.
+        was_preempted: Whether it was ever preempted.
     """
 
     __slots__ = (
@@ -46,17 +46,17 @@ class LiveRequest:
         self.was_preempted = False
 
     def begin_prefill(self, admission: Admission) -> int:
-        """Take what an admission says.
+        """Set the block table and the end of the prefill from an admission.
 
         Returns:
-            Tokens whose KV was found.
+            Number of tokens whose KV was found.
         """
         self.block_table = list(admission.block_ids)
         self.prefill_end = admission.num_tokens
         return admission.num_computed_tokens
 
     def lose_blocks(self) -> None:
-        """Begin anew after a preemption."""
+        """Reset the progress after a preemption."""
         self.was_preempted = True
         self.num_kv_lost = max(self.num_kv_lost, self.num_kv_computed)
         self.num_kv_computed = 0
@@ -64,11 +64,11 @@ class LiveRequest:
 
 
 class Queues:
-    """Who runs and who waits.
+    """The running list and the waiting queue.
 
     Args:
-        by_priority: The waiting queue is in order of (priority, arrival time, id) instead of arrival.
-        max_waiting: Waiting requests that ``waiting_ids`` names at most.
+        by_priority: Whether the waiting queue is in order of (priority, arrival time, id) instead of arrival.
+        max_waiting: Maximum number of requests in ``waiting_ids``.
 
     Attributes:
         live: Requests by id.
@@ -80,7 +80,7 @@ class Queues:
         self._max_waiting = max_waiting
         self._running: dict[str, None] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
-        # The tuples that records hold; None when out of date.
+        # The tuples that records hold; None if out of date.
         self._running_ids: tuple[str, ...] | None = None
         self._waiting_ids: tuple[str, ...] | None = None
 
@@ -89,12 +89,12 @@ class Queues:
 
     @property
     def num_running(self) -> int:
-        """Running requests."""
+        """Number of running requests."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Waiting requests."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def arrive(self, message: Arrival) -> None:
@@ -130,7 +130,7 @@ class Queues:
             self._waiting_ids = None
 
     def replace(self, running: Iterable[str], waiting: Iterable[str]) -> None:
-        """Take over the engine's own queues, where they may differ from what was followed."""
+        """Replace both queues by the engine's, which may differ from those derived."""
         self._running = dict.fromkeys(running)
         self._waiting = OrderedDict.fromkeys(waiting)
         self._running_ids = self._waiting_ids = None

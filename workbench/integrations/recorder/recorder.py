@@ -1,4 +1,4 @@
-"""What runs inside the engine's process: a few microseconds a step, and never an exception."""
+"""The recorder's part in the engine's process: it takes a few microseconds per step and never raises."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workbench.integrations.recorder.messages import (
 from workbench.integrations.recorder.writer_process import WriterProcess
 
 SEND_SECONDS = 0.1
-"""Messages are collected for this long while the engine is busy: a system call costs more than a step's message."""
+"""Time between two sends while the engine is busy: a system call costs more than a step's message."""
 
 QUEUE_SENDS = 8
-"""Sends after which the engine's own queues are told: an engine may know ways between them that have no message,
-such as a request's wait for KV from another machine."""
+"""Number of sends after which the engine's queues are recorded: requests may move between them in ways that have no
+message, such as a wait for KV from another machine."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Whatever goes wrong ends the recording; the engine does not notice."""
+    """End the recording on any exception, so that none reaches the engine."""
 
     @functools.wraps(method)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:
@@ -45,25 +45,25 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
 class SchedulerRecorder:
     """Records the steps of a scheduler that has the interface of vLLM's V1 scheduler.
 
-    The caller puts the commonest messages into ``messages`` itself, as tuples, whose encoding is that of the classes:
+    The caller appends the most common messages to ``messages`` itself, as tuples that encode like the classes:
 
     - the Schedule of a step that gives the requests of ``last_ids`` one token each, ``last_num_requests`` in all,
-    - the Update of a step with tokens, when it ends before ``quiet_until``.
+    - the Update of a step with tokens, if it ends before ``quiet_until``.
 
     Args:
         scheduler: The scheduler; its queues, requests and KV cache manager are read, never changed.
-        make_setup: Makes the first message. May raise: there is no recording then.
-        log: Told once that the recording runs, and once why it does not any more.
+        make_setup: Makes the first message. If it raises, nothing is recorded.
+        log: Receives one line when the recording begins, and one with the reason if it fails.
 
     Attributes:
-        writer: The writer's process; None when nothing is recorded, or not any more.
-        messages: What was not encoded yet, in order.
-        last_ids: The requests of the last step, in order (a copy); None when the next step needs more than a message.
-        last_num_requests: Their number.
-        quiet_until: Until then (``time.perf_counter``) an Update needs no more than a message.
-        num_free_blocks: Tells the free KV blocks.
-        in_update: The scheduler is in its ``update_from_output``; the caller says so.
-        in_reset: The scheduler is in its ``reset_prefix_cache``; the caller says so.
+        writer: The writer's process; None before and after the recording.
+        messages: Messages that are not encoded yet, in order.
+        last_ids: A copy of the requests of the last step, in order; None if the next step needs more than a message.
+        last_num_requests: Number of these requests.
+        quiet_until: Time (``time.perf_counter``) until which an Update needs no more than a message.
+        num_free_blocks: Returns the number of free KV blocks.
+        in_update: Whether the scheduler is in its ``update_from_output``; set by the caller.
+        in_reset: Whether the scheduler is in its ``reset_prefix_cache``; set by the caller.
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
@@ -78,9 +78,9 @@ class SchedulerRecorder:
         self._num_sends = 0
         self._has_news = False
         self._empty_steps: set[int] = set()
-        """Recorded steps without tokens whose output is still to come, by the id() of their SchedulerOutput."""
+        """Recorded steps without tokens that have no output yet, by the id() of their SchedulerOutput."""
         self._reasons: dict[Any, str] = {}
-        """Why a request ended, by its final status: vLLM takes a while to say it."""
+        """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
         self.in_update = self.in_reset = False
         self.writer: WriterProcess | None = None
         try:
@@ -92,6 +92,8 @@ class SchedulerRecorder:
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
             self.messages.append(setup)
             self.writer = WriterProcess()
+            self._send()  # the writer makes the folder and the file now, before the first request
+            self._num_sends = 0
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
             self.stop(problem)
@@ -101,7 +103,7 @@ class SchedulerRecorder:
     @_never_raises
     def request_added(self, request: Any) -> None:
         """A request has joined the waiting queue."""
-        self._tell_even_of_nothing()
+        self._record_next_step()
         self.messages.append(
             Arrival(
                 request.request_id,
@@ -122,20 +124,20 @@ class SchedulerRecorder:
             self._reasons[status] = str(request.get_finished_reason())
         self.messages.append(End(request.request_id, self._reasons[status], self.in_update))
         if self.in_update:
-            self.quiet_until = 0.0  # it may have been the last one
-        else:  # no record of a step that was scheduled already tells it
-            self._tell_even_of_nothing()
+            self.quiet_until = 0.0  # it may have been the last request
+        else:  # steps that are already scheduled do not contain it
+            self._record_next_step()
 
     @_never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[self._group]
         reason = "the prefix cache was reset" if self.in_reset else "the KV blocks ran out"
-        self._tell_even_of_nothing()
+        self._record_next_step()
         self.messages.append(Preemption(request.request_id, blocks, reason))
 
-    def _tell_even_of_nothing(self) -> None:
-        """The next step is recorded even if nothing is scheduled in it."""
+    def _record_next_step(self) -> None:
+        """Record the next step even if nothing is scheduled in it."""
         self._has_news, self.last_ids = True, None
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -146,18 +148,18 @@ class SchedulerRecorder:
 
         Args:
             output: The SchedulerOutput.
-            started: When ``schedule`` was called, by ``time.perf_counter``.
-            ended: When it returned.
+            started: Time of the call of ``schedule``, by ``time.perf_counter``.
+            ended: Time of its return.
         """
         if not output.num_scheduled_tokens:
             if not self._has_news:
-                return  # an engine that waits for something asks again and again
+                return  # an engine that waits for something schedules again and again
             self._empty_steps.add(id(output))
         message = self._schedule(output, started, ended)
         self._has_news = False
         self.messages.append(message)
-        self._encode()  # workers may be of this process, and add to the very block tables that admissions hold
-        self.last_ids, self.last_num_requests = message.request_ids or None, len(message.request_ids)
+        self._encode()  # workers may run in this process and append to the block tables that admissions refer to
+        self.last_ids, self.last_num_requests = message.request_ids or None, len(output.num_scheduled_tokens)
 
     def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
         """The message of any step."""
@@ -186,6 +188,8 @@ class SchedulerRecorder:
             list(output.num_scheduled_tokens.values()),
             admissions,
         )
+        if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
+            message.drafts = drafts if self._token_ids else {rid: [-1] * len(ids) for rid, ids in drafts.items()}
         if self._num_sends >= QUEUE_SENDS:
             self._num_sends = 0
             message.running, message.waiting = self._queues()
@@ -203,8 +207,8 @@ class SchedulerRecorder:
         Args:
             scheduler_output: The SchedulerOutput of the step.
             model_runner_output: The ModelRunnerOutput.
-            started: When ``update_from_output`` was called, by ``time.perf_counter``.
-            ended: When it returned.
+            started: Time of the call of ``update_from_output``, by ``time.perf_counter``.
+            ended: Time of its return.
         """
         if not scheduler_output.total_num_scheduled_tokens:
             if id(scheduler_output) not in self._empty_steps:
@@ -213,27 +217,28 @@ class SchedulerRecorder:
         message = Update(id(scheduler_output), started, ended, self.num_free_blocks())
         if self._has_tokens:
             message.request_ids = model_runner_output.req_ids
-            # Cut where a request has ended: the engine does it in these very lists.
+            # The engine has already cut these lists at the end of a request.
             given = model_runner_output.sampled_token_ids
             message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
         self.messages.append(message)
-        self._encode()  # the lists of tokens go on to whoever asked for them
+        self._encode()  # the engine passes these token lists on, and they may change
         if ended > self._send_at or not self._scheduler.running:
             self._send_at = ended + SEND_SECONDS
             self._send()
         self.quiet_until = 0.0 if self._has_tokens else self._send_at
 
     def _encode(self) -> None:
-        """Fix what the messages say: the lists that they hold are others'."""
+        """Encode the messages now: the lists in them belong to the engine and may change."""
         self._packet.add(self.messages)
         self.messages.clear()
 
     def _send(self) -> None:
+        assert self.writer is not None  # see _never_raises
         self._encode()
         self.writer.send(self._packet.take())
         self._num_sends += 1
         if self._num_sends >= QUEUE_SENDS:
-            self.last_ids = None  # the next step tells the queues
+            self.last_ids = None  # the next step records the queues
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -242,24 +247,25 @@ class SchedulerRecorder:
         """End the recording: everything is in the files when this returns."""
         self._send()
         writer = self._let_go()
+        assert writer is not None  # see _never_raises
         try:
             writer.close()
             self._log.info("the recording is complete")
         except Exception as problem:
-            self._log.warning("the recording could not be ended in order: %s", problem)
+            self._log.warning("the recording did not end properly: %s", problem)
 
     def _let_go(self) -> WriterProcess | None:
-        """Take the writer away; without it every message ends in a method, which does nothing then."""
+        """Remove the writer; without it every message ends in a guarded method, which then does nothing."""
         writer, self.writer = self.writer, None
         self.messages.clear()
         self.last_ids, self.quiet_until = None, 0.0
         return writer
 
     def stop(self, problem: Exception) -> None:
-        """Give up, and say so once."""
+        """End the recording after a problem, with one warning."""
         writer = self._let_go()
         reason = str(problem) or type(problem).__name__
-        self._log.warning("nothing is recorded any more: %s. The server goes on without a recording.", reason)
+        self._log.warning("the recording has ended: %s. The server continues without a recording.", reason)
         if writer is not None:
             try:
                 writer.close(wait=False)

@@ -1,4 +1,4 @@
-"""What a recording writes and where, from environment variables: a scheduler class takes no options of its own."""
+"""Settings of a recording, from environment variables: a scheduler class takes no options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class RecordingSettings(msgspec.Struct, frozen=True):
     """Settings of a recording. ``from_environment`` names the variables.
 
     Attributes:
-        folder: Where the files go; made when it is not there.
-        token_ids: Record prompt and output token ids. Off, a recording holds nothing of what was said.
-        max_file_mb: A file that has reached this size (MiB) is followed by another.
-        max_files: Files kept; the oldest of this recording goes when there is one more. 0 keeps all.
+        folder: Folder of the files; made if it does not exist.
+        token_ids: Whether to record prompt and output token ids. Without them a recording says nothing about the text.
+        max_file_mb: Size in MiB at which the next file begins.
+        max_files: Maximum number of files of this recording, of which the oldest are deleted; 0 keeps all.
         gzip: Write .jsonl.gz instead of .jsonl.
-        max_waiting: Waiting requests named in a record, from the head of the queue.
+        max_waiting: Maximum number of waiting requests named in a record, from the head of the queue.
     """
 
     folder: str = "workbench-traces"
@@ -34,7 +34,7 @@ class RecordingSettings(msgspec.Struct, frozen=True):
         """Read WORKBENCH_TRACE_DIR, _TOKENS, _MAX_MB, _MAX_FILES, _GZIP and _MAX_WAITING.
 
         Raises:
-            ValueError: A variable has a value that it cannot have; the message names it and what it may be.
+            ValueError: A variable has an invalid value; the message names it and the allowed values.
         """
 
         def number(name: str, default: int, low: int) -> int:

@@ -1,34 +1,35 @@
-"""The files of a recording: each is a trace of its own, the next one begins where the last one ended."""
+"""The files of a recording: each is a complete trace, and begins at the end of the one before."""
 
 from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
 
+from workbench.trace.block_replay import BlockReplay
 from workbench.trace.checks import block_size_of, num_blocks_of
 from workbench.trace.file import TraceWriter
-from workbench.trace.pool_replay import PoolReplay
-from workbench.trace.records import Keyframe, RequestInfo, StepRecord, TraceMeta
+from workbench.trace.lines import RequestInfo, TraceMeta
+from workbench.trace.records import StepRecord
 
 MIB = 2**20
 
 COMPRESSLEVEL = 1
-"""Records repeat themselves so much that the fastest level packs them as well as the default one: 13 times."""
+"""Records repeat themselves so much that the fastest level packs them as well as the default one, to a thirteenth."""
 
 
 class TraceFiles:
-    """Writes a trace to files that follow one another by size.
+    """Writes a trace to a sequence of files of limited size.
 
-    A file after the first begins with the requests that are alive and with a keyframe, so that it can be read
-    without the ones before it.
+    Every file after the first begins with the live requests and with a keyframe, so that it can be read without the
+    ones before it.
 
     Args:
-        folder: Where the files go; made when it is not there.
-        prefix: Their names are ``{prefix}-00000.jsonl``, ``-00001`` and so on.
-        meta: Their first line.
+        folder: Folder of the files; made if it does not exist.
+        prefix: The names are ``{prefix}-00000.jsonl``, ``-00001`` and so on.
+        meta: First line of every file.
         gzip: Write .jsonl.gz.
-        max_file_bytes: A file of this size or more is followed by another.
-        max_files: Files kept; 0 keeps all.
+        max_file_bytes: Size in bytes at which the next file begins.
+        max_files: Maximum number of files, of which the oldest are deleted; 0 keeps all.
 
     Raises:
         OSError: A file cannot be written.
@@ -52,9 +53,8 @@ class TraceFiles:
         self._meta = meta
         self._max_file_bytes = max_file_bytes
         self._max_files = max_files
-        self._pool = PoolReplay(block_size_of(meta), range(1, num_blocks_of(meta) or 1))
+        self._blocks = BlockReplay(block_size_of(meta), num_blocks_of(meta), None, progress=True)
         self._live: dict[str, RequestInfo] = {}
-        self._num_kv_computed: dict[str, int] = {}
         self._in_file: set[str] = set()
         self._num_files = 0
         self._kept: deque[Path] = deque()
@@ -72,7 +72,7 @@ class TraceFiles:
         """
         if isinstance(line, RequestInfo):
             self._live[line.request_id] = line
-            if line.request_id not in self._in_file:  # an engine may use the id of a request that has ended again
+            if line.request_id not in self._in_file:  # an engine may reuse the id of a request that has ended
                 self._in_file.add(line.request_id)
                 self._writer.write(line, flush=flush)
             return
@@ -91,16 +91,11 @@ class TraceFiles:
         self._writer.close()
 
     def _follow(self, record: StepRecord) -> None:
-        """Keep what a keyframe needs."""
-        self._pool.schedule(record)
-        self._pool.finish(record)
-        for request_id in record.preempted:
-            self._num_kv_computed.pop(request_id, None)
-        for chunk in record.chunks:
-            self._num_kv_computed[chunk.request_id] = chunk.end
+        """Update the state that a keyframe needs."""
+        self._blocks.schedule(record)
+        self._blocks.finish(record)
         for request_id in (*record.finished, *record.aborted):
             self._live.pop(request_id, None)
-            self._num_kv_computed.pop(request_id, None)
 
     def _open_next(self, step: int | None = None) -> TraceWriter:
         path = self._folder / f"{self._prefix}-{self._num_files:05d}{self._suffix}"
@@ -113,7 +108,5 @@ class TraceFiles:
         for info in self._live.values():
             writer.write(info, flush=False)
         if step is not None:
-            tables = {request_id: tuple(table) for request_id, table in self._pool.tables.items()}
-            computed = {request_id: self._num_kv_computed.get(request_id, 0) for request_id in tables}
-            writer.write(Keyframe(step, tables, computed, tuple(self._pool.free), tuple(sorted(self._pool.cached))))
+            writer.write(self._blocks.keyframe(step))
         return writer

@@ -1,9 +1,14 @@
-"""The engine's end of the pipe to the writer's process. Never blocks."""
+"""The engine's end of the pipe to the writer's process, which never blocks.
+
+The writer is no child of the engine: vLLM ends with a SIGKILL to its whole process tree, and a writer in it would leave
+its file without an end. A process in between starts the writer and exits at once, so that the system adopts it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
@@ -11,24 +16,39 @@ from collections import deque
 from pathlib import Path
 
 MAX_BACKLOG_BYTES = 64 * 2**20
-"""Messages that wait for the writer at most (64 MiB): beyond that it does not keep up and the recording ends."""
+"""Maximum size of the messages that wait for the writer, 64 MiB; if there are more, the recording ends."""
 
 PIPE_BYTES = 2**20
-"""Size of the pipe that is asked for; systems that know no size keep their own."""
+"""Requested size of the pipe; systems that cannot change it keep their own."""
 
 CLOSE_SECONDS = 10.0
-"""Longest time ``close`` waits for the writer to take what is left and to end its file."""
+"""Maximum time that ``close`` waits for the writer to read the rest and to finish its file."""
+
+START_SECONDS = 30.0
+"""Maximum time for the process in between to start the writer."""
+
+_LAUNCH = """
+import os
+if pid := os.fork():
+    print(pid, flush=True)
+    os._exit(0)
+import runpy
+runpy.run_module("workbench.integrations.recorder", run_name="__main__")
+"""
 
 _SET_PIPE_SIZE = 1031
 """fcntl's F_SETPIPE_SZ."""
 
 
 class WriterStoppedError(Exception):
-    """The writer cannot go on; the message says why."""
+    """The writer has failed; the message says why."""
 
 
 class WriterProcess:
-    """Starts the writer and hands it bytes.
+    """Starts the writer and sends it bytes.
+
+    Attributes:
+        pid: Process id of the writer.
 
     Raises:
         OSError: The process cannot be started.
@@ -38,15 +58,19 @@ class WriterProcess:
         root = str(Path(__file__).resolve().parents[3])
         search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workbench.integrations.recorder"],
+            [sys.executable, "-c", _LAUNCH],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": search, "WORKBENCH_BLAS": "0"},
             start_new_session=True,
         )
-        self._pipe = self._process.stdin.fileno()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None  # both are pipes
+        self._stdin, self._stdout = stdin, stdout
+        self.pid = self._read_pid()
+        self._pipe = stdin.fileno()
         os.set_blocking(self._pipe, False)
-        os.set_blocking(self._process.stdout.fileno(), False)
+        os.set_blocking(stdout.fileno(), False)
         self._backlog: deque[bytes | bytearray] = deque()
         self._backlog_bytes = 0
         if sys.platform.startswith("linux"):
@@ -55,13 +79,35 @@ class WriterProcess:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._pipe, _SET_PIPE_SIZE, PIPE_BYTES)
 
-    @property
-    def pid(self) -> int:
-        """Process id of the writer."""
-        return self._process.pid
+    def _read_pid(self) -> int:
+        """The writer's process id, from the process in between, which has exited when this returns."""
+        try:
+            self._process.wait(START_SECONDS)
+            return int(self._stdout.readline())
+        except (subprocess.TimeoutExpired, ValueError) as problem:
+            self._process.kill()
+            raise OSError(f"the writer's process did not start: {problem}") from None
+
+    def wait(self, seconds: float) -> str | None:
+        """Wait until the writer has ended.
+
+        Args:
+            seconds: Maximum time to wait.
+
+        Returns:
+            The reason if the recording failed, "" if its file is complete, None if it still runs.
+        """
+        deadline = time.monotonic() + seconds
+        said = b""
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([self._stdout], [], [], left)[0]:
+                if not (data := os.read(self._stdout.fileno(), 4096)):
+                    return said.decode(errors="replace").strip()
+                said += data
+        return None
 
     def send(self, data: bytes | bytearray) -> None:
-        """Hand over a packet; what the pipe does not take now is sent with the next one.
+        """Send a packet; the part that the pipe does not take now is sent with the next one.
 
         Raises:
             WriterStoppedError: The writer has ended, or is too far behind.
@@ -79,11 +125,11 @@ class WriterProcess:
         self._backlog_bytes += len(data)
         if self._backlog_bytes > MAX_BACKLOG_BYTES:
             raise WriterStoppedError(
-                f"the writer is {self._backlog_bytes >> 10} KiB behind: the disk or the processor does not keep up"
+                f"the writer is {self._backlog_bytes >> 10} KiB behind: the disk or the processor is too slow"
             )
 
     def _send_backlog(self) -> None:
-        """Send the oldest packets while the pipe takes them whole."""
+        """Send the oldest packets as long as the pipe takes them whole."""
         while self._backlog:
             data = self._backlog.popleft()
             num_sent = self._write(data)
@@ -102,31 +148,34 @@ class WriterProcess:
 
     def _last_words(self) -> str:
         try:
-            said = os.read(self._process.stdout.fileno(), 4096)
+            message = os.read(self._stdout.fileno(), 4096)
         except OSError:
-            said = b""
-        return said.decode(errors="replace").strip() or "its process has ended"
+            message = b""
+        return message.decode(errors="replace").strip() or (
+            "its process has ended without a word: it was killed (out of memory?), or standard error has the cause"
+        )
 
     def close(self, *, wait: bool = True) -> None:
-        """Let the writer end its file.
+        """Let the writer finish its file.
 
         Args:
-            wait: Give it the time to take what is left, CLOSE_SECONDS at most; without, what is left is lost.
+            wait: Wait up to CLOSE_SECONDS for the writer to read the rest; if False, the rest is lost.
 
         Raises:
-            WriterStoppedError: It could not.
+            WriterStoppedError: The writer could not finish.
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         try:
             while wait and self._backlog and time.monotonic() < deadline:
                 self._send_backlog()
                 time.sleep(0.005)
-            self._process.stdin.close()
-            if wait and self._process.wait(max(0.1, deadline - time.monotonic())):
-                raise WriterStoppedError(self._last_words())
-        except subprocess.TimeoutExpired:
-            raise WriterStoppedError(f"it was still writing after {CLOSE_SECONDS:g} s and goes on by itself") from None
+            self._stdin.close()
+            if wait:
+                problem = self.wait(max(0.1, deadline - time.monotonic()))
+                if problem is None:
+                    raise WriterStoppedError(f"it was still writing after {CLOSE_SECONDS:g} s and continues alone")
+                if problem:
+                    raise WriterStoppedError(problem)
         finally:
-            self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.poll()
+            self._stdin.close()
+            self._stdout.close()

@@ -11,7 +11,7 @@ struct atomic {
   static_assert(sizeof(T) == 4, "atomic<T> takes int, uint or float");
   T value;
 };
-// OpenCL has types of these names, so Metal's go by others here.
+// OpenCL has types of these names, so Metal's types have other names here.
 #define atomic_int metal_atomic_int
 #define atomic_uint metal_atomic_uint
 #define atomic_float metal_atomic_float
@@ -19,7 +19,7 @@ using atomic_int = atomic<int>;
 using atomic_uint = atomic<uint>;
 using atomic_float = atomic<float>;
 
-enum {  // codes of the runtime (runtime/hooks.cpp)
+enum {  // codes for the runtime (runtime/hooks.cpp)
   MSL_ATOMIC_LOAD,
   MSL_ATOMIC_STORE,
   MSL_ATOMIC_ADD,

@@ -12,10 +12,10 @@
 #define thread __private
 
 #define METAL_FUNC inline __attribute__((always_inline))
-// Functions of this shim carry no debug information of their own, so that code inlined from them is attributed to the
-// line of the kernel that called them: that line is what a fault report shows.
+// Functions of this shim carry no debug information, so code inlined from them is attributed to the line of the kernel
+// that called them. A fault report shows that line.
 #define MSL_SHIM inline __attribute__((always_inline, nodebug))
-// The call of the kernel reads its own arguments; those are not the kernel's accesses.
+// The call of the kernel reads the arguments itself; those reads are not the kernel's accesses.
 #define MSL_NOT_CHECKED __attribute__((no_sanitize("thread")))
 #define MSL_UNROLL _Pragma("clang loop unroll(full)")
 
@@ -51,7 +51,7 @@ typedef __SIZE_TYPE__ size_t;
 typedef __PTRDIFF_TYPE__ ptrdiff_t;
 typedef __bf16 bfloat;
 
-// What the runtime offers (runtime/*.cpp). `operation` is the Metal function's name, for reports.
+// Functions of the runtime (runtime/*.cpp). `operation` is the name of the Metal function, for reports.
 extern "C" {
 void msl_threadgroup_barrier(int flags);
 void msl_simdgroup_barrier(int flags);

@@ -1,5 +1,5 @@
-// What the generated entry point uses to call a kernel: arguments as addresses, converted to whatever pointer or
-// reference the kernel's signature asks for.
+// Helpers with which the generated entry point calls a kernel: arguments are addresses, converted to the pointers or
+// references of the kernel's signature.
 #pragma once
 #include "base.h"
 #include "thread_attributes.h"

@@ -1,4 +1,4 @@
-// Stand-in for the text that MLX puts in front of every custom kernel (metal::utils()): the part kernels rely on.
+// The part that kernels rely on of the text that MLX puts in front of every custom kernel (metal::utils()).
 #pragma once
 #include "atomic.h"
 #include "simdgroup_matrix.h"
@@ -31,7 +31,7 @@ MSL_FLOAT_LIMITS(half)
 MSL_FLOAT_LIMITS(bfloat)
 #undef MSL_FLOAT_LIMITS
 
-// Offset of an element, given by its row-major number, in an array with strides.
+// Offset in an array with strides of the element with a given row-major index.
 template <typename IdxT = int64_t>
 MSL_SHIM IdxT elem_to_loc(IdxT elem, constant const int* shape, constant const int64_t* strides, int ndim) {
   IdxT offset = 0;

@@ -9,7 +9,7 @@ MSL_SHIM mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int
 MSL_SHIM void threadgroup_barrier(mem_flags flags) { msl_threadgroup_barrier((int)flags); }
 MSL_SHIM void simdgroup_barrier(mem_flags flags) { msl_simdgroup_barrier((int)flags); }
 
-// Codes of the runtime (runtime/simd.cpp).
+// Codes for the runtime (runtime/simd.cpp).
 template <class T>
 struct element_type;
 #define MSL_ELEMENT_TYPE(T, code)                 \

@@ -1,7 +1,7 @@
 // <metal_simdgroup_matrix>: 8x8 matrices spread over the 32 lanes of a simdgroup.
 //
-// Every lane holds two neighbouring elements of a row. Which ones is not in Apple's specification; the map below is the
-// one MLX relies on (steel/gemm/mma.h, get_coord), with the bits of the lane number written b4 b3 b2 b1 b0:
+// Every lane holds two neighbouring elements of a row. Apple's specification does not say which; the map below is the
+// one that MLX relies on (steel/gemm/mma.h, get_coord), with the bits of the lane number written b4 b3 b2 b1 b0:
 //     row = b4 b2 b1      first column = b3 b0 0
 #pragma once
 #include "simd.h"
@@ -80,7 +80,7 @@ MSL_MATRIX_MEMORY(__global)
 MSL_MATRIX_MEMORY(__local)
 #undef MSL_MATRIX_MEMORY
 
-// d = a * b + c. Apple's compiler takes one element type for a and b.
+// d = a * b + c. Apple's compiler requires one element type for a and b.
 template <class D, class AB, class C>
 MSL_SHIM void simdgroup_multiply_accumulate(__private simdgroup_matrix<D, 8>& d, simdgroup_matrix<AB, 8> a,
                                             simdgroup_matrix<AB, 8> b, simdgroup_matrix<C, 8> c) {

@@ -1,5 +1,5 @@
-// What a thread knows about itself: one field per `[[attribute]]` that MLX can add to a kernel's signature.
-// Filled by the runtime (C++), read by the generated entry point (C++ for OpenCL), so only plain types appear here.
+// The attributes of a thread: one field per `[[attribute]]` that MLX can add to a kernel's signature. Filled by the
+// runtime (C++) and read by the generated entry point (C++ for OpenCL), so only plain types appear here.
 #pragma once
 
 struct msl_thread_attributes {
@@ -7,7 +7,7 @@ struct msl_thread_attributes {
   unsigned thread_position_in_threadgroup[3];
   unsigned threadgroup_position_in_grid[3];
   unsigned threads_per_threadgroup[3];           // of this threadgroup: smaller at the edge of the grid
-  unsigned dispatch_threads_per_threadgroup[3];  // as asked for
+  unsigned dispatch_threads_per_threadgroup[3];  // as requested
   unsigned threadgroups_per_grid[3];
   unsigned threads_per_grid[3];
   unsigned grid_size[3];

@@ -1,4 +1,4 @@
-// Vector types. Clang's ext_vector gives arithmetic and swizzles; constructors are added here.
+// Vector types. Clang's ext_vector provides arithmetic and swizzles; constructors are added here.
 #pragma once
 #include "traits.h"
 
@@ -78,7 +78,7 @@ MSL_SHIM V make_vector() {
 
 }  // namespace metal
 
-// A function-like macro fires only where a vector type's name is followed by "(": in a constructor call.
+// A function-like macro applies only when a vector type's name is followed by "(", as in a constructor call.
 #define MSL_CONSTRUCT(V) metal::make_vector<V>
 #define char2(...) MSL_CONSTRUCT(char2)(__VA_ARGS__)
 #define char3(...) MSL_CONSTRUCT(char3)(__VA_ARGS__)

@@ -1,15 +1,15 @@
 // Every load and store of a kernel: bounds, initialisation, races, and the counts of a launch.
 //
-// All memory a kernel may address lies in one reserved range of addresses, cut into slots of equal size: one per buffer,
-// one for threadgroup memory. A buffer lies in the middle of its slot, so the slot of an address says which buffer was
-// meant, even where the index is wrong by gigabytes, and whether it is in bounds is one comparison.
+// All memory that a kernel may address lies in one reserved range of addresses, cut into slots of equal size: one per
+// buffer and one for threadgroup memory. A buffer lies in the middle of its slot, so the slot of an address says which
+// buffer was meant, even if the index is wrong by gigabytes, and the bounds check is one comparison.
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 
 #include "runtime.h"
 
-// The first byte of this library and the one after its last: the program's own constants lie between.
+// The first byte of this library and the one after its last; the program's constants lie between them.
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
 
 namespace msl {
@@ -24,14 +24,14 @@ struct ThreadgroupVariable {
   uint32_t granule_shift, first_granule;
 };
 ThreadgroupVariable variables[kMaxThreadgroupVariables];
-uint32_t num_variables;           // ever declared in this launch
+uint32_t num_variables;           // declared so far in this launch
 uint32_t threadgroup_bytes_used;  // red zones included
 uint32_t threadgroup_granules_used;
-uint8_t variable_at[kThreadgroupArenaBytes / 16];  // number + 1, of every 16 bytes
+uint8_t variable_at[kThreadgroupArenaBytes / 16];  // number + 1, for every 16 bytes
 uint8_t is_written[kThreadgroupArenaBytes];
 AccessHistory threadgroup_history;
 
-// What is remembered about a buffer while a launch runs.
+// The state of a buffer while a launch runs.
 struct BufferState {
   uint8_t* is_written;   // outputs: one per byte
   AccessHistory history; // outputs
@@ -48,7 +48,7 @@ double now_seconds() {
   return time.tv_sec + 1e-9 * time.tv_nsec;
 }
 
-// Races are looked for by granules of an element, and of 4 bytes at most.
+// Races are detected per granule: an element, or 4 bytes if that is less.
 uint32_t granule_shift_of(uint64_t element_bytes) { return element_bytes % 4 == 0 ? 2 : element_bytes % 2 == 0 ? 1 : 0; }
 
 // Whether each of `count` marks is 1.
@@ -83,7 +83,7 @@ void check_threadgroup_access(uint32_t offset, uint32_t bytes, AccessKind kind, 
   const uint32_t number = variable_at[offset / 16];
   const ThreadgroupVariable* variable = number ? &variables[number - 1] : nullptr;
   if (!variable || offset < variable->offset || offset + bytes > variable->offset + variable->bytes) {
-    // In a red zone: the variable that ends nearest before, or the first one.
+    // In a red zone: report the nearest variable before it, or the first one.
     for (uint32_t v = 0; v < num_variables; v++)
       if (variables[v].bytes && (!variable || (variables[v].offset <= offset && variables[v].offset > variable->offset)))
         variable = &variables[v];
@@ -217,7 +217,7 @@ void begin_checks() {
   }
 }
 
-// Threadgroup memory holds nothing when a threadgroup starts: the bit pattern of a NaN, all bytes unwritten.
+// When a threadgroup starts, its memory holds the bit pattern of a NaN and every byte counts as unwritten.
 void begin_threadgroup_checks() {
   memset((void*)launch->threadgroup_memory, 0xff, threadgroup_bytes_used);
   memset(is_written, 0, threadgroup_bytes_used);
@@ -251,7 +251,7 @@ void end_checks() {
 
 using namespace msl;
 
-// Where a threadgroup variable lies. Every thread of the threadgroup asks; the first one of the launch places it.
+// The address of a threadgroup variable. Every thread calls this; the first call of a launch places the variable.
 MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t element_bytes, const char* name) {
   ThreadgroupVariable& variable = variables[number];
   if (!variable.bytes) {

@@ -49,7 +49,7 @@ Fiber* next_runnable() {
   return nullptr;
 }
 
-// Who waits where, for a report that nobody can go on.
+// Describes the waiting threads, for a report that no thread can continue.
 void describe_waiting(char* text, size_t size) {
   size_t length = snprintf(text, size, "%u of %u threads wait at threadgroup_barrier, %u returned", barrier.waiting,
                            num_threads, num_returned);
@@ -93,7 +93,7 @@ void prepare_fiber(uint32_t thread, const uint32_t size[3]) {
   fiber.uniform_trail = 0;
   uint64_t* top = (uint64_t*)(fiber.stack + kStackBytes);
 #if defined(__x86_64__)
-  *--top = 0;  // where run_thread would return to; it also aligns the stack as the calling convention asks
+  *--top = 0;  // return address of run_thread; also aligns the stack for the calling convention
   *--top = (uint64_t)run_thread;
   for (int saved = 0; saved < 6; saved++) *--top = 0;
 #else
@@ -129,7 +129,7 @@ void prepare_fiber(uint32_t thread, const uint32_t size[3]) {
 }
 
 void run_threadgroup() {
-  uint32_t size[3];  // smaller than asked for at the far edges of the grid
+  uint32_t size[3];  // smaller than requested at the far edges of the grid
   for (int axis = 0; axis < 3; axis++) {
     const uint32_t left = launch->grid[axis] - threadgroup_position[axis] * launch->threadgroup[axis];
     size[axis] = left < launch->threadgroup[axis] ? left : launch->threadgroup[axis];
@@ -174,7 +174,7 @@ void raise_fault(const Fault& fault) {
       f.thread_index_in_simdgroup = current->lane;
     }
   }
-  void* abandoned;  // kernels own nothing that would have to be released
+  void* abandoned;  // kernels own nothing that must be released
   if (current) msl_switch_fiber(&abandoned, launcher_stack_pointer);
 }
 
@@ -196,7 +196,7 @@ MSL_CALLED void msl_threadgroup_barrier(int flags) {
     raise_fault({.kind = "different barriers", .code_address = (uint64_t)site,
                  .other_code_address = (uint64_t)barrier.site});
   }
-  barrier.flags &= flags;  // memory is ordered only where every thread asks for it
+  barrier.flags &= flags;  // memory is ordered only if every thread requests it
   if (++barrier.waiting < num_threads) {
     const uint64_t passed = barrier.passed;
     simdgroups[current->simdgroup].runnable &= ~(1u << current->lane);
@@ -222,7 +222,7 @@ MSL_CALLED void msl_assert_failed(int) {
   raise_fault({.kind = "assertion", .code_address = (uint64_t)MSL_CALLER});
 }
 
-// For a test that the structures are the same on both sides.
+// For a test that the structures are equal on both sides.
 MSL_EXPORT void msl_structure_bytes(uint64_t bytes[4]) {
   bytes[0] = sizeof(Launch);
   bytes[1] = sizeof(Buffer);
@@ -230,7 +230,7 @@ MSL_EXPORT void msl_structure_bytes(uint64_t bytes[4]) {
   bytes[3] = sizeof(RowRead);
 }
 
-// Runs a whole launch. Returns 1 where a fault was recorded.
+// Runs a whole launch. Returns 1 if a fault was recorded.
 MSL_EXPORT int msl_launch(Launch* requested) {
   launch = requested;
   current = nullptr;

@@ -1,5 +1,5 @@
-// What the kernel's code calls for its memory accesses: the functions that clang's thread sanitizer pass puts before
-// every load and store (its own runtime is not linked), the handlers of the undefined behaviour sanitizer, and atomics.
+// Functions that the kernel's code calls: those that clang's thread sanitizer pass puts before every load and store
+// (its own runtime is not linked), the handlers of the undefined behaviour sanitizer, and atomics.
 #include <cstdio>
 #include <cstring>
 
@@ -14,7 +14,7 @@ MSL_COLD static void raise_misaligned(uint64_t address, uint32_t bytes, AccessKi
   raise_fault(fault);
 }
 
-// Clang calls the plain hooks for accesses whose type asks for alignment to its size.
+// Clang calls the plain hooks for accesses whose type requires alignment to its size.
 static inline void check_aligned_access(void* p, uint32_t bytes, AccessKind kind, const void* site) {
   if ((uint64_t)p % bytes) raise_misaligned((uint64_t)p, bytes, kind, site);
   check_access(p, bytes, kind, site);
@@ -99,7 +99,7 @@ MSL_ARITHMETIC_HANDLER(float_cast_overflow, "a float outside the range of the in
 MSL_ARITHMETIC_HANDLER(missing_return, "the end of a function that should return a value was reached")
 MSL_ARITHMETIC_HANDLER(builtin_unreachable, "code marked unreachable was reached")
 
-// ---- atomics: one operating system thread runs the kernel, so plain operations will do ----
+// ---- atomics: one operating system thread runs the kernel, so plain operations suffice ----
 
 // Atomic integer arithmetic wraps around.
 static float wrapping_add(float a, float b) { return a + b; }

@@ -1,12 +1,12 @@
-// Which accesses of different threads to the same memory are not ordered by a barrier.
+// Finds accesses of different threads to the same memory that no barrier orders.
 //
 // Two accesses conflict when at least one of them writes, not both are atomic, they come from different threads, and
 // - they come from different threadgroups (device memory: nothing orders threadgroups within a launch), or
 // - no threadgroup_barrier for that memory lies between them, nor, for lanes of one simdgroup, a simdgroup_barrier.
 //
-// It is enough to remember the last plain writer, the plain readers and the atomic visitors of each granule since the
-// last barrier: of an unordered pair, the second access always meets the first one's mark, because anything that
-// replaced the mark would have conflicted with it.
+// It is enough to record the last plain writer, the plain readers and the atomic visitors of each granule since the
+// last barrier. Of an unordered pair, the second access always finds the mark of the first, because any access that replaced
+// the mark would have conflicted with it.
 #include <cstdlib>
 
 #include "runtime.h"
@@ -36,7 +36,7 @@ bool conflicts(const Visitors& visitors, Space space) {
     return true;
   if (visitors.threadgroup != threadgroup_index + 1 || visitors.epoch != epoch[space]) return false;
   if (visitors.simdgroups & ~(1u << current->simdgroup)) return true;
-  // Only this simdgroup has been here, so the lanes are its own.
+  // Only this simdgroup has accessed the granule, so the lanes are its own.
   return visitors.simdgroup_epoch == simdgroups[current->simdgroup].epoch[space] &&
          (visitors.lanes & ~(1u << current->lane));
 }

@@ -1,13 +1,13 @@
 // Shared by the files of the runtime: the structures of a launch (mirrored by launch.py, field by field), the state of
-// the threadgroup that is running, and what the files offer one another.
+// the threadgroup that is running, and the functions that the files call in one another.
 //
 //   fibers.cpp   threads as fibers, threadgroup_barrier, the loop over threadgroups
-//   switch.cpp   from one thread to another
+//   switch.cpp   the switch from one thread to another
 //   simd.cpp     the meeting of a simdgroup's lanes, reductions, shuffles, 8x8 matrices
 //   checks.cpp   every load and store: bounds, initialisation, counts; threadgroup variables
-//   races.cpp    which accesses of different threads are not ordered by a barrier
-//   signals.cpp  what the processor stops
-//   hooks.cpp    what the compiler's instrumentation calls, and atomic operations
+//   races.cpp    accesses of different threads that no barrier orders
+//   signals.cpp  faults that the processor detects
+//   hooks.cpp    functions called by the compiler's instrumentation, and atomic operations
 //
 // One threadgroup runs at a time, on one operating system thread.
 #pragma once
@@ -54,7 +54,7 @@ struct Buffer {
 };
 
 struct Fault {
-  const char* kind;  // null: none
+  const char* kind;  // null: no fault
   const char* object;  // buffer, variable or operation
   const char* other_object;
   uint64_t code_address;
@@ -72,7 +72,7 @@ struct Fault {
   uint32_t thread_index_in_threadgroup;
   uint32_t simdgroup_index_in_threadgroup;
   uint32_t thread_index_in_simdgroup;
-  uint32_t line;    // of a report that carries its own place in the source
+  uint32_t line;    // of a report that states its place in the source
   uint32_t column;
   char file[128];
   char detail[768];
@@ -119,7 +119,7 @@ struct Launch {
 
 // ---- the state of the running threadgroup ----
 
-// Barriers order threadgroup memory, device memory or both; an epoch ends where one orders that memory.
+// Barriers order threadgroup memory, device memory or both. An epoch of a memory ends with a barrier that orders it.
 enum Space : uint32_t { kThreadgroupSpace, kDeviceSpace, kNumSpaces };
 
 struct Fiber {
@@ -128,20 +128,20 @@ struct Fiber {
   uint32_t thread;  // in the threadgroup
   uint32_t simdgroup;
   uint32_t lane;
-  uint64_t uniform_trail;  // digest of the simdgroup_load and simdgroup_store calls made
+  uint64_t uniform_trail;  // digest of this thread's calls of simdgroup_load and simdgroup_store
   msl_thread_attributes attributes;
 };
 
 struct Simdgroup {
-  uint32_t lanes;     // mask of the lanes there are
-  uint32_t alive;     // mask of those that have not returned
-  uint32_t runnable;  // mask of those that do not wait
-  uint32_t waiting;   // mask of those that wait in a simd operation
+  uint32_t lanes;     // mask of the lanes that exist
+  uint32_t alive;     // mask of the lanes that have not returned
+  uint32_t runnable;  // mask of the lanes that do not wait
+  uint32_t waiting;   // mask of the lanes that wait in a simd operation
   const char* operation;
   const void* site;
   uint64_t meetings;
   uint32_t epoch[kNumSpaces];  // ended by simdgroup_barrier
-  // Values handed in and results, for the meeting in progress and the one before, whose results slower lanes still read.
+  // Inputs and results of the meeting in progress and of the one before it, whose results slower lanes still read.
   alignas(16) uint8_t slots[2][kSimdWidth][32];
   alignas(16) uint8_t results[2][kSimdWidth][16];
   uint32_t present[2];
@@ -150,27 +150,27 @@ struct Simdgroup {
 extern Launch* launch;
 extern Fiber fibers[kMaxThreads];
 extern Simdgroup simdgroups[kMaxSimdgroups];
-extern Fiber* current;  // null outside of threads
+extern Fiber* current;  // null outside threads
 extern uint32_t num_threads, num_simdgroups, num_returned;
 extern uint32_t epoch[kNumSpaces];  // ended by threadgroup_barrier; never repeats within a launch
 extern uint32_t threadgroup_index;  // linear, in the grid
 
 // ---- switch.cpp ----
 
-// Stores the stack pointer of the running thread and goes on where the other one was left.
+// Stores the stack pointer of the running thread and continues the other one at the point where it stopped.
 extern "C" void msl_switch_fiber(void** save_stack_pointer, void* to_stack_pointer) __asm__("msl_switch_fiber");
 
 // ---- fibers.cpp ----
 
-// Records a fault and leaves the threads for good; returns only where there is no thread.
+// Records a fault and ends all threads; returns only if no thread is running.
 MSL_COLD void raise_fault(const Fault& fault);
-// Gives way to another thread that can go on; the caller has made itself not runnable.
+// Switches to another runnable thread; the caller has marked itself as not runnable.
 void wait_for_others(const void* site);
 
 // ---- simd.cpp ----
 
 void lane_returned();
-// Whether a lane has made other simdgroup_load and simdgroup_store calls than the lanes it meets.
+// Whether all lanes have made the same calls of simdgroup_load and simdgroup_store.
 bool trails_agree(const Simdgroup& simdgroup);
 
 // ---- races.cpp ----
@@ -180,7 +180,7 @@ inline bool reads(AccessKind kind) { return kind != kWrite && kind != kAtomicSto
 inline bool writes(AccessKind kind) { return kind != kRead && kind != kAtomicLoad; }
 inline bool is_atomic(AccessKind kind) { return kind >= kAtomicLoad; }
 
-// Where in the library an access is made, and by which thread: 22 and 10 bits.
+// The place of an access in the library (22 bits) and its thread (10 bits).
 struct Origin {
   uint32_t bits;
   uint32_t thread() const { return bits % kMaxThreads; }
@@ -194,17 +194,17 @@ struct Writer {
   Origin origin;
 };
 
-// Who has accessed a granule, other than by a plain write, in the latest epoch in which anyone did.
+// The threads that accessed a granule, other than by a plain write, in the latest epoch with such an access.
 struct Visitors {
   uint32_t threadgroup;          // index + 1 of the latest; 0: none
-  uint32_t earlier_threadgroup;  // index + 1 of some other one before it; 0: none
+  uint32_t earlier_threadgroup;  // index + 1 of another one before it; 0: none
   uint32_t epoch, simdgroup_epoch;
   uint32_t simdgroups;  // mask
   uint32_t lanes;       // mask, of the latest simdgroup in its latest epoch
   Origin origin;        // of the latest
 };
 
-// What is remembered about the granules of a piece of memory; `readers` and `atomics` are made when first needed.
+// The recorded accesses to the granules of a piece of memory; `readers` and `atomics` are allocated on first use.
 struct AccessHistory {
   Space space;
   uint64_t num_granules;
@@ -213,7 +213,7 @@ struct AccessHistory {
   Visitors* atomics;
 };
 
-// A conflicting earlier access; `earlier` is null where there is none.
+// A conflicting earlier access; `earlier` is null if there is none.
 struct Conflict {
   const char* earlier;  // "write", "read", "atomic access"
   uint32_t threadgroup;
@@ -222,7 +222,7 @@ struct Conflict {
 Conflict record_access(AccessHistory& history, uint64_t granule, AccessKind kind, const void* site);
 AccessHistory new_history(Space space, uint64_t num_granules);
 void release_history(AccessHistory& history);
-// The address of the code that an origin remembers.
+// The code address of an origin.
 uint64_t code_address(Origin origin);
 
 // ---- checks.cpp ----
@@ -230,13 +230,13 @@ uint64_t code_address(Origin origin);
 constexpr uint32_t kMaxBuffers = 32;
 constexpr uint64_t kAccessesBetweenClocks = 1 << 16;
 
-// Bytes of each buffer that a plain read may touch with nothing more to check or count: 0 for outputs.
+// Number of bytes of each buffer that a plain read may touch without further checks or counts; 0 for outputs.
 extern uint64_t freely_readable_bytes[kMaxBuffers + 1];
 void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, const void* site);
-// Ends a launch that has run for longer than its limit.
+// Ends a launch that has exceeded its time limit.
 void check_time(const void* site);
 
-// Every load and store that the kernel makes comes here.
+// Called for every load and store of the kernel.
 inline void check_access(void* pointer, uint32_t bytes, AccessKind kind, const void* site) {
   const uint64_t address = (uint64_t)pointer;
   if (!current || address - current->stack < kStackBytes) return;
@@ -255,7 +255,7 @@ void end_checks();
 
 // ---- signals.cpp ----
 
-// While a kernel runs, what the processor stops is a fault of the kernel.
+// While a kernel runs, a signal from the processor is a fault of the kernel.
 void catch_signals();
 void release_signals();
 

@@ -1,5 +1,5 @@
-// What the processor itself stops: traps that clang puts where a pointer leaves a local array, threads that use up their
-// stack, and addresses without memory in kernels that run without checks.
+// Faults that the processor detects: traps that clang inserts for pointers that leave a local array, threads that use
+// up their stack, and addresses without memory in kernels that run without checks.
 #include <pthread.h>
 #include <signal.h>
 #include <ucontext.h>
@@ -14,7 +14,7 @@ constexpr int kSignals[] = {SIGILL, SIGTRAP, SIGSEGV, SIGBUS, SIGFPE};
 constexpr int kNumSignals = sizeof kSignals / sizeof *kSignals;
 struct sigaction previous[kNumSignals];
 stack_t previous_stack;
-alignas(16) char handler_stack[64 << 10];  // a thread that is out of stack has none for the handler
+alignas(16) char handler_stack[64 << 10];  // a thread that has used up its stack has none left for the handler
 pthread_t launching_thread;
 
 const void* stopped_at(const void* context) {
@@ -36,9 +36,9 @@ const char* kind_of(const siginfo_t& info) {
   }
 }
 
-// Leaves the thread for good, like any fault: the handler never returns. SA_NODEFER leaves the signal usable.
+// Ends the thread like any other fault, so the handler never returns. SA_NODEFER keeps the signal usable.
 void handle(int signal, siginfo_t* info, void* context) {
-  if (!current || !pthread_equal(pthread_self(), launching_thread)) {  // not the kernel's doing
+  if (!current || !pthread_equal(pthread_self(), launching_thread)) {  // not caused by the kernel
     for (int i = 0; i < kNumSignals; i++)
       if (kSignals[i] == signal) sigaction(signal, &previous[i], nullptr);
     return;

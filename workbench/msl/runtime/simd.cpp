@@ -1,10 +1,10 @@
-// Operations in which the lanes of a simdgroup take part together.
+// Operations that the lanes of a simdgroup perform together.
 #include <cstdio>
 #include <cstring>
 
 #include "runtime.h"
 
-// Clang calls this for float to bfloat where the processor has no instruction for it; older compiler libraries lack it.
+// Clang calls this for float to bfloat if the processor has no instruction for it; older compiler libraries lack it.
 extern "C" __attribute__((weak)) __bf16 __truncsfbf2(float value);
 
 namespace msl {
@@ -32,8 +32,8 @@ void hand_in(const void* value, int bytes) {
   copy_value(s.slots[s.meetings & 1][current->lane], value, bytes);
 }
 
-// Every live lane comes here with its value in its slot; the last one computes what all of them take away. Returns
-// which of the two sets of slots and results belongs to this meeting.
+// Called by every live lane with its value in its slot; the last lane computes the results for all of them. Returns the
+// index of the set of slots and results that belongs to this meeting.
 template <class Finish>
 __attribute__((always_inline)) inline uint32_t meet(const char* operation, const void* site, Finish finish) {
   Simdgroup& s = own_simdgroup();
@@ -151,7 +151,7 @@ typename Accumulator<T>::type slot_value(const Simdgroup& s, uint32_t set, uint3
   return (typename Accumulator<T>::type)value;
 }
 
-// Combined in halves, as hardware does it; lanes that are not there are left out.
+// Combines in halves, as hardware does; absent lanes are left out.
 template <class T>
 T reduce(const Simdgroup& s, uint32_t set, int operation) {
   using A = typename Accumulator<T>::type;
@@ -199,7 +199,7 @@ void multiply_accumulate(Simdgroup& s, uint32_t set) {
 
 }  // namespace
 
-// A lane of the current thread's simdgroup has ended its thread.
+// The current thread has returned.
 void lane_returned() {
   Simdgroup& s = own_simdgroup();
   s.alive &= ~(1u << current->lane);
@@ -221,8 +221,8 @@ MSL_CALLED void msl_simdgroup_barrier(int flags) {
   });
 }
 
-// simdgroup_load and simdgroup_store need no values of other lanes, so nobody waits here; that every lane made the same
-// calls is seen at the next meeting.
+// simdgroup_load and simdgroup_store need no values from other lanes, so no lane waits here. The next meeting checks
+// that every lane made the same calls.
 MSL_CALLED void msl_simd_uniform(const char*) {
   current->uniform_trail = current->uniform_trail * 1099511628211ull + (uint64_t)MSL_CALLER;
 }
@@ -282,7 +282,7 @@ MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
   return votes;
 }
 
-// Takes this lane's two elements of a, b and c; puts its two elements of a * b + c in front.
+// Takes this lane's two elements of a, b and c, and writes its two elements of a * b + c to the front.
 MSL_CALLED void msl_simdgroup_multiply_accumulate(float* a_b_c) {
   hand_in(a_b_c, 6 * sizeof(float));
   const void* site = MSL_CALLER;

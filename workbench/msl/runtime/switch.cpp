@@ -1,5 +1,5 @@
-// How one thread gives way to another: for each processor, the registers that a function call must keep are pushed, the
-// stack pointer is stored, the other one is taken, and its registers are popped.
+// The switch from one thread to another. For each processor, the registers that a function call must preserve are
+// pushed, the stack pointer is stored, the other thread's is loaded, and its registers are popped.
 #include "runtime.h"
 
 #if defined(__x86_64__)

@@ -1,20 +1,27 @@
-// The one state that all panels of a view share: which step is looked at, what is hovered, what part of the time
-// axis is visible. Panels read it when they draw and change it through its methods; the view redraws once per frame.
+// The state that all panels of a view share: the step at the cursor, the hovered object, and the visible part of the
+// step axis. Panels read it when they draw and change it through its methods; the view redraws once per frame.
+
+/** Maximum number of visible steps on an axis of time. */
+const MOST_TIMED_STEPS = 2000;
 
 export class Cursor {
+  /**
+   * @param store
+   * @param {(what: string) => void} onChange Called with "step", "hover", "range", "select" or "grown".
+   */
   constructor(store, onChange) {
     this.store = store;
-    this.onChange = onChange; // (what: "step" | "hover" | "range" | "select" | "grown") => void
+    this.onChange = onChange;
     this.step = 0;
-    this.follow = true;       // stay on the newest step
+    this.follow = true; // stay on the newest step
     this.playing = false;
-    this.speed = 8;           // steps per second when playing
-    this.hover = {};          // { request, block, chunk, tokens: [q0, q1], kv: [k0, k1], item }
-    this.selected = null;     // request whose q x kv rectangle is shown
-    this.range = [0, 1];      // visible steps [from, to)
-    this.rangeMode = "fit";   // "fit" all steps | "window" of the last ones | "manual"
-    this.axis = "step";       // "step" | "time"
-    this.live = false;        // more steps are expected
+    this.speed = 8; // steps per second when playing
+    this.hover = {}; // { request, block, chunk, kv: [k0, k1], item, step }
+    this.selected = null; // index of the request whose q x kv rectangle is shown
+    this.range = [0, 1]; // visible steps [from, to)
+    this.rangeMode = "fit"; // "fit" all steps | "window" of the last ones | "manual"
+    this.axis = "time"; // "step" | "time", which needs a trace with times
+    this.live = false; // more steps are expected
     this.filter = "";
   }
 
@@ -24,6 +31,21 @@ export class Cursor {
 
   get scrubbed() {
     return this.step < this.last;
+  }
+
+  /** Whether the axis shows times. It does not where a column of pixels stands for many steps. */
+  get byTime() {
+    return this.axis === "time" && this.store.timed() && this.range[1] - this.range[0] <= MOST_TIMED_STEPS;
+  }
+
+  /** Whether the end of the axis moves with new steps. */
+  get growing() {
+    return this.live && this.rangeMode !== "manual";
+  }
+
+  /** Whether the filter lets a request through. */
+  matches(request) {
+    return !this.filter || request.id.toLowerCase().includes(this.filter.toLowerCase());
   }
 
   /** New steps have arrived. */
@@ -45,9 +67,22 @@ export class Cursor {
     this.selected = null;
   }
 
-  seek(step, { keepFollow = false } = {}) {
+  /** Show a recording at its first step that mixes prefill and decode: that picture shows the most. */
+  openRecording() {
+    const { store } = this;
+    this.follow = false;
+    for (let step = 0; step < store.numSteps; step++) {
+      if (!store.value("decode_tokens", step) || !store.value("prefill_tokens", step)) continue;
+      this.step = step;
+      return;
+    }
+  }
+
+  // -- moving ----------------------------------------------------------------------------------------------------
+
+  seek(step, { keepFollow = false, stay = false } = {}) {
     const target = Math.max(0, Math.min(this.last, Math.round(step)));
-    if (!keepFollow) this.follow = target === this.last && !this.playing;
+    if (!keepFollow) this.follow = target === this.last && !this.playing && !stay;
     if (target === this.step) return this.onChange("step");
     this.step = target;
     if (target < this.range[0] || target >= this.range[1]) {
@@ -60,6 +95,7 @@ export class Cursor {
     this.onChange("step");
   }
 
+  /** Go to the newest step and follow it. */
   toLive() {
     this.playing = false;
     this.follow = true;
@@ -70,12 +106,40 @@ export class Cursor {
     this.onChange("step");
   }
 
-  /** The next (or previous) step in which something happened to a request. */
+  /** Go to the next (or previous) step in which something happened to a request. */
   seekEvent(direction) {
     for (let step = this.step + direction; step >= 0 && step < this.store.numSteps; step += direction) {
-      if (this.store.bounds.event[step + 1] > this.store.bounds.event[step]) return this.seek(step);
+      const [from, to] = this.store.span("event", step);
+      if (to > from) return this.seek(step);
     }
   }
+
+  togglePlay() {
+    this.playing = !this.playing;
+    if (!this.playing) return;
+    this.follow = false;
+    if (this.step >= this.last) this.seek(0);
+    this.play();
+  }
+
+  /** Advance at `speed` until the last step, or until a person stops it. */
+  play() {
+    const started = performance.now(), from = this.step;
+    const tick = () => {
+      if (!this.playing) return;
+      const target = from + ((performance.now() - started) / 1000) * this.speed;
+      if (target >= this.last) {
+        this.playing = false;
+        this.seek(this.last);
+        return;
+      }
+      if (Math.floor(target) !== this.step) this.seek(Math.floor(target), { keepFollow: true });
+      requestAnimationFrame(tick);
+    };
+    tick();
+  }
+
+  // -- hover and selection ----------------------------------------------------------------------------------------
 
   setHover(hover) {
     const same = (a, b) => a === b || (Array.isArray(a) && Array.isArray(b) && a.every((v, i) => v === b[i]));
@@ -85,12 +149,13 @@ export class Cursor {
     this.onChange("hover");
   }
 
+  /** Select a request, or no request when it is the selected one. */
   select(request) {
     this.selected = this.selected === request ? null : request;
     this.onChange("select");
   }
 
-  // -- the visible part of the step axis -----------------------------------------------------------------------
+  // -- the visible part of the step axis -------------------------------------------------------------------------
 
   fitRange() {
     const n = Math.max(1, this.store.numSteps);
@@ -102,7 +167,7 @@ export class Cursor {
     }
   }
 
-  /** End of the axis for n steps: while more are expected there is room for some, so that it need not move for each. */
+  /** End of the axis for n steps: while more are expected it leaves room, so that the axis moves only now and then. */
   withRoom(n, width) {
     const room = 2 ** Math.max(0, Math.floor(Math.log2(width)) - 3);
     return this.live ? Math.ceil(n / room) * room : n;
@@ -130,7 +195,8 @@ export class Cursor {
     const n = Math.max(12, this.store.numSteps);
     const start = Math.max(0, Math.min(from, n - width));
     this.range = [start, start + width];
-    this.rangeMode = start <= 0 && width >= n ? "fit" : start + width >= n ? "window" : "manual";
+    if (start <= 0 && width >= n) this.rangeMode = "fit";
+    else this.rangeMode = start + width >= n ? "window" : "manual";
     this.onChange("range");
   }
 }

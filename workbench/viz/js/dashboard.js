@@ -1,128 +1,286 @@
-// The view as a whole: builds the panels, takes in packets, and redraws once per animation frame.
-// It speaks to its host only through a model with get / set / save_changes / on, as anywidget defines it; a saved
+// The view as a whole: builds the panels, receives packets, and redraws once per animation frame.
+// It speaks to its host only through a model with get / set / save_changes / on / off, as anywidget defines it; a saved
 // page gives it a model that never changes.
 
+import { BlockTablesPanel } from "./block_tables.js";
 import { ComparePanel } from "./compare.js";
-import { Controls, bindKeys, keyList } from "./controls.js";
+import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
 import { h } from "./dom.js";
-import { BlockTablesPanel } from "./block_tables.js";
+import { EndCard } from "./end_card.js";
 import { EventsPanel } from "./events.js";
 import { GanttPanel } from "./gantt.js";
+import { poolColumns, readableScale, tileKind } from "./geometry.js";
+import { Inspector } from "./inspector.js";
 import { KernelPanel } from "./kernel.js";
+import { bindKeys, keyList } from "./keys.js";
 import { MetricsPanel } from "./metrics.js";
 import { PackedPanel } from "./packed.js";
-import { PoolPanel } from "./pool.js";
 import { PhaseBox } from "./phase_box.js";
-import { BreakpointsForm, ForkForm } from "./popovers.js";
+import { PoolPanel } from "./pool.js";
+import { BreakpointsForm, close, openBelow } from "./popovers.js";
 import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
+import { watchSurroundings } from "./surroundings.js";
 import { TextsPanel } from "./texts.js";
-import { poolColumns, readableScale, tileKind } from "./geometry.js";
-import { Theme, inkOn } from "./theme.js";
+import { Theme } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
 import { Tooltip } from "./tooltip.js";
 import { WeightsPanel } from "./weights.js";
+import { WhatIf } from "./what_if.js";
 
 const PANELS = {
-  timeline: TimelinePanel, gantt: GanttPanel, compare: ComparePanel, packed: PackedPanel, rectangle: RectanglePanel, weights: WeightsPanel, kernel: KernelPanel, texts: TextsPanel,
-  pool: PoolPanel, tables: BlockTablesPanel, events: EventsPanel, metrics: MetricsPanel,
+  timeline: TimelinePanel,
+  gantt: GanttPanel,
+  compare: ComparePanel,
+  packed: PackedPanel,
+  rectangle: RectanglePanel,
+  weights: WeightsPanel,
+  kernel: KernelPanel,
+  texts: TextsPanel,
+  pool: PoolPanel,
+  tables: BlockTablesPanel,
+  events: EventsPanel,
+  metrics: MetricsPanel,
 };
-const AREAS = { wide: ["timeline", "gantt", "compare"], left: ["packed", "rectangle", "weights", "texts"], right: ["pool", "tables", "kernel", "events"], bottom: ["metrics"] };
+
+/** The panels of each view, by the area they are in. */
+const LAYOUTS = {
+  story: { wide: ["compare"], left: ["texts"], right: ["timeline", "gantt"] },
+  scheduler: {
+    wide: ["timeline", "gantt", "compare"],
+    left: ["tables", "events"],
+    right: ["pool"],
+    bottom: ["metrics"],
+  },
+  kernel: { wide: ["timeline"], left: ["packed", "rectangle"], right: ["kernel", "weights", "tables"] },
+  all: {
+    wide: ["timeline", "gantt", "compare"],
+    left: ["packed", "rectangle", "weights", "texts"],
+    right: ["pool", "tables", "kernel", "events"],
+    bottom: ["metrics"],
+  },
+};
+
+const NOTHING_TO_DO = "Every request is finished, so there is nothing to run. Ask the model something first.";
+
+const UNHEARD = "No answer yet: while a cell runs, its kernel does not hear the buttons. They work when the cell has " +
+  "ended. Interrupt the kernel to stop engine.run() now, or use engine.start(), which runs in the background.";
+
+/** Milliseconds after which a command without an answer is explained. */
+const PATIENCE_MS = 1500;
 
 class View {
   constructor(model, root) {
-    Object.assign(this, { model, root });
+    this.model = model;
+    this.root = root;
     this.status = model.get("status") || {};
     this.options = model.get("options") || {};
     this.store = new Store();
     this.cursor = new Cursor(this.store, (what) => this.changed(what));
+    this.cursor.live = this.live;
     this.theme = new Theme(this.options.theme || "auto");
     this.tooltip = new Tooltip();
-    this.geometry = { poolColumns, readableScale, tileKind };
-    this.cursor.live = this.live;
     this.commandCount = 0;
-    this.controls = new Controls(this);
+    this.asked = new Set(); // ids of requests that were asked for here and have not arrived
+    this.frameRequest = null;
+    // For the test that compares them with the same functions in Python.
+    this.geometry = { poolColumns, readableScale, tileKind };
     const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);
     this.panels = chosen.filter((id) => PANELS[id]).map((id) => new PANELS[id](this));
-    const area = (name) => h("div", { class: `wb-area wb-${name}` }, AREAS[name].map((id) => this.panels.find((panel) => panel.id === id)?.element));
-    this.helpElement = h("div", { class: "wb-popover", hidden: true, role: "dialog", "aria-label": "Keys" }, h("h3", {}, "Keys"), keyList());
+    /** Whether all panels are here, to be shown in views; a choice of panels is shown as it is. */
+    this.whole = !this.options.panels?.length;
+    this.inspector = new Inspector(this);
+    this.controls = new Controls(this);
+    this.help = keyList();
     this.breakpointsForm = new BreakpointsForm(this);
-    this.forkForm = new ForkForm(this);
+    this.whatIf = new WhatIf(this);
     this.phaseBox = new PhaseBox(this);
-    this.reading = h("p", { class: "wb-reading" }, "Colour is a request in focus. ", h("b", {}, "Solid"), " is prefill, ", h("b", {}, "light with a dot"), " is decode, ", h("b", {}, "hatched"), " is computed again.");
-    this.controls.element.append(this.helpElement, this.breakpointsForm.element, this.forkForm.element);
-    root.append(h("style", {}, STYLE), this.controls.element, this.phaseBox.element, area("wide"), this.reading, h("div", { class: "wb-columns" }, area("left"), area("right")), area("bottom"), this.tooltip.element);
+    this.endCard = new EndCard(this);
+    this.popovers = [this.help, this.breakpointsForm.element, this.whatIf.element];
+    this.otherCount = 0;
+    this.build();
+    this.show(this.whole ? this.firstView() : "all");
+    this.endKeys = bindKeys(root, this);
+    this.applyTheme();
+    this.endWatching = watchSurroundings(this);
+  }
+
+  build() {
+    const { root, controls } = this;
+    const bold = (text) => h("b", {}, text);
+    const legend = [bold("Solid"), " is prefill, ", bold("light with a dot"), " is decode, ", bold("hatched")];
+    this.areas = {};
+    for (const name of ["wide", "left", "right", "bottom"]) {
+      this.areas[name] = h("div", { class: `wb-area wb-${name}` });
+    }
+    const { wide, left, right, bottom } = this.areas;
+    controls.element.append(...this.popovers);
+    root.append(
+      h("style", {}, STYLE),
+      controls.element,
+      this.phaseBox.element,
+      this.endCard.element,
+      wide,
+      h("div", { class: "wb-columns" }, left, right),
+      bottom,
+      h("p", { class: "wb-reading" }, "Colours mark the requests in focus. ", legend, " is recomputed."),
+      this.inspector.element,
+      this.tooltip.element,
+    );
     root.classList.add("wb-root");
     root.classList.toggle("wb-page", Boolean(this.options.page));
+    root.classList.toggle("wb-bare", Boolean(this.options.bare));
     root.tabIndex = -1;
-    bindKeys(root, this);
-    this.applyTheme();
-    this.observe();
+    root.addEventListener("focusin", (event) => {
+      this.lastFocus = event.target;
+    });
   }
 
-  get live() { return Boolean(this.status.live); }
+  /** The view that the address or the host asks for. */
+  firstView() {
+    const asked = this.options.page ? location.hash.slice(1) : "", { view } = this.options;
+    return LAYOUTS[asked] ? asked : LAYOUTS[view] ? view : "story";
+  }
 
-  ink(fill) { return inkOn(fill); }
+  /** Show a view: put its panels into the areas of the page. */
+  show(name) {
+    if (!LAYOUTS[name] || (!this.whole && name !== "all")) return;
+    this.shown = name;
+    this.root.dataset.view = name;
+    for (const [area, element] of Object.entries(this.areas)) {
+      const panels = (LAYOUTS[name][area] || []).map((id) => this.panel(id)?.element).filter(Boolean);
+      for (const child of [...element.children]) if (!panels.includes(child)) child.remove();
+      panels.forEach((panel, i) => {
+        if (element.children[i] !== panel) element.insertBefore(panel, element.children[i] || null);
+      });
+      element.hidden = !panels.length;
+    }
+    for (const panel of this.panels) panel.resized();
+    if (this.options.page && location.protocol !== "about:") history.replaceState(null, "", `#${name}`);
+    this.changed("data");
+  }
 
-  // -- the host ------------------------------------------------------------------------------------------------
+  panel(id) {
+    return this.panels.find((panel) => panel.id === id);
+  }
+
+  get live() {
+    return Boolean(this.status.live);
+  }
+
+  can(ability) {
+    return this.live && (this.status.can || []).includes(ability);
+  }
+
+  // -- the cursor that views share ---------------------------------------------------------------------------------
+
+  /** Tell the host the place of the cursor: each place that a person chooses, but not every step that is followed. */
+  shareCursor() {
+    const { store, cursor } = this;
+    if (!store.numSteps) return;
+    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
+    const place = { step, follow: cursor.follow, request }, written = JSON.stringify(place);
+    if (written === this.shared) return;
+    const first = this.shared === undefined;
+    this.shared = written;
+    if (first && cursor.follow && request === null) return;
+    this.model.set("cursor", place);
+    this.model.save_changes();
+  }
+
+  /** Go to the place that the host names. */
+  takeCursor(place) {
+    const { store, cursor } = this;
+    if (!place || place.follow === undefined || JSON.stringify(place) === this.shared) return;
+    if (!store.numSteps) return void (this.placeLater = place);
+    this.shared = JSON.stringify(place);
+    const request = place.request === null ? null : store.byId.get(place.request)?.index ?? null;
+    if (request !== cursor.selected) {
+      cursor.selected = request;
+      this.changed("select");
+    }
+    if (place.step !== null) cursor.seek(place.step - store.label(0), { stay: true });
+    else if (place.follow && !cursor.follow) cursor.toLive();
+  }
+
+  // -- the host --------------------------------------------------------------------------------------------------
 
   receive(packet) {
-    if (!packet || !packet.byteLength) return;
-    const before = this.store.numSteps, first = this.store.label(0);
-    if (!this.store.append(packet)) return this.send("resend");
-    const forgotten = before ? this.store.label(0) - first : 0;
+    if (!packet?.byteLength) return;
+    const { store, cursor, theme } = this, before = store.numSteps, first = store.label(0);
+    if (!store.append(packet)) return this.send("resend");
+    const forgotten = before ? store.label(0) - first : 0;
     if (forgotten) {
-      this.cursor.forget(forgotten);
-      this.theme.forget();
+      cursor.forget(forgotten);
+      theme.forget();
     }
-    if (this.store.requests.length) this.theme.focusFirst(this.store.requests);
-    if (!this.mounted) {
-      this.mounted = true;
-      this.model.set("mounted", true);
-      this.model.save_changes();
+    if (store.requests.length) theme.focusFirst(store.requests);
+    this.claimColours();
+    if (!this.mounted) this.mount();
+    if (before === 0 && store.numSteps && !this.live && !this.status.watching) cursor.openRecording();
+    if (forgotten || store.numSteps === before) this.changed("data");
+    if (forgotten || store.numSteps !== before) cursor.grown();
+    if (this.placeLater && store.numSteps) {
+      const place = this.placeLater;
+      this.placeLater = null;
+      this.takeCursor(place);
     }
-    if (before === 0 && this.store.numSteps && !this.live && !this.status.watching) this.openRecording();
-    if (forgotten) this.changed("data");
-    if (this.store.numSteps !== before || forgotten) this.cursor.grown();
-    else this.changed("data");
   }
 
-  /** The second run of a comparison, whole. */
+  /** Give a request that was asked for in this view a colour, also when all colours are taken. */
+  claimColours() {
+    const { store, theme, cursor } = this;
+    for (const id of this.asked) {
+      const request = store.byId.get(id);
+      if (!request) continue;
+      this.asked.delete(id);
+      const over = ({ index }) => ["finished", "aborted"].includes(store.stateOf(store.requests[index], cursor.last));
+      theme.claim(request, over);
+    }
+  }
+
+  /** Tell the host that packets arrive. */
+  mount() {
+    this.mounted = true;
+    this.model.set("mounted", true);
+    this.model.save_changes();
+  }
+
+  /** Take the whole second run of a comparison. */
   receiveOther(packet) {
-    if (!packet || !packet.byteLength) return;
+    if (!packet?.byteLength) return;
     const other = new Store();
     if (!other.append(packet)) return;
     this.other = other;
+    this.otherCount++;
     this.changed("data");
-    const panel = this.panels.find((candidate) => candidate.id === "compare");
+    this.whatIf.update(other.comparison || {});
+    const panel = this.panel("compare");
     if (panel) panel.element.hidden = false;
   }
 
-  /** A recording opens on its first step that mixes prefill and decode: the picture that says most. */
-  openRecording() {
-    const { store, cursor } = this;
-    cursor.follow = false;
-    for (let step = 0; step < store.numSteps; step++) {
-      if (store.value("decode_tokens", step) && store.value("prefill_tokens", step)) return void (cursor.step = step);
-    }
-  }
-
-  /** Ask the host to do something; in a saved page nobody listens. */
+  /** Ask the host to do something; a saved page has no host. */
   send(name, args = {}) {
-    this.model.set("command", { id: ++this.commandCount, name, args });
+    const id = ++this.commandCount;
+    this.model.set("command", { id, name, args });
     this.model.save_changes();
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => {
+      if (this.live && (this.status.handled ?? 0) < id) this.say(UNHEARD);
+    }, PATIENCE_MS);
   }
 
   statusChanged() {
     const before = this.live;
     this.status = this.model.get("status") || {};
     this.cursor.live = this.live;
+    for (const [id] of this.status.queued || []) if (!this.store.byId.has(id)) this.asked.add(id);
     this.changed(before === this.live ? "status" : "data");
   }
 
-  // -- drawing -------------------------------------------------------------------------------------------------
+  // -- drawing ---------------------------------------------------------------------------------------------------
 
   changed(what) {
     for (const panel of this.panels) panel.changed(what);
@@ -139,40 +297,27 @@ class View {
 
   /** Draw what has changed since the last frame. */
   draw() {
-    const { store, cursor } = this;
     if (this.controlsStale) {
       this.controlsStale = false;
       this.controls.update();
       this.breakpointsForm.update(this.status);
       this.phaseBox.update(this.status);
-      if (store.numSteps && this.said !== cursor.step) {
-        this.said = cursor.step;
-        this.controls.say(`Step ${store.label(cursor.step)}: ${store.value("prefill_tokens", cursor.step)} prefill and ${store.value("decode_tokens", cursor.step)} decode tokens`);
-      }
+      this.endCard.update();
+      this.inspector.update();
+      this.controls.announceStep();
     }
     for (const panel of this.panels) panel.frame();
+    this.keepFocus();
+    this.shareCursor();
   }
 
-  observe() {
-    this.resizeObserver = new ResizeObserver(() => {
-      this.root.dataset.narrow = String(this.root.clientWidth < 860);
-      for (const panel of this.panels) panel.resized();
-      this.requestFrame();
-    });
-    this.resizeObserver.observe(this.root);
-    this.visibility = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        const panel = this.panels.find((candidate) => candidate.element === entry.target);
-        panel.visible = entry.isIntersecting;
-      }
-      this.requestFrame();
-    }, { rootMargin: "200px" });
-    for (const panel of this.panels) this.visibility.observe(panel.element);
-    this.media = matchMedia("(prefers-color-scheme: dark)");
-    this.mediaChanged = () => this.applyTheme();
-    this.media.addEventListener("change", this.mediaChanged);
-    this.themeObserver = new MutationObserver(() => this.applyTheme());
-    this.themeObserver.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
+  /** The focus stays in the view when the element that had it disappears, so that the keys still work. */
+  keepFocus() {
+    const { lastFocus, root } = this, active = root.getRootNode().activeElement;
+    if (!lastFocus || lastFocus === root || root.contains(active)) return;
+    if (lastFocus.isConnected && lastFocus.offsetParent !== null) return;
+    this.lastFocus = null;
+    if (!active || active === document.body) root.focus({ preventScroll: true });
   }
 
   applyTheme() {
@@ -181,16 +326,21 @@ class View {
     this.changed("theme");
   }
 
+  // -- actions of buttons and keys -------------------------------------------------------------------------------
+
   nextTheme() {
     this.theme.next();
     this.applyTheme();
   }
 
-  // -- focus and play ------------------------------------------------------------------------------------------
+  setFilter(filter) {
+    this.cursor.filter = filter;
+    this.changed("data");
+  }
 
   toggleFocus(request) {
     if (!this.theme.toggle(request)) {
-      this.say("Six requests are in focus already, one for each hue: take one out of focus first.");
+      this.say("Six requests are in focus, one for each colour. Take one of them out of focus first.");
     }
     this.changed("focus");
   }
@@ -201,89 +351,120 @@ class View {
     this.changed("focus");
   }
 
-  startPlaying() {
-    const started = performance.now(), from = this.cursor.step;
-    const tick = () => {
-      if (!this.cursor.playing) return;
-      const target = from + ((performance.now() - started) / 1000) * this.cursor.speed;
-      if (target >= this.cursor.last) {
-        this.cursor.playing = false;
-        this.cursor.seek(this.cursor.last);
-        return;
-      }
-      if (Math.floor(target) !== this.cursor.step) this.cursor.seek(Math.floor(target), { keepFollow: true });
-      requestAnimationFrame(tick);
-    };
-    tick();
+  toggleHelp() {
+    if (!close(this.help)) openBelow(this.help, this.controls.helpButton);
   }
 
-  // -- what keys do --------------------------------------------------------------------------------------------
-
-  toggleHelp() { this.helpElement.hidden = !this.helpElement.hidden; }
   toggleTables() {
     const on = this.panels.some((panel) => !panel.asTable);
     for (const panel of this.panels) panel.showTable(on);
   }
+
+  /** Run, pause or step the engine, or say why it cannot be done now. */
+  engineDo(name) {
+    const { state } = this.status;
+    if (name === "pause" && state !== "running") return this.say("Nothing is running, so there is nothing to pause.");
+    if (name !== "pause" && state === "idle") return this.say(NOTHING_TO_DO);
+    if (name !== "pause" && state === "running") return this.say("The engine is running already. Pause it to step.");
+    this.send(name);
+  }
+
   stepInto() {
-    if (!this.can("step_into")) return this.say("Only a live engine's step can be stepped into.");
-    if (this.status.state === "running") return this.say("The engine is running: pause it, then step into its next step.");
+    if (!this.can("step_into")) return this.say("Stepping into a step needs a live engine.");
+    const running = "The engine is running. Pause it, then step into its next step.";
+    if (this.status.state === "running") return this.say(running);
+    if (this.status.state === "idle" && !this.status.phase) return this.say(NOTHING_TO_DO);
     this.send("step_into");
   }
+
+  /** Go to the box for questions. */
+  ask() {
+    if (!this.live) return this.say("This is a recording: only a live engine can be asked.");
+    if (!this.panel("texts")) {
+      return this.say("The box for questions is in the panel “texts”, which is not shown here.");
+    }
+    if (this.shown !== "all") this.show("story");
+    this.panel("texts").ask.focus();
+  }
+
   toggleBreakpoints() {
-    if (!this.can("breakpoints")) return this.say("Breakpoints need a live engine: a recording can only be looked at.");
-    this.breakpointsForm.element.hidden = !this.breakpointsForm.element.hidden;
+    if (!this.can("breakpoints")) return this.say("Breakpoints need a live engine; this is a recording.");
+    const { element } = this.breakpointsForm;
+    if (!close(element)) openBelow(element, this.controls.breakpoints);
   }
+
   toggleFork() {
-    if (!this.can("fork")) return this.say("Only a live engine can be asked what would have been; compare two traces with other=.");
-    if (this.forkForm.element.hidden) this.forkForm.open(); else this.forkForm.element.hidden = true;
+    if (!this.can("fork")) return this.say("What-if runs need a live engine. To compare two traces, pass other=.");
+    if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
+    if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
   }
+
+  /** Simulate the run under another configuration from a step on, and show the result beside it. */
+  simulate(step, changes) {
+    this.send("fork", { at_step: step, changes });
+  }
+
   toggleCompare() {
     if (!this.other) return this.toggleFork();
-    const panel = this.panels.find((candidate) => candidate.id === "compare");
+    const panel = this.panel("compare");
     if (panel) panel.element.hidden = !panel.element.hidden;
   }
+
+  /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */
   escape() {
-    const open = [this.helpElement, this.breakpointsForm.element, this.forkForm.element].filter((element) => !element.hidden);
-    if (open.length) for (const element of open) element.hidden = true;
-    else this.cursor.toLive();
+    const closed = this.popovers.map(close).some(Boolean) || this.controls.search.close();
+    const { activeElement } = this.root.getRootNode();
+    if (activeElement?.matches?.("input, textarea, select") && this.root.contains(activeElement)) {
+      this.root.focus({ preventScroll: true });
+    } else if (!closed && this.inspector.pinned) this.inspector.pin(null);
+    else if (!closed) this.cursor.toLive();
   }
 
-  can(ability) { return this.live && (this.status.can || []).includes(ability); }
-
-  /** Tell the person something; the next word from the host replaces it. */
-  say(message) {
-    this.status = { ...this.status, message };
+  /** Show a message; the next status of the host replaces it. */
+  say(message, kind = "note") {
+    this.status = { ...this.status, message, kind };
     this.changed("step");
   }
 
   destroy() {
     this.cursor.playing = false;
-    this.resizeObserver.disconnect();
-    this.visibility.disconnect();
-    this.themeObserver.disconnect();
-    this.media.removeEventListener("change", this.mediaChanged);
+    this.endWatching();
+    this.endKeys();
+    clearTimeout(this.waiting);
     this.tooltip.element.remove();
     if (this.frameRequest) cancelAnimationFrame(this.frameRequest);
   }
+}
+
+/** Let the browser save a page that the host has made: its name in one line, then its content. */
+function offerDownload(bytes) {
+  if (!bytes?.byteLength) return;
+  const data = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), end = data.indexOf(10);
+  const url = URL.createObjectURL(new Blob([data.slice(end + 1)], { type: "text/html" }));
+  const link = h("a", { href: url, download: new TextDecoder().decode(data.slice(0, end)) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
 export function render({ model, el }) {
   const root = h("div");
   el.append(root);
   const view = new View(model, root);
-  const onPacket = () => view.receive(model.get("packet")), onStatus = () => view.statusChanged();
-  model.on("change:packet", onPacket);
-  model.on("change:status", onStatus);
-  const onOther = () => view.receiveOther(model.get("other"));
-  model.on("change:other", onOther);
-  onPacket();
-  onOther();
-  // For tests and for people with a console: the state behind the picture.
+  const listeners = {
+    "change:packet": () => view.receive(model.get("packet")),
+    "change:status": () => view.statusChanged(),
+    "change:other": () => view.receiveOther(model.get("other")),
+    "change:cursor": () => view.takeCursor(model.get("cursor")),
+    "change:download": () => offerDownload(model.get("download")),
+  };
+  for (const [event, listener] of Object.entries(listeners)) model.on(event, listener);
+  view.receive(model.get("packet"));
+  view.receiveOther(model.get("other"));
+  view.takeCursor(model.get("cursor"));
+  // For tests, and for use in a browser's console: the state behind the picture.
   root.workbench = view;
   return () => {
-    model.off("change:packet", onPacket);
-    model.off("change:status", onStatus);
-    model.off("change:other", onOther);
+    for (const [event, listener] of Object.entries(listeners)) model.off(event, listener);
     view.destroy();
   };
 }

@@ -1,17 +1,23 @@
-// Small helpers to build the page. Text from a trace only ever becomes a text node: nothing here parses HTML.
+// Small helpers that build the page. Text from a trace only ever becomes a text node: nothing here parses HTML.
+
+/** Names that `h` sets as properties of an element; all others become attributes. */
+const PROPERTIES = new Set(["value", "checked", "disabled", "hidden"]);
 
 /** Create an element: h("button", { class: "wb-button", onclick: f, "aria-label": "Run" }, "Run"). */
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "value" || name === "checked" || name === "disabled" || name === "hidden") element[name] = value;
-    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (PROPERTIES.has(name)) element[name] = value;
+    else if (value !== undefined && value !== null && value !== false) {
+      element.setAttribute(name, value === true ? "" : value);
+    }
   }
   append(element, children);
   return element;
 }
 
+/** Append elements and texts, in lists of any depth; null, undefined and false are left out. */
 export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
@@ -29,26 +35,50 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A table with a header row; cells are text. Rows may carry a click handler. */
+/** A drop-down list whose options are given as [value, text] pairs. */
+export function select(label, options, onchange) {
+  return h(
+    "select",
+    { class: "wb-button", "aria-label": label, onchange },
+    options.map(([value, text]) => h("option", { value }, text)),
+  );
+}
+
+/** The head of a table, with a cell for each heading. */
+export function tableHead(headings) {
+  return h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text))));
+}
+
+/**
+ * A table with a header row; cells are text.
+ * @param {string[]} headings
+ * @param {any[]} rows Lists of cells, or objects with such a list as `cells`.
+ * @param {{ caption?: string, onclick?: (row: any) => void }} options With `onclick`, rows react to clicks and Enter.
+ */
 export function table(headings, rows, { caption, onclick } = {}) {
   const body = h("tbody");
   for (const row of rows) {
-    const tr = h("tr", onclick ? { tabindex: 0, onclick: () => onclick(row), onkeydown: (e) => e.key === "Enter" && onclick(row) } : {});
-    for (const cell of row.cells || row) tr.append(h("td", typeof cell === "number" ? { class: "wb-number" } : {}, cell));
+    const onkeydown = (event) => event.key === "Enter" && onclick(row);
+    const tr = h("tr", onclick ? { tabindex: 0, onclick: () => onclick(row), onkeydown } : {});
+    for (const cell of row.cells || row) {
+      tr.append(h("td", typeof cell === "number" ? { class: "wb-number" } : {}, cell));
+    }
     body.append(tr);
   }
-  return h("table", { class: "wb-table" }, caption && h("caption", {}, caption),
-    h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))), body);
+  return h("table", { class: "wb-table" }, caption && h("caption", {}, caption), tableHead(headings), body);
 }
 
-/** Keep at most `limit` characters of a text, with an ellipsis. */
+/** Keep at most `limit` characters of a text; an ellipsis stands for the rest. */
 export function shorten(text, limit) {
   return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
 }
 
+/** Characters that could break a line or turn the direction of writing. */
+const UNSAFE = /[\p{Cc}\u200e\u200f\u2028-\u202e\u2066-\u2069]/gu;
+
 /** A text safe to draw on a canvas: no control, bidirectional-override or line-break characters, bounded length. */
 export function plain(text, limit = 40) {
-  return shorten(text.slice(0, limit * 4).replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, "·"), limit);
+  return shorten(text.slice(0, limit * 4).replace(UNSAFE, "·"), limit);
 }
 
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -59,9 +89,20 @@ export function formatNumber(value, digits = 3) {
   return Math.abs(value) >= 1000 ? grouped.format(value) : String(Number(value.toPrecision(digits)));
 }
 
-/** Seconds in the unit that reads best. */
+/** A number with its noun, such as "1 step" or "2,000 steps". */
+export function counted(value, noun) {
+  return `${formatNumber(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** Half-open range of whole numbers, as "[from, to)". */
+export function formatRange(from, to) {
+  return `[${formatNumber(from)}, ${formatNumber(to)})`;
+}
+
+/** A duration in the unit that reads best. */
 export function formatSeconds(seconds) {
   if (!Number.isFinite(seconds)) return "–";
+  if (seconds === 0) return "0 s";
   if (seconds >= 1) return `${formatNumber(seconds)} s`;
   if (seconds >= 1e-3) return `${formatNumber(seconds * 1e3)} ms`;
   return `${formatNumber(seconds * 1e6)} µs`;

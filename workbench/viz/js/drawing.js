@@ -1,9 +1,12 @@
-// What panels draw with: texts, hatchings, dashes, the marks of events and of requests.
+// Drawing on canvases: texts, hatching, dashes, and the marks of events and requests.
 
-export const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-export const SMALL = '10px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-export const BOLD = '600 11px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
-export const MONO = '10px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace';
+import { formatNumber, plain } from "./dom.js";
+
+const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
+export const FONT = `11px ${SANS}`;
+export const SMALL = `10px ${SANS}`;
+export const BOLD = `600 11px ${SANS}`;
+export const MONO = "10px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 
 /** The context of a canvas that shows a panel from `left` on: empty, and in the panel's own coordinates. */
 export function clearedContext(canvas, left, width, height) {
@@ -15,7 +18,7 @@ export function clearedContext(canvas, left, width, height) {
   return context;
 }
 
-/** Round tick values for a range, at most `count` of them. */
+/** At most `count` round tick values for a range. */
 export function ticks(from, to, count, whole = false) {
   const raw = (to - from) / Math.max(1, count);
   if (!(raw > 0)) return [];
@@ -27,79 +30,15 @@ export function ticks(from, to, count, whole = false) {
   return result;
 }
 
-const patterns = new Map();
+// -- text --------------------------------------------------------------------------------------------------------
 
-/** Fill a rectangle with diagonal lines: recomputed tokens, unused budget, evictable blocks. */
-export function hatch(context, x, y, width, height, colour, spacing = 5) {
-  if (width <= 0 || height <= 0) return;
-  const ratio = globalThis.devicePixelRatio || 1, key = `${colour} ${spacing} ${ratio}`;
-  if (!patterns.has(key)) {
-    if (patterns.size > 200) patterns.clear();
-    const size = Math.round(spacing * ratio), tile = document.createElement("canvas");
-    tile.width = tile.height = size;
-    const draw = tile.getContext("2d");
-    draw.strokeStyle = colour;
-    draw.lineWidth = ratio;
-    // Three lines, so that the corners of neighbouring tiles join.
-    for (const shift of [-size, 0, size]) {
-      draw.moveTo(shift - 1, size + 1);
-      draw.lineTo(shift + size + 1, -1);
-    }
-    draw.stroke();
-    const pattern = context.createPattern(tile, "repeat");
-    pattern.setTransform(new DOMMatrix().scale(spacing / size));
-    patterns.set(key, pattern);
-  }
-  context.fillStyle = patterns.get(key);
-  context.fillRect(x, y, width, height);
-}
-
-/** A horizontal dashed line, one pixel high. A pattern, because stroking hundreds of dashes is dear. */
-export function dashes(context, x, y, width, colour, on, off) {
-  if (width <= 0) return;
-  const ratio = globalThis.devicePixelRatio || 1, key = `dashes ${colour} ${on} ${off} ${ratio}`;
-  if (!patterns.has(key)) {
-    const tile = document.createElement("canvas");
-    tile.width = Math.round((on + off) * ratio);
-    tile.height = 1;
-    const draw = tile.getContext("2d");
-    draw.fillStyle = colour;
-    draw.fillRect(0, 0, Math.round(on * ratio), 1);
-    const pattern = context.createPattern(tile, "repeat");
-    pattern.setTransform(new DOMMatrix().scale((on + off) / tile.width, 1));
-    patterns.set(key, pattern);
-  }
-  context.fillStyle = patterns.get(key);
-  context.fillRect(x, y, width, 1);
-}
-
-/** The mark of an event, centred on a point. */
-export function eventMark(context, theme, kind, x, y, size = 4) {
-  const { shape, colour } = theme.event(kind);
-  context.fillStyle = context.strokeStyle = colour;
-  context.lineWidth = 1.5;
-  context.beginPath();
-  if (shape === "up") { context.moveTo(x, y - size); context.lineTo(x + size, y + size); context.lineTo(x - size, y + size); }
-  if (shape === "down") { context.moveTo(x, y + size); context.lineTo(x + size, y - size); context.lineTo(x - size, y - size); }
-  if (shape === "half") context.arc(x, y, size, Math.PI / 2, -Math.PI / 2);
-  if (shape === "square") context.rect(x - size * 0.8, y - size * 0.8, size * 1.6, size * 1.6);
-  if (shape === "bar") context.rect(x - 0.75, y - size, 1.5, size * 2);
-  if (shape === "cross") {
-    context.moveTo(x - size, y - size); context.lineTo(x + size, y + size);
-    context.moveTo(x + size, y - size); context.lineTo(x - size, y + size);
-    return context.stroke();
-  }
-  context.closePath();
-  context.fill();
-}
-
-/** Set the font only when it changes: parsing it is dear where a panel writes hundreds of labels. */
+/** Set the font only when it changes: parsing it is expensive in a panel with hundreds of labels. */
 function setFont(context, font) {
   if (context.fontInUse === font) return;
   context.font = context.fontInUse = font;
 }
 
-export function text(context, string, x, y, colour, { align = "left", font = FONT } = {}) {
+export function text(context, string, x, y, colour, font = FONT, align = "left") {
   setFont(context, font);
   context.textAlign = align;
   context.fillStyle = colour;
@@ -115,15 +54,118 @@ export function textWidth(context, string, font) {
   if (width === undefined) {
     if (widths.size > 5000) widths.clear();
     setFont(context, font);
-    widths.set(key, (width = context.measureText(sample).width));
+    widths.set(key, width = context.measureText(sample).width);
   }
   return width;
 }
 
-/** A request id, right-aligned, with the square of its hue before it when it is in focus. */
-export function requestLabel(context, id, x, y, colour, hue) {
-  text(context, id, x, y, colour, { align: "right", font: MONO });
+/** The id of a request, right-aligned, with the square of its hue before it when it is in focus. */
+export function requestLabel(context, theme, request, x, y) {
+  const id = plain(request.id, 10), hue = theme.hue(request.index);
+  text(context, id, x, y, theme.colours.text, MONO, "right");
   if (!hue) return;
   context.fillStyle = hue;
   context.fillRect(x - textWidth(context, id, MONO) - 12, y - 3.5, 7, 7);
+}
+
+/** Label whole numbers under an axis that begins with 0; `x` turns a number into a pixel. */
+export function tickLabels(context, values, x, y, colour) {
+  for (const value of values) text(context, formatNumber(value), x(value), y, colour, SMALL, value ? "center" : "left");
+}
+
+// -- fills -------------------------------------------------------------------------------------------------------
+
+const patterns = new Map();
+
+/** A repeated tile of width x height pixels, made once per key; `draw` draws it in pixels of the screen. */
+function pattern(context, key, width, height, draw) {
+  const ratio = globalThis.devicePixelRatio || 1, name = `${key} ${width} ${height} ${ratio}`;
+  if (!patterns.has(name)) {
+    if (patterns.size > 200) patterns.clear();
+    const tile = document.createElement("canvas");
+    tile.width = Math.round(width * ratio);
+    tile.height = Math.round(height * ratio);
+    draw(tile.getContext("2d"), tile, ratio);
+    const made = context.createPattern(tile, "repeat");
+    made.setTransform(new DOMMatrix().scale(width / tile.width, height / tile.height));
+    patterns.set(name, made);
+  }
+  return patterns.get(name);
+}
+
+/** Fill a rectangle with diagonal lines: recomputed tokens, unused budget, evictable blocks. */
+export function hatch(context, x, y, width, height, colour, spacing = 5) {
+  if (width <= 0 || height <= 0) return;
+  context.fillStyle = pattern(context, colour, spacing, spacing, (draw, { width: size }, ratio) => {
+    draw.strokeStyle = colour;
+    draw.lineWidth = ratio;
+    // Three lines, so that the corners of neighbouring tiles join.
+    for (const shift of [-size, 0, size]) {
+      draw.moveTo(shift - 1, size + 1);
+      draw.lineTo(shift + size + 1, -1);
+    }
+    draw.stroke();
+  });
+  context.fillRect(x, y, width, height);
+}
+
+/** A horizontal dashed line, one pixel high. It is a pattern because stroking hundreds of dashes is expensive. */
+export function dashes(context, x, y, width, colour, on, off) {
+  if (width <= 0) return;
+  context.fillStyle = pattern(context, `dashes ${colour} ${on}`, on + off, 1, (draw, tile, ratio) => {
+    draw.fillStyle = colour;
+    draw.fillRect(0, 0, Math.round(on * ratio), tile.height);
+  });
+  context.fillRect(x, y, width, 1);
+}
+
+// -- shapes ------------------------------------------------------------------------------------------------------
+
+/** Begin a closed path through corners given as [x, y] pairs. */
+export function polygon(context, corners) {
+  context.beginPath();
+  for (const [x, y] of corners) context.lineTo(x, y);
+  context.closePath();
+}
+
+export function dot(context, x, y, radius) {
+  context.beginPath();
+  context.arc(x, y, radius, 0, 7);
+  context.fill();
+}
+
+/** The mark of an event, centred on a point. */
+export function eventMark(context, theme, kind, x, y, size = 4) {
+  const { shape, colour } = theme.event(kind);
+  context.fillStyle = context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  if (shape === "up") polygon(context, [[x, y - size], [x + size, y + size], [x - size, y + size]]);
+  if (shape === "down") polygon(context, [[x, y + size], [x + size, y - size], [x - size, y - size]]);
+  if (shape === "half") context.arc(x, y, size, Math.PI / 2, -Math.PI / 2);
+  if (shape === "square") context.rect(x - size * 0.8, y - size * 0.8, size * 1.6, size * 1.6);
+  if (shape === "bar") context.rect(x - 0.75, y - size, 1.5, size * 2);
+  if (shape === "cross") {
+    context.moveTo(x - size, y - size);
+    context.lineTo(x + size, y + size);
+    context.moveTo(x + size, y - size);
+    context.lineTo(x - size, y + size);
+    return context.stroke();
+  }
+  context.closePath();
+  context.fill();
+}
+
+/** Two zigzag lines through a shape that is drawn shorter than its share of the scale. */
+export function breakMark(context, x, y, height, colour) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  for (const dx of [0, 4]) {
+    context.beginPath();
+    context.moveTo(x + dx + 3, y);
+    context.lineTo(x + dx - 1, y + height * 0.4);
+    context.lineTo(x + dx + 3, y + height * 0.6);
+    context.lineTo(x + dx - 1, y + height);
+    context.stroke();
+  }
 }

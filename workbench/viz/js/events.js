@@ -1,27 +1,30 @@
-// What happened to requests, and why.
+// Events of the requests, and the scheduler's reasons for them.
 
-import { h, plain, replace, setText } from "./dom.js";
+import { h, plain, replace, setText, tableHead } from "./dom.js";
 import { Panel } from "./panel.js";
 
+/** Maximum number of events in the list. */
 const MOST = 300;
 
 export class EventsPanel extends Panel {
   constructor(view) {
-    super(view, { id: "events", title: "Events", hint: "with the scheduler's reasons; click to go there" });
+    super(view, { id: "events", title: "Events", hint: "with the scheduler's reasons; click one to go to its step" });
     this.rows = h("tbody");
     this.note = h("p", { class: "wb-note" });
     this.body.classList.add("wb-scroll");
     this.body.setAttribute("tabindex", "0");
-    this.body.append(h("table", { class: "wb-table wb-events" }, h("thead", {}, h("tr", {}, ["step", "", "event", "request", "why"].map((name) => h("th", { scope: "col" }, name)))), this.rows), this.note);
+    const head = tableHead(["step", "", "event", "request", "why"]);
+    this.body.append(h("table", { class: "wb-table wb-events" }, head, this.rows), this.note);
   }
 
-  /** Events up to the cursor, newest first, at most MOST. */
+  /** Events up to the cursor, newest first; arrivals are left out. */
   collect() {
-    const { store, cursor } = this, filter = cursor.filter.toLowerCase(), result = [];
+    const { store, cursor } = this, result = [];
     for (let step = cursor.step; step >= 0 && result.length < MOST; step--) {
-      if (store.bounds.event[step + 1] === store.bounds.event[step]) continue;
+      const [from, to] = store.span("event", step);
+      if (from === to) continue;
       for (const event of store.events(step).reverse()) {
-        if (event.kind !== "arrive" && (!filter || event.request.id.toLowerCase().includes(filter))) result.push(event);
+        if (event.kind !== "arrive" && cursor.matches(event.request)) result.push(event);
       }
     }
     return result;
@@ -30,30 +33,46 @@ export class EventsPanel extends Panel {
   render() {
     const { cursor, theme, store } = this;
     if (!store.numSteps) return setText(this.note, "No steps yet.");
-    const events = this.collect(), signature = `${theme.name} ${cursor.filter} ${cursor.step === cursor.last} ${events.length} ${events[0]?.step} ${events[0]?.request.index}`;
     setText(this.note, this.waitingNote());
     for (const row of this.rows.children) row.classList.toggle("wb-now", Number(row.dataset.step) === cursor.step);
+    const events = this.collect(), [newest] = events, atEnd = cursor.step === cursor.last;
+    const shown = [theme.name, cursor.filter, atEnd, events.length, newest?.step, newest?.request.index];
+    const signature = JSON.stringify(shown);
     if (signature === this.signature) return;
     this.signature = signature;
-    replace(this.rows, events.map((event) => {
-      const { shape, colour } = theme.event(event.kind);
-      return h("tr", { "data-step": event.step, class: event.step === cursor.step ? "wb-now" : null, onclick: () => cursor.seek(event.step) },
-        h("td", { class: "wb-number" }, store.label(event.step)), h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })), h("td", {}, event.kind),
-        h("td", {}, h("bdi", {}, plain(event.request.id))), h("td", {}, h("bdi", {}, plain(event.reason, 160))));
-    }));
+    replace(this.rows, events.map((event) => this.row(event)));
+  }
+
+  row(event) {
+    const { cursor } = this, { shape, colour } = this.theme.event(event.kind);
+    const now = event.step === cursor.step ? "wb-now" : null;
+    return h(
+      "tr",
+      { "data-step": event.step, class: now, onclick: () => cursor.seek(event.step) },
+      h("td", { class: "wb-number" }, this.store.label(event.step)),
+      h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })),
+      h("td", {}, event.kind),
+      h("td", {}, h("bdi", {}, plain(event.request.id))),
+      h("td", {}, h("bdi", {}, plain(event.reason, 160))),
+    );
   }
 
   waitingNote() {
     const { store, cursor } = this, waiting = store.value("num_waiting", cursor.step);
-    if (!waiting) return "Nothing waits in this step.";
+    if (!waiting) return "No request is waiting.";
     const why = store.strings[store.value("waiting_reason", cursor.step)];
     return `${waiting} waiting in this step${why ? `: ${plain(why, 160)}` : ""}`;
   }
 
-  tableTwin() {
+  tableData() {
+    const cells = ({ step, kind, request, reason }) => {
+      return [this.store.label(step), kind, plain(request.id), plain(reason, 160)];
+    };
     return {
-      caption: "Events up to the cursor, newest first", headings: ["step", "event", "request", "why"],
-      rows: this.collect().map((event) => ({ step: event.step, cells: [this.store.label(event.step), event.kind, plain(event.request.id), plain(event.reason, 160)] })), onclick: (row) => this.cursor.seek(row.step),
+      caption: "Events up to the cursor, newest first",
+      headings: ["step", "event", "request", "why"],
+      rows: this.collect().map((event) => ({ step: event.step, cells: cells(event) })),
+      onclick: (row) => this.cursor.seek(row.step),
     };
   }
 }

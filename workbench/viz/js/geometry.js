@@ -1,10 +1,10 @@
-// The few places where a layout depends on pixels. workbench/viz/layout/packed_batch.py has the same functions for
-// the static pictures; a browser test compares the two on random batches.
+// The few places where a layout depends on pixels. workbench/viz/layout/ has the same functions for the static
+// pictures; a browser test compares the two on random batches.
 
 /**
- * Widths for segments of very different sizes, so that each can be read: every segment gets at least `least` pixels
- * (an equal share where there is no room for that), and the rest is divided in proportion to the sizes.
- * @returns [{ x0, x1, broken }] with broken where a segment is drawn shorter than its share of the true scale.
+ * Widths that keep segments of very different sizes readable: every segment gets `least` pixels (an equal share when
+ * there is no room for that), and the rest is divided in proportion to the sizes.
+ * @returns A list of { x0, x1, broken }; a broken segment is drawn shorter than its share of the true scale.
  */
 export function readableScale(sizes, width, least) {
   const total = sizes.reduce((sum, size) => sum + size, 0);
@@ -27,7 +27,7 @@ export function poolColumns(numBlocks) {
   return columns;
 }
 
-/** How a q x kv rectangle is covered by tiles: "full", "diagonal" (partly masked) or "skipped" for each tile. */
+/** The kind of a tile of a q x kv rectangle: "full", "diagonal" (partly masked) or "skipped" (fully masked). */
 export function tileKind(q0, q1, k0, k1, window) {
   // Rows and columns are positions in the sequence; the last row of the tile sees the most.
   if (k0 > q1 - 1) return "skipped";

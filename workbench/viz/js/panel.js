@@ -1,75 +1,115 @@
-// What all panels have in common: a titled section with a table twin, and for drawn panels two canvases, one for
-// what changes with the data and one above it for the cursor and the hover, so that moving them repaints little.
+// The common part of all panels: a titled section that can also be shown as a table. Drawn panels have two canvases,
+// the picture and above it an overlay for the cursor and the hover, so that moving them repaints little.
 
 import { h, replace, table } from "./dom.js";
 import { clearedContext } from "./drawing.js";
 
+/** Changes after which a panel shown as a table is filled again. */
+const TABLE_CHANGES = ["grown", "data", "step", "select", "focus", "range"];
+
 export class Panel {
-  /** @param view {store, cursor, theme, tooltip, send, changed} @param options {id, title, hint} */
+  /**
+   * @param view The view, with its store, cursor, theme and tooltip.
+   * @param {{ id: string, title: string, hint: string, height?: number }} options
+   */
   constructor(view, { id, title, hint }) {
-    Object.assign(this, { view, id, title });
+    this.view = view;
+    this.id = id;
+    this.title = title;
     this.asTable = false;
-    this.hintElement = h("span", { class: "wb-hint" }, hint || "");
-    this.tableButton = h("button", {
-      class: "wb-quiet", "aria-pressed": "false", title: `${title} as a table`, onclick: () => this.showTable(!this.asTable),
-    }, "Table");
+    this.hintElement = h("span", { class: "wb-hint" }, hint);
+    const name = `Table: show ${title} as a table`;
+    const props = { class: "wb-quiet", type: "button", "aria-pressed": "false", title: name, "aria-label": name };
+    this.tableButton = h("button", { ...props, onclick: () => this.showTable(!this.asTable) }, "Table");
     this.tools = h("span", { class: "wb-tools" });
     this.body = h("div", { class: "wb-body" });
-    this.twin = h("div", { class: "wb-twin", tabindex: 0, hidden: true });
-    this.element = h("section", { class: `wb-panel wb-panel-${id}`, "data-panel": id, "aria-label": title },
-      h("header", {}, h("h3", {}, title), this.hintElement, this.tools, this.tableButton), this.body, this.twin);
+    this.tableView = h("div", { class: "wb-table-view", tabindex: 0, hidden: true });
+    this.element = h(
+      "section",
+      { class: `wb-panel wb-panel-${id}`, "data-panel": id, "aria-label": title },
+      h("header", {}, h("h3", {}, title), this.hintElement, this.tools, this.tableButton),
+      this.body,
+      this.tableView,
+    );
     this.stale = new Set(["data"]);
     this.visible = true;
   }
 
-  get store() { return this.view.store; }
-  get cursor() { return this.view.cursor; }
-  get theme() { return this.view.theme; }
+  get store() {
+    return this.view.store;
+  }
+
+  get cursor() {
+    return this.view.cursor;
+  }
+
+  get theme() {
+    return this.view.theme;
+  }
 
   /**
-   * Which changes make the panel draw again. "grown": there are more steps, which is nothing to a panel of one step;
-   * "data": anything else of the trace, and everything that is as thorough; "status": what the host says; "step",
-   * "hover", "range", "select" and "focus": the cursor and what is marked; "theme".
+   * Whether a change makes the panel render again. The changes are
+   * - "grown": there are more steps, which means nothing to a panel of one step,
+   * - "data": any other change of the trace, and any other reason to draw everything again,
+   * - "status": a change of the engine's status,
+   * - "step", "hover", "range", "select", "focus": a change of the cursor or the marks,
+   * - "pin": another object in the inspector,
+   * - "theme": another theme.
    */
   needs(what) {
-    return what !== "hover" && what !== "grown";
+    return what !== "hover" && what !== "grown" && what !== "pin";
   }
 
   changed(what) {
     if (this.needs(what) || this.asTable) this.stale.add(what);
   }
 
-  showTable(on) {
-    this.asTable = on;
-    this.tableButton.setAttribute("aria-pressed", String(on));
-    this.body.hidden = on;
-    this.twin.hidden = !on;
+  /** Render again in the next frame. */
+  redraw() {
     this.stale.add("data");
     this.view.requestFrame();
   }
 
+  /** Show the panel as a table or as a picture; the focus moves from the one to the other. */
+  showTable(on) {
+    const [shown, hidden] = on ? [this.tableView, this.body] : [this.body, this.tableView];
+    const focused = hidden.contains(hidden.getRootNode().activeElement);
+    this.asTable = on;
+    this.tableButton.setAttribute("aria-pressed", String(on));
+    hidden.hidden = true;
+    shown.hidden = false;
+    if (focused) {
+      (shown.matches("[tabindex]") ? shown : shown.querySelector("[tabindex]"))?.focus({ preventScroll: true });
+    }
+    this.redraw();
+  }
+
   frame() {
     if (!this.stale.size || !this.visible) return;
-    if (this.asTable) {
-      if (["grown", "data", "step", "select", "focus"].some((what) => this.stale.has(what))) {
-        const { headings, rows, caption, onclick } = this.tableTwin();
-        const top = this.twin.scrollTop;
-        replace(this.twin, table(headings, rows, { caption, onclick }));
-        this.twin.scrollTop = top;
-      }
-    } else {
-      this.render(this.stale);
-    }
+    if (!this.asTable) this.render(this.stale);
+    else if (TABLE_CHANGES.some((what) => this.stale.has(what))) this.fillTableView();
     this.stale.clear();
   }
 
-  render() {}
+  fillTableView() {
+    const { headings, rows, caption, onclick } = this.tableData();
+    const top = this.tableView.scrollTop;
+    replace(this.tableView, table(headings, rows, { caption, onclick }));
+    this.tableView.scrollTop = top;
+  }
+
+  render(_stale) {}
+
   resized() {}
-  tableTwin() { return { headings: [], rows: [] }; }
+
+  /** @returns {{ headings: string[], rows: any[], caption?: string, onclick?: (row: any) => void }} */
+  tableData() {
+    return { headings: [], rows: [] };
+  }
 }
 
 export class CanvasPanel extends Panel {
-  /** @param options {id, title, hint, height} with height in CSS pixels */
+  /** @param {{ id: string, title: string, hint: string, height: number }} options With the height in CSS pixels. */
   constructor(view, options) {
     super(view, options);
     this.height = options.height;
@@ -89,12 +129,14 @@ export class CanvasPanel extends Panel {
     });
   }
 
-  /** Redraw the base canvas for these changes; everything else only redraws the overlay. */
-  base(what) {
-    return what !== "hover" && what !== "step";
+  needs(what) {
+    return what !== "status" && what !== "grown" && what !== "pin";
   }
 
-  needs(what) { return what !== "status" && what !== "grown"; }
+  /** Whether a change alters the picture; all others only alter the overlay. */
+  changesPicture(what) {
+    return what !== "hover";
+  }
 
   resized() {
     const width = Math.floor(this.holder.clientWidth);
@@ -111,8 +153,8 @@ export class CanvasPanel extends Panel {
   render(stale) {
     if (!this.width) this.resized();
     if (!this.width) return;
-    if ([...stale].some((what) => this.base(what))) {
-      this.layout?.();
+    if ([...stale].some((what) => this.changesPicture(what))) {
+      this.layout();
       const context = this.prepare(this.canvas);
       this.draw(context, this.width, this.height);
       this.canvas.setAttribute("aria-label", `${this.title}: ${this.describe()}`);
@@ -123,7 +165,7 @@ export class CanvasPanel extends Panel {
     this.overlayShown = shows;
   }
 
-  /** Whether there is anything to draw above the picture; panels with a cursor line always have it. */
+  /** Whether there is anything to draw above the picture. */
   showsOverlay() {
     return this.cursor.selected !== null || Object.keys(this.cursor.hover).length > 0;
   }
@@ -137,9 +179,10 @@ export class CanvasPanel extends Panel {
       canvas.height = height;
       canvas.style.width = `${this.width - left}px`;
       canvas.style.height = `${this.height}px`;
-      canvas.style.left = `${left}px`;
       this.holder.style.height = `${this.height}px`;
     }
+    // Not only with its size: an overlay of constant width moves when the panel becomes wider.
+    if (canvas.style.left !== `${left}px`) canvas.style.left = `${left}px`;
     return clearedContext(canvas, left, this.width - left, this.height);
   }
 
@@ -154,12 +197,27 @@ export class CanvasPanel extends Panel {
     else this.view.tooltip.hide();
   }
 
-  draw() {}
-  drawOverlay() {}
-  /** What lies under a point: { hover, lines, step, request } or null. */
-  hit() { return null; }
-  clicked(hit) {
+  /** Compute everything that depends on the data and the width, before the picture is drawn. */
+  layout() {}
+
+  draw(_context, _width, _height) {}
+
+  drawOverlay(_context, _width, _height) {}
+
+  /**
+   * The object under a point, or null.
+   * @returns {{ hover?: any, lines?: string[], step?: number, request?: any } | null}
+   */
+  hit(_x, _y) {
+    return null;
+  }
+
+  clicked(hit, _event) {
     if (hit.step !== undefined) this.cursor.seek(hit.step);
   }
-  describe() { return ""; }
+
+  /** A short text for the label of the canvas. */
+  describe() {
+    return "";
+  }
 }

@@ -1,4 +1,5 @@
-// A step taken phase by phase: where it stands, what the phase made, and for a layer what its attention was handed.
+// A step taken phase by phase: the phase it has reached, the results of that phase, and for a layer the inputs and the
+// output of its attention.
 
 import { h, plain, replace, setText } from "./dom.js";
 import { SMALL, text } from "./drawing.js";
@@ -10,73 +11,131 @@ const HEAD_HEIGHT = 7, AXIS = 14;
 export class PhaseBox {
   constructor(view) {
     this.view = view;
-    this.next = h("button", { class: "wb-button wb-primary", title: "On to the next phase (I)", onclick: () => view.stepInto() }, "Next phase");
-    this.finishForward = h("button", { class: "wb-button", title: "Run the layers that are left, and stop after the last", onclick: () => view.send("step_into", { layers: false }) }, "Finish the forward pass");
+    const button = (label, props) => h("button", { class: "wb-button", ...props }, label);
+    this.next = button("Next phase", {
+      class: "wb-button wb-primary",
+      title: "Run the next phase (I)",
+      onclick: () => view.stepInto(),
+    });
+    this.finishForward = button("Finish the forward pass", {
+      title: "Run the remaining layers, and stop after the last one",
+      onclick: () => view.send("step_into", { layers: false }),
+    });
+    const finish = button("Finish the step", { onclick: () => view.send("step") });
     this.title = h("strong", {});
     this.what = h("span", { class: "wb-hint" });
     this.track = h("ol", { class: "wb-track", "aria-label": "Phases of the step" });
     this.facts = h("dl", { class: "wb-keys wb-phase-facts" });
     this.pictures = h("div", { class: "wb-norms" });
-    this.element = h("section", { class: "wb-phase", hidden: true, "aria-label": "Step into" }, h("div", { class: "wb-bar" }, this.title, this.what, this.next, this.finishForward,
-      h("button", { class: "wb-button", onclick: () => view.send("step") }, "Finish the step")), this.track, this.pictures, this.facts);
+    const bar = h("div", { class: "wb-bar" }, this.title, this.what, this.next, this.finishForward, finish);
+    const props = { class: "wb-phase", hidden: true, "aria-label": "Step into" };
+    this.candidates = h("div", { class: "wb-candidates" });
+    this.below = h("p", { class: "wb-note" });
+    const parts = [bar, this.track, this.pictures, this.facts, this.candidates, this.below];
+    this.element = h("section", props, parts);
   }
 
-  update(status) {
-    const phase = status.phase;
+  update({ phase, capture }) {
     this.element.hidden = !phase;
     if (!phase) return;
-    const signature = `${JSON.stringify(phase)} ${this.view.theme.name} ${this.element.clientWidth}`;
+    const { store, theme } = this.view;
+    const signature = `${JSON.stringify(phase)} ${theme.name} ${this.element.clientWidth}`;
     if (signature === this.signature) return;
     this.signature = signature;
-    const layers = this.view.store.facts.model?.num_layers || 0, inLayer = phase.layer !== undefined;
-    setText(this.title, `In the step: ${inLayer && layers ? `layer ${phase.layer} of ${layers}` : phase.name}`);
+    const numLayers = store.facts.model?.num_layers || 0, inLayer = phase.layer !== undefined;
+    setText(
+      this.title,
+      `Inside step ${phase.step}: ${inLayer && numLayers ? `layer ${phase.layer} of ${numLayers}` : phase.name}`,
+    );
+    const last = store.numSteps ? `step ${store.label(store.numSteps - 1)}` : "";
+    setText(this.below, last ? `The panels below show steps that are complete, the last of them is ${last}.` : "");
     setText(this.what, phase.what);
     this.what.title = phase.what;
     this.finishForward.hidden = !inLayer && phase.name !== "prepare";
-    this.drawTrack(phase, layers);
-    // What a picture shows has its numbers in its caption.
-    replace(this.facts, phase.facts.filter(([name]) => !phase.norms?.[name]).map(([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))]));
+    this.fillTrack(phase.name, numLayers);
+    // The numbers of a picture are in its caption.
+    const norms = phase.norms || {}, written = phase.facts.filter(([name]) => !norms[name]);
+    const fact = ([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))];
+    replace(this.facts, written.map(fact));
+    this.fillCandidates(phase.candidates || []);
     this.pictures.hidden = !phase.norms;
-    replace(this.pictures, Object.entries(phase.norms || {}).map(([name, norms]) => this.picture(name, norms, new Map(phase.facts).get(name), status.capture?.sequences || [])));
+    const captions = new Map(phase.facts), sequences = capture?.sequences || [];
+    const picture = ([name, values]) => this.picture(name, values, captions.get(name), sequences);
+    replace(this.pictures, Object.entries(norms).map(picture));
   }
 
-  /** Every phase in order, those that are done filled; a layer is a small cell, because a model may have a hundred. */
-  drawTrack(phase, layers) {
-    const names = [...BEFORE, ...Array.from({ length: layers }, (_, i) => `layer ${i}`), ...AFTER];
-    const now = names.indexOf(phase.name);
-    replace(this.track, names.map((name, i) => h("li", {
-      class: name.startsWith("layer ") ? "wb-layer" : null, title: name, "data-done": i <= now ? "true" : null, "aria-current": i === now ? "step" : null,
-    }, name.startsWith("layer ") ? "" : name)));
+  /** The most likely tokens of each row that samples, as bars with their probabilities; the sampled one is marked. */
+  fillCandidates(rows) {
+    this.candidates.hidden = !rows.length;
+    const bar = ({ text, id, probability, sampled }) => {
+      const words = `${JSON.stringify(plain(text, 24))} ${(probability * 100).toFixed(1)} %`;
+      const width = `--wb-share:${(probability * 100).toFixed(2)}%`;
+      const props = { style: width, title: `token ${id}`, "data-sampled": sampled ? "true" : null };
+      return h("li", props, h("bdi", {}, words), sampled ? h("b", {}, " sampled") : null);
+    };
+    const row = ({ request, tokens }) => {
+      return h("figure", {}, h("figcaption", {}, h("bdi", {}, plain(request))), h("ol", {}, tokens.map(bar)));
+    };
+    replace(this.candidates, rows.map(row));
+  }
+
+  /** All phases in order, the done ones filled. A layer is a small cell, because a model may have a hundred. */
+  fillTrack(current, numLayers) {
+    const layers = Array.from({ length: numLayers }, (_, i) => `layer ${i}`);
+    const names = [...BEFORE, ...layers, ...AFTER], now = names.indexOf(current);
+    const cell = (name, i) => {
+      const isLayer = name.startsWith("layer ");
+      const marks = { "data-done": i <= now ? "true" : null, "aria-current": i === now ? "step" : null };
+      return h("li", { class: isLayer ? "wb-layer" : null, title: name, ...marks }, isLayer ? "" : name);
+    };
+    replace(this.track, names.map(cell));
   }
 
   /** Norms of every head (down) of every packed row (across): darker is larger. */
   picture(name, norms, facts, sequences) {
-    const { theme } = this.view, { colours } = theme, { columns, heads, num_rows: rows } = norms;
-    const bytes = Uint8Array.from(atob(norms.picture), (c) => c.charCodeAt(0));
-    const ratio = globalThis.devicePixelRatio || 1, width = Math.max(120, Math.floor((this.element.clientWidth - 44) / 2)), height = heads * HEAD_HEIGHT + AXIS;
-    const canvas = h("canvas", { role: "img", width: Math.round(width * ratio), height: Math.round(height * ratio), style: `width:${width}px;height:${height}px`,
-      "aria-label": `${name}: norm of ${heads} heads of ${rows} packed rows, ${norms.least.toPrecision(3)} to ${norms.most.toPrecision(3)}` });
+    const { heads, num_rows: numRows, least, most } = norms;
+    const ratio = globalThis.devicePixelRatio || 1;
+    const width = Math.max(120, Math.floor((this.element.clientWidth - 44) / 2)), height = heads * HEAD_HEIGHT + AXIS;
+    const range = `from ${least.toPrecision(3)} to ${most.toPrecision(3)}`;
+    const canvas = h("canvas", {
+      role: "img",
+      width: Math.round(width * ratio),
+      height: Math.round(height * ratio),
+      style: `width:${width}px;height:${height}px`,
+      "aria-label": `${name}: norms of ${heads} heads in ${numRows} packed rows, ${range}`,
+    });
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
     context.textBaseline = "middle";
-    const cell = width / columns;
+    this.drawNorms(context, norms, width);
+    this.drawSequences(context, sequences, numRows, width, height);
+    return h("figure", {}, h("figcaption", {}, h("b", {}, name), ` ${norms.what} · ${facts}`), canvas);
+  }
+
+  drawNorms(context, { picture, columns, heads }, width) {
+    const { colours } = this.view.theme, cell = width / columns, wide = Math.max(1, cell - (cell > 4 ? 1 : 0));
+    const bytes = Uint8Array.from(atob(picture), (c) => c.charCodeAt(0));
     for (let head = 0; head < heads; head++) {
       for (let column = 0; column < columns; column++) {
         context.fillStyle = mix(colours.hairline, colours.text, bytes[head * columns + column] / 255);
-        context.fillRect(column * cell, head * HEAD_HEIGHT, Math.max(1, cell - (cell > 4 ? 1 : 0)), HEAD_HEIGHT - 1);
+        context.fillRect(column * cell, head * HEAD_HEIGHT, wide, HEAD_HEIGHT - 1);
       }
     }
+  }
+
+  /** The sequences under a picture, each at its first row, as far as their names fit. */
+  drawSequences(context, sequences, numRows, width, height) {
+    const { muted } = this.view.theme.colours;
     let labelled = -Infinity, from = 0;
     for (const [id, to] of sequences) {
-      const x = (from / rows) * width, label = plain(id, 10);
-      context.fillStyle = colours.muted;
+      const x = (from / numRows) * width, label = plain(id, 10);
+      context.fillStyle = muted;
       context.fillRect(x, 0, 1, height - AXIS + 3);
       if (x > labelled) {
-        text(context, label, x + 2, height - 5, colours.muted, { font: SMALL });
+        text(context, label, x + 2, height - 5, muted, SMALL);
         labelled = x + 14 + context.measureText(label).width;
       }
       from = to;
     }
-    return h("figure", {}, h("figcaption", {}, h("b", {}, name), ` ${norms.what} · ${facts}`), canvas);
   }
 }

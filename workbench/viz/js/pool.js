@@ -1,96 +1,110 @@
-// The KV pool: one cell per physical block, always at the same place, and the numbers beside it.
+// The KV pool: one cell per physical block, always at the same place, and above it the number of blocks in each state.
 
-import { formatNumber, plain } from "./dom.js";
-import { SMALL, hatch, text, textWidth } from "./drawing.js";
+import { counted, formatNumber, formatRange, plain } from "./dom.js";
+import { hatch, polygon, SMALL, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
-import { mix } from "./theme.js";
-import { readersOf } from "./work.js";
+import { readersOf } from "./shadow.js";
+import { channels, inkOn, mix } from "./theme.js";
 
 const TOP = 46, STATES = ["reserved", "free", "cached, evictable", "in use"];
 
+/** Maximum number of blocks in the table. */
+const TABLE_BLOCKS = 2000;
+
 export class PoolPanel extends CanvasPanel {
   constructor(view) {
-    super(view, { id: "pool", title: "KV pool", hint: "one cell per physical block, at a fixed place", height: 260 });
+    super(view, {
+      id: "pool",
+      title: "KV pool",
+      hint: "one cell per physical block, always in the same place",
+      height: 260,
+    });
     this.image = document.createElement("canvas");
   }
 
-  base(what) { return what !== "hover"; }
-
   layout() {
-    const size = this.store.pool.size;
+    const { size } = this.store.pool;
     this.columns = poolColumns(size);
     this.rows = Math.ceil(size / this.columns);
     this.cell = Math.max(1, Math.min(16, (this.width - 2) / this.columns));
     this.setHeight(TOP + Math.max(1, this.rows) * this.cell + 8);
   }
 
+  /** Top left corner of a block. */
+  xy(block) {
+    return [(block % this.columns) * this.cell, TOP + Math.floor(block / this.columns) * this.cell];
+  }
+
+  // -- drawing ---------------------------------------------------------------------------------------------------
+
   draw(context, width) {
-    const { store, theme, cursor } = this, colours = theme.colours;
-    const pool = (this.pool = store.pool.at(cursor.step));
-    if (!pool || !store.pool.size) return text(context, "No pool size in this trace.", 0, 20, colours.muted);
-    this.drawNumbers(context, pool, width);
-    this.paint(pool);
+    const { store, cell } = this, { colours } = this.theme;
+    this.pool = store.pool.at(this.cursor.step);
+    if (!this.pool || !store.pool.size) return text(context, "This trace has no pool size.", 0, 20, colours.muted);
+    this.drawCounts(context, width);
+    this.paint();
     context.imageSmoothingEnabled = false;
-    const wide = this.columns * this.cell, high = this.rows * this.cell;
+    const wide = this.columns * cell, high = this.rows * cell;
     context.drawImage(this.image, 0, TOP, wide, high);
-    if (this.cell >= 5) this.drawGrid(context, wide, high);
-    this.drawMarks(context, pool);
+    if (cell >= 5) this.drawGrid(context, wide, high);
+    this.drawCells(context);
+    this.drawChanged(context);
+    this.nextEvicted = this.findNextEvicted();
+    if (this.nextEvicted > 0 && cell >= 5) this.drawNextEvicted(context);
     context.strokeStyle = colours.hairline;
     context.strokeRect(0.5, TOP - 0.5, wide, high + 1);
   }
 
-  drawNumbers(context, pool, width) {
-    const colours = this.theme.colours, usable = Math.max(1, this.store.pool.size - 1);
-    const [free, cached, owned] = [pool.counts[FREE], pool.counts[CACHED], pool.counts[OWNED]];
-    const parts = [["in use", owned, colours.owned], ["cached, evictable", cached, colours.cached], ["free", free, colours.free]];
-    let x = 0;
-    for (const [label, count, colour] of parts) {
-      const w = (count / usable) * (width - 1);
+  /** A bar of all blocks by state, and below it its legend with the numbers. */
+  drawCounts(context, width) {
+    const { counts } = this.pool, { colours } = this.theme, usable = Math.max(1, this.store.pool.size - 1);
+    const fills = [[OWNED, colours.owned], [CACHED, colours.cached], [FREE, colours.free]];
+    const fill = (state, colour, x, y, wide, high) => {
       context.fillStyle = colour;
-      context.fillRect(x, 4, w, 8);
-      if (label === "cached, evictable") hatch(context, x, 4, w, 8, colours.muted, 4);
-      x += w;
+      context.fillRect(x, y, wide, high);
+      if (state === CACHED) hatch(context, x, y, wide, high, colours.muted, 4);
+    };
+    let left = 0;
+    for (const [state, colour] of fills) {
+      const wide = (counts[state] / usable) * (width - 1);
+      fill(state, colour, left, 4, wide, 8);
+      left += wide;
     }
     context.strokeStyle = colours.hairline;
     context.strokeRect(0.5, 3.5, width - 1, 9);
-    let at = 0;
-    for (const [label, count, colour] of parts) {
-      context.fillStyle = colour;
-      context.fillRect(at, 20, 10, 10);
-      if (label === "cached, evictable") hatch(context, at, 20, 10, 10, colours.muted, 4);
+    let x = 0;
+    for (const [state, colour] of fills) {
+      fill(state, colour, x, 20, 10, 10);
       context.strokeStyle = colours.muted;
-      context.strokeRect(at + 0.5, 20.5, 9, 9);
-      const words = `${formatNumber(count)} ${label}`;
-      text(context, words, at + 15, 25.5, colours.text, { font: SMALL });
-      at += textWidth(context, words, SMALL) + 30;
+      context.strokeRect(x + 0.5, 20.5, 9, 9);
+      const label = `${formatNumber(counts[state])} ${STATES[state]}`;
+      text(context, label, x + 15, 25.5, colours.text, SMALL);
+      x += textWidth(context, label, SMALL) + 30;
     }
-    if (at + 90 < width) {
-      context.strokeStyle = colours.outline;
-      context.lineWidth = 1.5;
-      context.strokeRect(at + 0.75, 20.75, 8.5, 8.5);
-      text(context, "changed in this step", at + 15, 25.5, colours.muted, { font: SMALL });
-    }
+    if (x + 90 >= width) return;
+    context.strokeStyle = colours.outline;
+    context.lineWidth = 1.5;
+    context.strokeRect(x + 0.75, 20.75, 8.5, 8.5);
+    text(context, "changed in this step", x + 15, 25.5, colours.muted, SMALL);
   }
 
-  /** One pixel per block; the picture is scaled up without smoothing. */
-  paint(pool) {
-    const { theme, columns, rows } = this, colours = theme.colours;
-    if (this.image.width !== columns || this.image.height !== rows) {
-      this.image.width = columns;
-      this.image.height = rows;
+  /** Fill an image with one pixel per block; the panel scales it up without smoothing. */
+  paint() {
+    const { theme, columns, rows, image } = this, { state, owner } = this.pool, { colours } = theme;
+    if (image.width !== columns || image.height !== rows) {
+      image.width = columns;
+      image.height = rows;
       this.pixels = null;
     }
-    const context = this.image.getContext("2d");
+    const context = image.getContext("2d");
     this.pixels ||= context.createImageData(columns, rows);
     const data = new Uint32Array(this.pixels.data.buffer);
-    const packed = (colour) => 0xff000000 | (parseInt(colour.slice(5, 7), 16) << 16) | (parseInt(colour.slice(3, 5), 16) << 8) | parseInt(colour.slice(1, 3), 16);
-    const byState = [packed(colours.hairline), packed(colours.free), packed(colours.cached), packed(colours.owned)];
+    const byState = [colours.hairline, colours.free, colours.cached, colours.owned].map(packed);
     const hues = new Map([...theme.focus.keys()].map((index) => [index, packed(theme.hue(index))]));
-    for (let block = 0; block < pool.state.length; block++) {
-      const state = pool.state[block];
-      data[block] = (state === OWNED && hues.get(pool.owner[block])) || byState[state];
+    for (let block = 0; block < state.length; block++) {
+      data[block] = (state[block] === OWNED && hues.get(owner[block])) || byState[state[block]];
     }
     context.putImageData(this.pixels, 0, 0);
   }
@@ -101,104 +115,131 @@ export class PoolPanel extends CanvasPanel {
     for (let i = 1; i < this.rows; i++) context.fillRect(0, TOP + i * this.cell - 0.5, wide, 1);
   }
 
-  xy(block) {
-    return [(block % this.columns) * this.cell, TOP + Math.floor(block / this.columns) * this.cell];
-  }
-
-  drawMarks(context, pool) {
-    const { theme, cursor, store, cell } = this, colours = theme.colours;
-    let nextEvicted = -1;
-    for (let block = 1; block < pool.state.length; block++) {
-      const state = pool.state[block];
+  /** Hatch the evictable blocks, and mark those that several requests share. */
+  drawCells(context) {
+    const { theme, cell } = this, { colours } = theme, { state, owner, references } = this.pool;
+    const evictable = mix(colours.cached, colours.muted, 0.4);
+    for (let block = 1; block < state.length; block++) {
       const [x, y] = this.xy(block);
-      if (state === CACHED) {
-        if (cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, mix(colours.cached, colours.muted, 0.4), 4);
-        if (nextEvicted < 0 || pool.freed[block] < pool.freed[nextEvicted]) nextEvicted = block;
-      }
-      if (pool.references[block] > 1 && cell >= 9) {
-        const hue = theme.hue(pool.owner[block]);
-        text(context, String(pool.references[block]), x + cell / 2, y + cell / 2 + 0.5, this.view.ink(hue || colours.owned), { align: "center", font: SMALL });
-      } else if (pool.references[block] > 1 && cell >= 3) {
+      if (state[block] === CACHED && cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, evictable, 4);
+      if (references[block] < 2) continue;
+      if (cell >= 9) {
+        const ink = inkOn(theme.hue(owner[block]) || colours.owned);
+        text(context, String(references[block]), x + cell / 2, y + cell / 2 + 0.5, ink, SMALL, "center");
+      } else if (cell >= 3) {
         context.fillStyle = colours.outline;
         context.fillRect(x + cell / 2 - 1, y + cell / 2 - 1, 2, 2);
       }
     }
-    context.strokeStyle = colours.outline;
+  }
+
+  drawChanged(context) {
+    const { store, cell } = this, blocks = store.column("pool.block");
+    const [from, to] = store.span("pool", this.cursor.step);
+    context.strokeStyle = this.theme.colours.outline;
     context.lineWidth = cell >= 6 ? 1.5 : 1;
-    const columns = (name) => store.columns.get(`pool.${name}`).data;
-    for (let i = store.bounds.pool[cursor.step]; i < store.bounds.pool[cursor.step + 1]; i++) {
-      const [x, y] = this.xy(columns("block")[i]);
+    for (let i = from; i < to; i++) {
+      const [x, y] = this.xy(blocks[i]);
       context.strokeRect(x + 0.5, y + 0.5, Math.max(1, cell - 1), Math.max(1, cell - 1));
     }
-    if (nextEvicted > 0 && cell >= 5) {
-      const [x, y] = this.xy(nextEvicted);
-      context.fillStyle = colours.cursor;
-      context.beginPath();
-      context.moveTo(x, y);
-      context.lineTo(x + cell * 0.6, y);
-      context.lineTo(x, y + cell * 0.6);
-      context.fill();
+  }
+
+  /** The cached block that has been free for the longest time, -1 for none. */
+  findNextEvicted() {
+    const { state, freed } = this.pool;
+    let next = -1;
+    for (let block = 1; block < state.length; block++) {
+      if (state[block] === CACHED && (next < 0 || freed[block] < freed[next])) next = block;
     }
-    this.nextEvicted = nextEvicted;
+    return next;
+  }
+
+  drawNextEvicted(context) {
+    const [x, y] = this.xy(this.nextEvicted), size = this.cell * 0.6;
+    context.fillStyle = this.theme.colours.cursor;
+    polygon(context, [[x, y], [x + size, y], [x, y + size]]);
+    context.fill();
   }
 
   drawOverlay(context) {
-    const { cursor, theme, store, pool } = this;
-    if (!pool) return;
-    const outline = (block, colour, wide) => {
+    const { store, cell } = this, { hover, step } = this.cursor, { colours } = this.theme;
+    if (!this.pool) return;
+    const outline = (block, colour, width) => {
       const [x, y] = this.xy(block);
       context.strokeStyle = colour;
-      context.lineWidth = wide;
-      context.strokeRect(x - 1, y - 1, this.cell + 2, this.cell + 2);
+      context.lineWidth = width;
+      context.strokeRect(x - 1, y - 1, cell + 2, cell + 2);
     };
-    if (cursor.hover.request !== undefined) {
-      const request = store.requests[cursor.hover.request];
-      for (const block of store.blockTable(request, cursor.step)) outline(block, theme.colours.outline, 1);
+    if (hover.request !== undefined) {
+      for (const block of store.blockTable(store.requests[hover.request], step)) outline(block, colours.outline, 1);
     }
-    if (cursor.hover.block > 0) outline(cursor.hover.block, theme.colours.cursor, 2);
+    if (hover.block > 0) outline(hover.block, colours.cursor, 2);
   }
 
+  // -- words -----------------------------------------------------------------------------------------------------
+
   hit(x, y) {
-    const { pool, store, cursor } = this;
+    const { pool, store } = this;
     if (!pool || y < TOP) return null;
     const column = Math.floor(x / this.cell), row = Math.floor((y - TOP) / this.cell);
     const block = row * this.columns + column;
     if (column < 0 || column >= this.columns || block >= pool.state.length) return null;
-    if (block === 0) return { hover: { block }, lines: ["block 0", "reserved, never handed out"] };
-    const state = pool.state[block], lines = [`block ${block}: ${STATES[state]}`], hover = { block };
-    if (state === OWNED && pool.owner[block] >= 0) {
-      const request = store.requests[pool.owner[block]];
-      const logical = store.blockTable(request, cursor.step).indexOf(block);
-      hover.request = request.index;
-      lines.push(`owner ${plain(request.id)}${pool.references[block] > 1 ? ` and ${pool.references[block] - 1} more` : ""}`);
-      if (logical >= 0) {
-        hover.kv = [logical * store.facts.block_size, (logical + 1) * store.facts.block_size];
-        lines.push(`logical block ${logical}: KV positions [${formatNumber(hover.kv[0])}, ${formatNumber(hover.kv[1])})`);
-      }
+    if (block === 0) return { hover: { block }, lines: ["block 0", "reserved, never handed out"], block };
+    const hover = { block }, lines = [`block ${block}: ${STATES[pool.state[block]]}`];
+    const owned = pool.state[block] === OWNED, request = owned ? store.requests[pool.owner[block]] : undefined;
+    if (request) Object.assign(hover, this.ownerHit(request, block, lines));
+    const readers = readersOf(store.shadows.get(this.cursor.step), block);
+    if (readers.length) {
+      const first = readers.slice(0, 4).map((position) => `(${position.join(", ")})`).join(" ");
+      const more = readers.length > 4 ? " …" : "";
+      lines.push(`read by ${counted(readers.length, "threadgroup")} of the Metal kernel: ${first}${more}`);
     }
-    const readers = readersOf(store.shadows.get(cursor.step), block);
-    if (readers.length) lines.push(`read by ${readers.length} threadgroups of the Metal kernel: ${readers.slice(0, 4).map((at) => `(${at.join(", ")})`).join(" ")}${readers.length > 4 ? " …" : ""}`);
-    if (state === CACHED) lines.push(block === this.nextEvicted ? "the next cached block to be evicted" : "still found by the prefix cache");
+    if (pool.state[block] === CACHED) {
+      const next = block === this.nextEvicted;
+      lines.push(next ? "the next cached block to be evicted" : "can still be hit by the prefix cache");
+    }
     if (pool.changed[block] >= 0) lines.push(`last changed in step ${store.label(pool.changed[block])}`);
-    return { hover, lines, request: state === OWNED ? store.requests[pool.owner[block]] : undefined, block };
+    return { hover, lines, request, block };
+  }
+
+  /** Describe the owner of a block in `lines`; returns the rest of the hover. */
+  ownerHit(request, block, lines) {
+    const { store } = this, size = store.facts.block_size, shared = this.pool.references[block] - 1;
+    const logical = store.blockTable(request, this.cursor.step).indexOf(block);
+    lines.push(`owner ${plain(request.id)}${shared > 0 ? ` and ${shared} more` : ""}`);
+    if (logical < 0) return { request: request.index };
+    const kv = [logical * size, (logical + 1) * size];
+    lines.push(`logical block ${logical}: KV positions ${formatRange(...kv)}`);
+    return { request: request.index, kv };
   }
 
   clicked(hit) {
-    if (hit.request) this.view.toggleFocus(hit.request);
+    this.view.inspector.pin({ kind: "block", block: hit.block, request: hit.request?.index });
   }
 
   describe() {
     if (!this.pool) return "";
-    const [, free, cached, owned] = this.pool.counts;
-    return `${owned} blocks in use, ${cached} cached and evictable, ${free} free`;
+    const { counts } = this.pool;
+    return `${counts[OWNED]} blocks in use, ${counts[CACHED]} cached and evictable, ${counts[FREE]} free`;
   }
 
-  tableTwin() {
+  tableData() {
     const { store, cursor } = this, pool = store.pool.at(cursor.step), rows = [];
-    for (let block = 1; block < (pool ? pool.state.length : 0) && rows.length < 2000; block++) {
+    for (let block = 1; pool && block < pool.state.length && rows.length < TABLE_BLOCKS; block++) {
       if (pool.state[block] === FREE) continue;
-      rows.push([block, STATES[pool.state[block]], pool.owner[block] >= 0 ? plain(store.requests[pool.owner[block]].id) : "–", pool.references[block], pool.changed[block]]);
+      const owner = pool.owner[block] >= 0 ? plain(store.requests[pool.owner[block]].id) : "–";
+      rows.push([block, STATES[pool.state[block]], owner, pool.references[block], pool.changed[block]]);
     }
-    return { caption: `Blocks that are not free at step ${store.label(cursor.step)}`, headings: ["block", "state", "first owner", "references", "last change"], rows };
+    return {
+      caption: `Blocks that are not free at step ${store.label(cursor.step)}`,
+      headings: ["block", "state", "first owner", "references", "last change"],
+      rows,
+    };
   }
+}
+
+/** A #RRGGBB colour as a pixel of an image. */
+function packed(colour) {
+  const [red, green, blue] = channels(colour);
+  return 0xff000000 | (blue << 16) | (green << 8) | red;
 }

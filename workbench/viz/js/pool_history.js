@@ -11,11 +11,11 @@ const KEYFRAME_STEPS = 256;
 export class PoolHistory {
   constructor() {
     this.size = 0;
-    this.keyframes = [];      // the pool before step i * KEYFRAME_STEPS
-    this.newest = null;       // the pool after the last step received
+    this.keyframes = []; // the pool before step i * KEYFRAME_STEPS
+    this.newest = null; // the pool after the last step received
     this.newestStep = -1;
-    this.current = null;      // the pool at the step last asked for
-    this.columns = null;
+    this.current = null; // the pool at the step last asked for
+    this.column = null;
     this.bounds = [0];
   }
 
@@ -25,11 +25,12 @@ export class PoolHistory {
     this.newestStep = -1;
   }
 
-  append(step, get, begin, end) {
-    this.columns = get;
+  /** Add a step, whose changes are the entries [begin, end) of the arrays that `column(name)` returns. */
+  append(step, column, begin, end) {
+    this.column = column;
     this.bounds.push(end);
     if (step % KEYFRAME_STEPS === 0) this.keyframes.push(copyPool(this.newest));
-    apply(this.newest, get, begin, end, step);
+    apply(this.newest, column, begin, end, step);
     this.newestStep = step;
   }
 
@@ -44,16 +45,20 @@ export class PoolHistory {
       pool = copyPool(this.keyframes[frame]);
       pool.step = frame * KEYFRAME_STEPS - 1;
     }
-    for (let s = pool.step + 1; s <= target; s++) apply(pool, this.columns, this.bounds[s], this.bounds[s + 1], s);
+    for (let s = pool.step + 1; s <= target; s++) apply(pool, this.column, this.bounds[s], this.bounds[s + 1], s);
     return (this.current = pool);
   }
 }
 
 function emptyPool(size) {
   return {
-    step: -1, serial: 0, state: emptyState(size), owner: new Int32Array(size).fill(-1), references: new Uint16Array(size),
-    changed: new Int32Array(size).fill(-1),   // the last step in which a block changed
-    freed: new Int32Array(size).fill(-1),     // order in which evictable blocks were given back: smallest goes first
+    step: -1,
+    serial: 0,
+    state: emptyState(size),
+    owner: new Int32Array(size).fill(-1),
+    references: new Uint16Array(size),
+    changed: new Int32Array(size).fill(-1), // the last step in which a block changed
+    freed: new Int32Array(size).fill(-1), // order in which evictable blocks were freed: the smallest is evicted first
     counts: [Math.min(1, size), Math.max(0, size - 1), 0, 0],
   };
 }
@@ -66,22 +71,28 @@ function emptyState(size) {
 
 function copyPool(pool) {
   return {
-    ...pool, state: pool.state.slice(), owner: pool.owner.slice(), references: pool.references.slice(),
-    changed: pool.changed.slice(), freed: pool.freed.slice(), counts: pool.counts.slice(),
+    ...pool,
+    state: pool.state.slice(),
+    owner: pool.owner.slice(),
+    references: pool.references.slice(),
+    changed: pool.changed.slice(),
+    freed: pool.freed.slice(),
+    counts: pool.counts.slice(),
   };
 }
 
-function apply(pool, get, begin, end, step) {
-  const block = get("pool.block"), state = get("pool.state"), owner = get("pool.owner"), references = get("pool.references");
+function apply(pool, column, begin, end, step) {
+  const blocks = column("pool.block"), states = column("pool.state");
+  const owners = column("pool.owner"), references = column("pool.references");
   for (let i = begin; i < end; i++) {
-    const b = block[i];
-    pool.counts[pool.state[b]]--;
-    pool.counts[state[i]]++;
-    if (state[i] === CACHED && pool.state[b] !== CACHED) pool.freed[b] = pool.serial++;
-    pool.state[b] = state[i];
-    pool.owner[b] = owner[i];
-    pool.references[b] = references[i];
-    pool.changed[b] = step;
+    const block = blocks[i], state = states[i];
+    pool.counts[pool.state[block]]--;
+    pool.counts[state]++;
+    if (state === CACHED && pool.state[block] !== CACHED) pool.freed[block] = pool.serial++;
+    pool.state[block] = state;
+    pool.owner[block] = owners[i];
+    pool.references[block] = references[i];
+    pool.changed[block] = step;
   }
   pool.step = step;
 }

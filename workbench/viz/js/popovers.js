@@ -1,69 +1,102 @@
-// Small forms over the view: breakpoints and "what if" forks.
+// Dialogs over the view: the common frame, and breakpoints.
 
-import { h, plain, replace } from "./dom.js";
+import { counted, h, plain, replace, select } from "./dom.js";
 
-const KINDS = {
+const CONDITIONS = {
   preemption: { label: "a request is preempted", fields: [] },
   free_blocks: { label: "free blocks fall below", fields: [["blocks", "number"]] },
-  num_kv_computed: { label: "tokens in KV of a request reach", fields: [["request_id", "text"], ["tokens", "number"]] },
+  num_kv_computed: {
+    label: "computed tokens of a request reach",
+    fields: [["request_id", "text"], ["tokens", "number"]],
+  },
   block: { label: "a block is taken", fields: [["block", "number"]] },
 };
 
-const FORK_FIELDS = ["max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold", "max_num_partial_prefills", "max_long_partial_prefills", "num_blocks"];
+/** A hidden dialog with a title. */
+export function popover(title, ...children) {
+  const props = { class: "wb-popover", hidden: true, role: "dialog", "aria-label": title, tabindex: -1 };
+  return h("div", props, h("h3", {}, title), children);
+}
 
-function popover(title, ...children) {
-  return h("div", { class: "wb-popover", hidden: true, role: "dialog", "aria-label": title }, h("h3", {}, title), children);
+/** Open a dialog below the button it belongs to and move the focus into it; closing it gives the focus back. */
+export function openBelow(element, button) {
+  element.hidden = false;
+  element.opener = button;
+  const frame = element.offsetParent;
+  if (frame && button) {
+    const box = frame.getBoundingClientRect(), at = button.getBoundingClientRect();
+    const most = Math.max(0, box.width - element.offsetWidth - 4);
+    element.style.left = `${Math.max(0, Math.min(at.left - box.left, most))}px`;
+    element.style.top = `${at.bottom - box.top + 6}px`;
+  }
+  (element.querySelector("input, select, textarea, button") || element).focus({ preventScroll: true });
+}
+
+export function close(element) {
+  if (element.hidden) return false;
+  const had = element.contains(element.getRootNode().activeElement);
+  element.hidden = true;
+  if (had) element.opener?.focus({ preventScroll: true });
+  return true;
+}
+
+/** A form that calls `submit` instead of leaving the page. */
+export function form(props, submit, ...children) {
+  const onsubmit = (event) => {
+    event.preventDefault();
+    submit();
+  };
+  return h("form", { ...props, onsubmit }, children);
+}
+
+export function submitButton(label) {
+  return h("button", { class: "wb-button wb-primary", type: "submit" }, label);
 }
 
 export class BreakpointsForm {
   constructor(view) {
     this.view = view;
-    this.kind = h("select", { class: "wb-button", "aria-label": "Condition", onchange: () => this.showFields() }, Object.entries(KINDS).map(([kind, { label }]) => h("option", { value: kind }, label)));
+    const conditions = Object.entries(CONDITIONS).map(([kind, { label }]) => [kind, label]);
+    this.kind = select("Condition", conditions, () => this.showFields());
     this.fields = h("span", { class: "wb-group" });
     this.list = h("ul", { class: "wb-list" });
-    this.element = popover("Pause the engine when", h("form", { class: "wb-form", onsubmit: (event) => {
-      event.preventDefault();
-      const values = Object.fromEntries([...this.fields.querySelectorAll("input")].map((input) => [input.name, input.type === "number" ? Number(input.value) : input.value]));
-      view.send("add_breakpoint", { kind: this.kind.value, ...values });
-    } }, this.kind, this.fields, h("button", { class: "wb-button wb-primary", type: "submit" }, "Set")), this.list);
+    const add = form({ class: "wb-form" }, () => this.add(), this.kind, this.fields, submitButton("Set"));
+    this.element = popover("Pause the engine when", add, this.list);
     this.showFields();
   }
 
+  /** Show the fields of the chosen condition. */
   showFields() {
-    replace(this.fields, KINDS[this.kind.value].fields.map(([name, type]) => h("input", { name, type, required: true, min: 1, placeholder: name.replace("_", " "), "aria-label": name })));
+    const input = ([name, type]) => {
+      const words = { placeholder: name.replace("_", " "), "aria-label": name };
+      return h("input", { name, type, required: true, min: 1, ...words });
+    };
+    replace(this.fields, CONDITIONS[this.kind.value].fields.map(input));
   }
 
-  update(status) {
-    const breakpoints = status.breakpoints || [], signature = JSON.stringify(breakpoints);
+  add() {
+    const args = { kind: this.kind.value };
+    for (const { name, type, value } of this.fields.querySelectorAll("input")) {
+      args[name] = type === "number" ? Number(value) : value;
+    }
+    this.view.send("add_breakpoint", args);
+  }
+
+  update({ breakpoints = [] }) {
+    const signature = JSON.stringify(breakpoints);
     if (signature === this.signature) return;
     this.signature = signature;
-    replace(this.list, breakpoints.map(([number, label, hits]) => h("li", {}, h("bdi", {}, plain(label, 80)), h("span", { class: "wb-hint" }, ` paused ${hits} time${hits === 1 ? "" : "s"} `),
-      h("button", { class: "wb-quiet", onclick: () => this.view.send("remove_breakpoint", { number }) }, "Remove"))),
-    breakpoints.length ? null : h("li", { class: "wb-hint" }, "No breakpoints."));
-  }
-}
-
-export class ForkForm {
-  constructor(view) {
-    this.view = view;
-    this.inputs = FORK_FIELDS.map((name) => h("label", {}, name, h("input", { name, type: "number", min: 0 })));
-    this.where = h("p", { class: "wb-hint" });
-    this.element = popover("What if, from this step on", this.where, h("form", { class: "wb-form wb-column", onsubmit: (event) => {
-      event.preventDefault();
-      const config = view.store.facts.config, changes = {};
-      for (const label of this.inputs) {
-        const { name, value } = label.lastChild;
-        if (value !== "" && Number(value) !== config[name]) changes[name] = Number(value);
-      }
-      view.send("fork", { at_step: view.store.label(view.cursor.step), changes });
-      this.element.hidden = true;
-    } }, this.inputs, h("button", { class: "wb-button wb-primary", type: "submit" }, "Simulate")));
-  }
-
-  open() {
-    const { config } = this.view.store.facts;
-    for (const label of this.inputs) label.lastChild.value = config[label.lastChild.name] ?? "";
-    this.where.textContent = `The same arrivals and sampled tokens, under another configuration from step ${this.view.store.label(this.view.cursor.step)} on, simulated and shown beside the run.`;
-    this.element.hidden = false;
+    const item = ([number, label, hits]) => {
+      const remove = () => this.view.send("remove_breakpoint", { number });
+      return h(
+        "li",
+        {},
+        h("bdi", {}, plain(label, 80)),
+        h("span", { class: "wb-hint" }, ` paused ${counted(hits, "time")} `),
+        h("button", { class: "wb-quiet", onclick: remove }, "Remove"),
+      );
+    };
+    const none = h("li", { class: "wb-hint" }, "No breakpoints.");
+    replace(this.list, breakpoints.length ? breakpoints.map(item) : none);
   }
 }

@@ -1,197 +1,274 @@
-// The exact q x kv rectangle of one sequence with the work items that compute it, or, for a small batch, the
-// whole block-diagonal mask cell by cell.
+// The exact q x kv rectangle of one sequence with the work items that compute it or, for a small batch, the whole
+// block-diagonal mask cell by cell.
 
-import { formatNumber, plain } from "./dom.js";
-import { MONO, SMALL, text, ticks } from "./drawing.js";
+import { counted, formatNumber, plain } from "./dom.js";
+import { MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
 import { mix } from "./theme.js";
 import { workOf } from "./work.js";
 
-const LEFT = 84, TOP = 40, RIGHT = 16, SMALL_ROWS = 64, SMALL_COLUMNS = 400, MOST_TILES = 4000;
+const LEFT = 84, TOP = 40, RIGHT = 16;
+
+/** The largest batch that is drawn cell by cell. */
+const SMALL_ROWS = 64, SMALL_COLUMNS = 400;
+
+/** Above this number of tiles their edges are not drawn. */
+const MOST_TILES = 4000;
+
+/** Maximum number of rows of a sequence in the table. */
+const TABLE_ROWS = 200;
 
 export class RectanglePanel extends CanvasPanel {
   constructor(view) {
-    super(view, { id: "rectangle", title: "Attention, exactly", hint: "rows are query tokens, columns KV positions; click a sequence above", height: 60 });
+    super(view, {
+      id: "rectangle",
+      title: "Attention mask",
+      hint: "rows are query tokens, columns are KV positions; click a sequence of the packed batch to see its own",
+      height: 60,
+    });
   }
-
-  base(what) { return what !== "hover"; }
 
   layout() {
     const { store, cursor } = this;
-    this.mode = "hint";
+    this.mode = "hint"; // "hint" | "one" sequence | "batch"
     if (!store.numSteps) return this.setHeight(40);
     this.chunks = store.chunks(cursor.step);
-    const launch = store.kernel(cursor.step);
-    this.window = launch?.windows?.[0] > 0 ? launch.windows[0] : 0;
-    const chunk = this.chunks.find((candidate) => candidate.request.index === cursor.selected);
-    const rows = this.chunks.reduce((sum, c) => sum + c.n, 0), columns = this.chunks.reduce((sum, c) => sum + c.end, 0);
-    const space = this.width - LEFT - RIGHT;
+    this.window = store.window(cursor.step);
+    const rows = this.chunks.reduce((sum, c) => sum + c.n, 0);
+    const columns = this.chunks.reduce((sum, c) => sum + c.end, 0);
+    const small = rows <= SMALL_ROWS && columns <= SMALL_COLUMNS;
+    const chunk = this.chunks.find((candidate) => candidate.request.index === cursor.selected) ||
+      (small ? undefined : this.largest());
     if (chunk) {
       this.mode = "one";
       this.chunk = chunk;
       this.shape = [chunk.n, chunk.end];
       this.work = workOf(store, cursor.step);
-    } else if (this.chunks.length && rows <= SMALL_ROWS && columns <= SMALL_COLUMNS) {
+    } else if (this.chunks.length) {
       this.mode = "batch";
       this.shape = [rows, columns];
-    } else {
-      return this.setHeight(30);
-    }
-    this.dx = space / this.shape[1];
-    this.dy = Math.max(this.shape[0] === 1 ? 18 : 2, Math.min(14, this.dx, 260 / this.shape[0]));
-    if (this.shape[0] * this.dy > 300) this.dy = 300 / this.shape[0];
-    this.setHeight(TOP + this.shape[0] * this.dy + 24);
+    } else return this.setHeight(30);
+    const [height, width] = this.shape;
+    this.dx = (this.width - LEFT - RIGHT) / width;
+    this.dy = Math.max(height === 1 ? 18 : 2, Math.min(14, this.dx, 260 / height));
+    if (height * this.dy > 300) this.dy = 300 / height;
+    this.setHeight(TOP + height * this.dy + 24);
   }
 
-  draw(context, width, height) {
-    const colours = this.theme.colours;
+  /** The chunk with the most query rows. Without a selection, a batch too large for its cells is shown by it. */
+  largest() {
+    return this.chunks.reduce((most, chunk) => (chunk.n > most.n ? chunk : most), this.chunks[0]);
+  }
+
+  /** The first KV position that a row at a position may attend to. */
+  firstSeen(position) {
+    return this.window ? Math.max(0, position - this.window + 1) : 0;
+  }
+
+  // -- drawing ---------------------------------------------------------------------------------------------------
+
+  draw(context, _width, height) {
+    const { muted } = this.theme.colours;
     if (this.mode === "hint") {
-      const text_ = this.store.numSteps ? "Click a sequence in the packed batch to see its rectangle; batches of at most 64 rows are drawn cell by cell." : "No steps yet.";
-      return text(context, text_, LEFT, 14, colours.muted);
+      const why = this.store.numSteps ? "Nothing was scheduled in this step." : "No steps yet.";
+      return text(context, why, LEFT, 14, muted);
     }
-    if (this.mode === "one") this.drawOne(context, width);
+    if (this.mode === "one") this.drawOne(context);
     else this.drawBatch(context);
-    for (const tick of ticks(0, this.shape[1], 8, true)) text(context, formatNumber(tick), LEFT + tick * this.dx, height - 12, colours.muted, { align: tick ? "center" : "left", font: SMALL });
-    text(context, "kv column", LEFT - 8, height - 12, colours.muted, { align: "right", font: SMALL });
+    tickLabels(context, ticks(0, this.shape[1], 8, true), (k) => LEFT + k * this.dx, height - 12, muted);
+    text(context, "KV column", LEFT - 8, height - 12, muted, SMALL, "right");
   }
 
-  drawOne(context, width) {
-    const { theme, chunk, dx, dy } = this, colours = theme.colours;
-    const fill = theme.prefill(chunk.request.index), partial = mix(fill, colours.background, 0.45);
-    const items = this.work.items.filter((item) => item.seq === chunk.seq);
-    const block = Math.max(1, this.work.blockKv);
-    let computed = 0, diagonal = 0, skipped = 0;
-    const tiles = items.reduce((sum, item) => sum + Math.ceil(chunk.end / block), 0);
-    const grid = tiles <= MOST_TILES;
-    for (const item of items) {
-      const q0 = item.q_start - chunk.q0, q1 = q0 + item.num_rows;
-      for (let k = 0; k < chunk.end; k += block) {
-        const k1 = Math.min(k + block, chunk.end);
-        const mine = k < item.kv_end && k1 > item.kv_start;
-        const kind = tileKind(chunk.start + q0, chunk.start + q1, k, k1, this.window);
-        if (item.split > 0 && !mine) continue;
-        if (kind === "skipped") {
-          if (item.split === 0) skipped++;
-          if (grid && dx * block > 5 && dy * item.num_rows > 5) {
-            context.fillStyle = colours.hairline;
-            context.fillRect(LEFT + ((k + k1) / 2) * dx - 1, TOP + ((q0 + q1) / 2) * dy - 1, 2, 2);
-          }
-          continue;
-        }
-        if (!mine) continue;
-        computed++;
-        const x = LEFT + k * dx, y = TOP + q0 * dy, w = (k1 - k) * dx, h = item.num_rows * dy;
-        if (kind === "full") {
-          context.fillStyle = fill;
-          context.fillRect(x, y, w, h);
-        } else {
-          diagonal++;
-          this.fillVisible(context, fill, partial, q0, q1, k, k1);
-        }
-        if (grid && w > 4 && h > 4) {
-          context.strokeStyle = colours.background;
-          context.lineWidth = 1;
-          context.strokeRect(x + 0.5, y + 0.5, w - 1, h - 1);
-        }
-      }
-    }
-    if (this.dx >= 6 && this.dy >= 6) this.drawCellGrid(context);
-    context.strokeStyle = colours.muted;
-    context.strokeRect(LEFT - 0.5, TOP - 0.5, this.shape[1] * dx + 1, this.shape[0] * dy + 1);
-    text(context, `${plain(chunk.request.id)}: ${formatNumber(chunk.n)} × ${formatNumber(chunk.end)}`, LEFT, 10, colours.text);
-    const dense = items.filter((item) => item.split === 0).length * Math.ceil(chunk.end / block);
-    text(context, `${formatNumber(computed)} tiles computed (${formatNumber(diagonal)} partly masked) of ${formatNumber(dense)} in a dense mask; ${formatNumber(skipped)} skipped · ${this.work.source === "launch" ? "from the launch" : "planned"}`, LEFT, 26, colours.muted);
-    const row = (i) => text(context, formatNumber(chunk.start + i), LEFT - 8, TOP + (i + 0.5) * dy, colours.muted, { align: "right", font: SMALL });
-    row(0);
-    if (chunk.n > 1 && this.shape[0] * dy > 24) row(chunk.n - 1);
-    text(context, "position", LEFT - 8, 26, colours.muted, { align: "right", font: SMALL });
-  }
-
-  /** The part of a partly masked tile that its rows may see, and the rest in a light tone. */
-  fillVisible(context, fill, partial, q0, q1, k0, k1) {
-    const { chunk, dx, dy } = this;
-    context.fillStyle = partial;
+  /** Fill the cells of rows [q0, q1) and columns [k0, k1). */
+  fillCells(context, q0, q1, k0, k1) {
+    const { dx, dy } = this;
     context.fillRect(LEFT + k0 * dx, TOP + q0 * dy, (k1 - k0) * dx, (q1 - q0) * dy);
+  }
+
+  drawFrame(context) {
+    context.strokeStyle = this.theme.colours.muted;
+    context.strokeRect(LEFT - 0.5, TOP - 0.5, this.shape[1] * this.dx + 1, this.shape[0] * this.dy + 1);
+  }
+
+  drawOne(context) {
+    const { theme, chunk, dx, dy } = this, { colours } = theme;
+    const items = this.work.items.filter((item) => item.seq === chunk.seq);
+    const columns = Math.ceil(chunk.end / Math.max(1, this.work.blockKv));
+    const counts = { computed: 0, diagonal: 0, skipped: 0 };
+    for (const item of items) this.drawItem(context, item, items.length * columns <= MOST_TILES, counts);
+    if (dx >= 6 && dy >= 6) this.drawCellGrid(context);
+    this.drawFrame(context);
+    const shape = `${formatNumber(chunk.n)} × ${formatNumber(chunk.end)}`;
+    const own = this.cursor.selected === chunk.request.index;
+    const which = own || this.chunks.length === 1 ? "" : `, the largest of ${this.chunks.length} sequences`;
+    text(context, `${plain(chunk.request.id)}: ${shape}${which}`, LEFT, 10, colours.text);
+    const dense = items.filter((item) => item.split === 0).length * columns;
+    const tiles = `${counted(counts.computed, "tile")} computed (${formatNumber(counts.diagonal)} partly masked)`;
+    const rest = `${formatNumber(dense)} in a dense mask; ${formatNumber(counts.skipped)} skipped`;
+    const source = this.work.source === "launch" ? "from the launch" : "planned";
+    text(context, `${tiles} of ${rest} · ${source}`, LEFT, 26, colours.muted);
+    const labelRow = (q) => {
+      const y = TOP + (q + 0.5) * dy;
+      text(context, formatNumber(chunk.start + q), LEFT - 8, y, colours.muted, SMALL, "right");
+    };
+    labelRow(0);
+    if (chunk.n > 1 && chunk.n * dy > 24) labelRow(chunk.n - 1);
+    text(context, "position", LEFT - 8, 26, colours.muted, SMALL, "right");
+  }
+
+  /** Draw the tiles of a work item and count them. A skipped tile is a point. */
+  drawItem(context, item, edges, counts) {
+    const { theme, chunk, dx, dy } = this, { colours } = theme, block = Math.max(1, this.work.blockKv);
+    const q0 = item.q_start - chunk.q0, q1 = q0 + item.num_rows;
+    for (let k0 = 0; k0 < chunk.end; k0 += block) {
+      const k1 = Math.min(k0 + block, chunk.end), mine = k0 < item.kv_end && k1 > item.kv_start;
+      const kind = tileKind(chunk.start + q0, chunk.start + q1, k0, k1, this.window);
+      if (item.split > 0 && !mine) continue;
+      if (kind === "skipped") {
+        if (item.split === 0) counts.skipped++;
+        if (!edges || dx * block <= 5 || dy * item.num_rows <= 5) continue;
+        context.fillStyle = colours.hairline;
+        context.fillRect(LEFT + ((k0 + k1) / 2) * dx - 1, TOP + ((q0 + q1) / 2) * dy - 1, 2, 2);
+        continue;
+      }
+      if (!mine) continue;
+      counts.computed++;
+      if (kind === "diagonal") counts.diagonal++;
+      this.fillTile(context, kind, q0, q1, k0, k1);
+      const width = (k1 - k0) * dx, height = item.num_rows * dy;
+      if (!edges || width <= 4 || height <= 4) continue;
+      context.strokeStyle = colours.background;
+      context.lineWidth = 1;
+      context.strokeRect(LEFT + k0 * dx + 0.5, TOP + q0 * dy + 0.5, width - 1, height - 1);
+    }
+  }
+
+  /** Fill a tile; of a partly masked one, the masked part is lighter. */
+  fillTile(context, kind, q0, q1, k0, k1) {
+    const { theme, chunk, dx, dy } = this, fill = theme.prefill(chunk.request.index);
+    context.fillStyle = kind === "full" ? fill : mix(fill, theme.colours.background, 0.45);
+    this.fillCells(context, q0, q1, k0, k1);
+    if (kind === "full") return;
     context.fillStyle = fill;
     for (let q = q0; q < q1; q++) {
-      const position = chunk.start + q, from = this.window ? Math.max(k0, position - this.window + 1) : k0, to = Math.min(k1, position + 1);
+      const position = chunk.start + q, from = Math.max(k0, this.firstSeen(position)), to = Math.min(k1, position + 1);
       if (to > from) context.fillRect(LEFT + from * dx, TOP + q * dy, (to - from) * dx, dy + 0.3);
     }
   }
 
   drawCellGrid(context) {
+    const { dx, dy } = this, [height, width] = this.shape;
     context.fillStyle = this.theme.colours.background;
-    for (let q = 1; q < this.shape[0]; q++) context.fillRect(LEFT, TOP + q * this.dy - 0.5, this.shape[1] * this.dx, 0.5);
-    for (let k = 1; k < this.shape[1]; k++) context.fillRect(LEFT + k * this.dx - 0.5, TOP, 0.5, this.shape[0] * this.dy);
+    for (let q = 1; q < height; q++) context.fillRect(LEFT, TOP + q * dy - 0.5, width * dx, 0.5);
+    for (let k = 1; k < width; k++) context.fillRect(LEFT + k * dx - 0.5, TOP, 0.5, height * dy);
   }
 
   drawBatch(context) {
-    const { theme, chunks, dx, dy } = this, colours = theme.colours;
-    text(context, `block-diagonal mask: ${this.shape[0]} × ${this.shape[1]} cells; filled = 0, empty = −∞`, LEFT, 10, colours.text);
+    const { theme, dx, dy } = this, { colours } = theme, [height, width] = this.shape;
+    const title = `block-diagonal mask: ${height} × ${width} cells; filled = 0, empty = −∞`;
+    text(context, title, LEFT, 10, colours.text);
+    const cell = (d) => Math.max(0.6, d - (d > 4 ? 1 : 0));
     let column = 0;
-    for (const chunk of chunks) {
+    for (const chunk of this.chunks) {
       context.strokeStyle = colours.hairline;
       context.strokeRect(LEFT + column * dx, TOP + chunk.q0 * dy, chunk.end * dx, chunk.n * dy);
+      context.fillStyle = theme.hue(chunk.request.index) || colours.prefill;
       for (let q = 0; q < chunk.n; q++) {
-        const position = chunk.start + q, from = this.window ? Math.max(0, position - this.window + 1) : 0;
-        context.fillStyle = chunk.decode ? theme.hue(chunk.request.index) || colours.prefill : theme.prefill(chunk.request.index);
-        for (let k = from; k <= position; k++) context.fillRect(LEFT + (column + k) * dx, TOP + (chunk.q0 + q) * dy, Math.max(0.6, dx - (dx > 4 ? 1 : 0)), Math.max(0.6, dy - (dy > 4 ? 1 : 0)));
+        const position = chunk.start + q, y = TOP + (chunk.q0 + q) * dy;
+        for (let k = this.firstSeen(position); k <= position; k++) {
+          context.fillRect(LEFT + (column + k) * dx, y, cell(dx), cell(dy));
+        }
       }
-      if (chunk.n * dy >= 9) text(context, plain(chunk.request.id, 11), LEFT - 8, TOP + (chunk.q0 + chunk.n / 2) * dy, colours.text, { align: "right", font: MONO });
+      if (chunk.n * dy >= 9) {
+        const y = TOP + (chunk.q0 + chunk.n / 2) * dy;
+        text(context, plain(chunk.request.id, 11), LEFT - 8, y, colours.text, MONO, "right");
+      }
       column += chunk.end;
     }
-    context.strokeStyle = colours.muted;
-    context.strokeRect(LEFT - 0.5, TOP - 0.5, this.shape[1] * dx + 1, this.shape[0] * dy + 1);
+    this.drawFrame(context);
   }
 
   drawOverlay(context) {
-    const { cursor, chunk } = this;
-    if (this.mode !== "one" || cursor.hover.request !== chunk.request.index || !cursor.hover.kv) return;
-    const [k0, k1] = cursor.hover.kv;
+    const { chunk, dx, dy } = this, { hover } = this.cursor;
+    if (this.mode !== "one" || hover.request !== chunk.request.index || !hover.kv) return;
+    const [k0, k1] = hover.kv, width = Math.max(2, (Math.min(k1, chunk.end) - k0) * dx);
     context.strokeStyle = this.theme.colours.cursor;
     context.lineWidth = 1.5;
-    context.strokeRect(LEFT + k0 * this.dx, TOP - 1, Math.max(2, (Math.min(k1, chunk.end) - k0) * this.dx), this.shape[0] * this.dy + 2);
+    context.strokeRect(LEFT + k0 * dx, TOP - 1, width, this.shape[0] * dy + 2);
   }
+
+  // -- words -----------------------------------------------------------------------------------------------------
 
   hit(x, y) {
     if (this.mode === "hint") return null;
     const q = Math.floor((y - TOP) / this.dy), k = Math.floor((x - LEFT) / this.dx);
     if (q < 0 || k < 0 || q >= this.shape[0] || k >= this.shape[1]) return null;
-    let chunk = this.chunk, row = q, column = k;
-    if (this.mode === "batch") {
-      chunk = this.chunks.find((c) => q >= c.q0 && q < c.q1);
-      row = q - chunk.q0;
-      for (const other of this.chunks) {
-        if (other === chunk) break;
-        column -= other.end;
+    if (this.mode === "one") return this.cellHit(this.chunk, q, k);
+    let column = k;
+    for (const chunk of this.chunks) {
+      if (q < chunk.q1) {
+        if (column >= 0 && column < chunk.end) return this.cellHit(chunk, q - chunk.q0, column);
+        const lines = [`row ${q} of ${plain(chunk.request.id)}`, "another sequence's KV: −∞"];
+        return { hover: { request: chunk.request.index }, lines };
       }
-      if (column < 0 || column >= chunk.end) return { hover: { request: chunk.request.index }, lines: [`row ${q} of ${plain(chunk.request.id)}`, "another sequence's KV: −∞"] };
+      column -= chunk.end;
     }
-    const position = chunk.start + row, size = this.store.facts.block_size || 1, logical = Math.floor(column / size);
-    const seen = column <= position && (!this.window || column > position - this.window);
-    const block = this.store.blockTable(chunk.request, this.cursor.step)[logical];
-    const lines = [`${plain(chunk.request.id)}: position ${formatNumber(position)} × KV ${formatNumber(column)}`, seen ? "attends" : column > position ? "masked: later than the row" : "masked: outside the window", `logical block ${logical}, physical block ${block ?? "–"}`];
+    return null;
+  }
+
+  /** A row of a chunk and a KV position of its sequence. */
+  cellHit(chunk, row, kv) {
+    const { store, cursor } = this, position = chunk.start + row;
+    const size = store.facts.block_size || 1, logical = Math.floor(kv / size);
+    const block = store.blockTable(chunk.request, cursor.step)[logical];
     const hover = { request: chunk.request.index, kv: [logical * size, (logical + 1) * size], block };
-    if (this.mode === "one") {
-      const item = this.work.items.findIndex((w) => w.seq === chunk.seq && chunk.q0 + row >= w.q_start && chunk.q0 + row < w.q_start + w.num_rows && column >= w.kv_start && column < w.kv_end);
-      if (item >= 0) {
-        hover.item = item;
-        lines.push(`computed by work item ${item}`);
-      }
+    const lines = [
+      `${plain(chunk.request.id)}: position ${formatNumber(position)} × KV ${formatNumber(kv)}`,
+      this.verdict(position, kv),
+      `logical block ${logical}, physical block ${block ?? "–"}`,
+    ];
+    const item = this.mode === "one" ? this.itemOf(chunk, chunk.q0 + row, kv) : -1;
+    if (item >= 0) {
+      hover.item = item;
+      lines.push(`computed by work item ${item}`);
     }
     return { hover, lines };
   }
 
-  describe() {
-    return this.mode === "one" ? `${plain(this.chunk.request.id)}, ${this.shape[0]} rows by ${this.shape[1]} positions` : this.mode === "batch" ? `block-diagonal mask of ${this.shape[0]} by ${this.shape[1]} cells` : "nothing chosen";
+  verdict(position, kv) {
+    if (kv > position) return "masked: later than the query";
+    return kv >= this.firstSeen(position) ? "attends" : "masked: outside the window";
   }
 
-  tableTwin() {
+  /** Index of the work item that computes a query row of a chunk at a KV position, -1 for none. */
+  itemOf(chunk, q, kv) {
+    const hasRow = (item) => q >= item.q_start && q < item.q_start + item.num_rows;
+    const hasKv = (item) => kv >= item.kv_start && kv < item.kv_end;
+    return this.work.items.findIndex((item) => item.seq === chunk.seq && hasRow(item) && hasKv(item));
+  }
+
+  describe() {
+    if (this.mode === "hint") return "nothing selected";
+    const [rows, columns] = this.shape;
+    if (this.mode === "batch") return `block-diagonal mask of ${rows} by ${columns} cells`;
+    return `${plain(this.chunk.request.id)}, ${counted(rows, "row")} by ${counted(columns, "position")}`;
+  }
+
+  tableData() {
     this.layout();
-    if (this.mode === "hint") return { headings: ["nothing chosen"], rows: [] };
-    const chunks = this.mode === "one" ? [this.chunk] : this.chunks;
-    const rows = chunks.flatMap((c) => Array.from({ length: Math.min(c.n, 200) }, (_, q) => [plain(c.request.id), c.q0 + q, c.start + q, this.window ? Math.max(0, c.start + q - this.window + 1) : 0, c.start + q + 1]));
-    return { caption: "KV positions each row may attend to", headings: ["request", "row", "position", "from", "up to, not including"], rows };
+    if (this.mode === "hint") return { headings: ["nothing selected"], rows: [] };
+    const rows = [];
+    for (const chunk of this.mode === "one" ? [this.chunk] : this.chunks) {
+      for (let q = 0; q < Math.min(chunk.n, TABLE_ROWS); q++) {
+        const position = chunk.start + q;
+        rows.push([plain(chunk.request.id), chunk.q0 + q, position, this.firstSeen(position), position + 1]);
+      }
+    }
+    return {
+      caption: "KV positions that each row may attend to",
+      headings: ["request", "row", "position", "from", "to (exclusive)"],
+      rows,
+    };
   }
 }

@@ -1,51 +1,90 @@
-// The horizontal axis that several panels share.
+// The horizontal axis that several panels share: pixels of a step (or of its time), and the step at a pixel.
 
-/** Left and right margins of the panels that share the step axis, so that a step stands at the same x in all. */
-export const MARGIN = { left: 84, right: 176 };
+import { upperBound } from "./sorted.js";
 
-/** The shared horizontal axis of steps (or of time): pixels of a step, and the step at a pixel. */
+/** Widths in pixels from which there is room for numbers and a legend at the right of the axis, and for long names. */
+const WIDE = 620, NARROW = 430;
+
+/** Left and right margins of the panels on the step axis, so that a step has the same x in all of them. */
+export function marginOf(width) {
+  return { left: width < NARROW ? 60 : 84, right: width < WIDE ? 20 : 176 };
+}
+
+/** Whether the right margin has room for words. */
+export function hasRoomAtRight(width) {
+  return width >= WIDE;
+}
+
 export class StepAxis {
-  constructor(store, cursor, width, margin = MARGIN) {
+  constructor(store, cursor, width) {
+    const margin = marginOf(width);
     this.store = store;
-    [this.from, this.to] = cursor.range;
+    this.from = cursor.range[0];
+    this.to = cursor.range[1];
     this.x0 = margin.left;
     this.x1 = width - margin.right;
-    this.byTime = cursor.axis === "time" && store.timed();
-    if (this.byTime) {
-      const last = Math.min(store.numSteps, Math.ceil(this.to)) - 1;
-      this.t0 = store.value("time", Math.max(0, Math.floor(this.from)));
-      this.t1 = Math.max(store.endTime.data[Math.max(0, last)], this.t0 + 1e-9);
+    this.byTime = cursor.byTime;
+    if (!this.byTime) return;
+    const last = Math.min(store.numSteps, Math.ceil(this.to)) - 1;
+    this.t0 = store.clockStart.data[Math.max(0, Math.floor(this.from))];
+    this.t1 = Math.max(store.clockEnd.data[Math.max(0, last)], this.t0 + 1e-9);
+    // While more steps are expected the axis has some room, so that it moves only now and then.
+    if (cursor.growing) {
+      const room = 2 ** (Math.floor(Math.log2(this.t1 - this.t0)) - 2);
+      this.t1 = this.t0 + Math.ceil((this.t1 - this.t0) / room) * room;
     }
   }
-  get stepWidth() { return (this.x1 - this.x0) / (this.to - this.from); }
+
+  /** The first visible step. */
+  get first() {
+    return Math.max(0, Math.floor(this.from));
+  }
+
+  /** One more than the last visible step. */
+  get last() {
+    return Math.min(this.store.numSteps, Math.ceil(this.to));
+  }
+
+  get stepWidth() {
+    return (this.x1 - this.x0) / (this.to - this.from);
+  }
+
+  /** Left edge of a step. */
   x(step) {
     if (!this.byTime) return this.x0 + (step - this.from) * this.stepWidth;
     const n = this.store.numSteps;
-    const t = step < n ? this.store.value("time", Math.max(0, step)) : this.store.endTime.data[n - 1];
-    return this.x0 + ((t - this.t0) / (this.t1 - this.t0)) * (this.x1 - this.x0);
+    return this.xOfTime(step < n ? this.store.clockStart.data[Math.max(0, step)] : this.store.clockEnd.data[n - 1]);
   }
-  /** Right edge of a step's mark. */
+
+  /** Right edge of a step. */
   end(step) {
-    if (!this.byTime) return this.x(step + 1);
-    return this.x0 + ((this.store.endTime.data[step] - this.t0) / (this.t1 - this.t0)) * (this.x1 - this.x0);
+    return this.byTime ? this.xOfTime(this.store.clockEnd.data[step]) : this.x(step + 1);
   }
+
+  xOfTime(time) {
+    return this.x0 + ((time - this.t0) / (this.t1 - this.t0)) * (this.x1 - this.x0);
+  }
+
+  /** The step at a pixel, -1 for none. */
   stepAt(x) {
     if (x < this.x0 - 4 || x > this.x1 + 4) return -1;
     const n = this.store.numSteps;
-    let step;
+    let step = Math.floor(this.from + (x - this.x0) / this.stepWidth);
     if (this.byTime) {
-      const t = this.t0 + ((x - this.x0) / (this.x1 - this.x0)) * (this.t1 - this.t0);
-      let low = 0, high = n;
-      while (low < high) {
-        const middle = (low + high) >> 1;
-        if (this.store.value("time", middle) <= t) low = middle + 1; else high = middle;
-      }
-      step = low - 1;
-    } else {
-      step = Math.floor(this.from + (x - this.x0) / this.stepWidth);
+      const time = this.t0 + ((x - this.x0) / (this.x1 - this.x0)) * (this.t1 - this.t0);
+      step = upperBound(this.store.clockStart.data.subarray(0, n), time) - 1;
+      if (x > this.end(n - 1) + 4) return -1;
     }
     return step >= 0 && step < n ? step : -1;
   }
-  get first() { return Math.max(0, Math.floor(this.from)); }
-  get last() { return Math.min(this.store.numSteps, Math.ceil(this.to)); }
+
+  /** Draw something that belongs to steps, and nothing outside the axis but the marks at its right end. */
+  clipped(context, height, draw) {
+    context.save();
+    context.beginPath();
+    context.rect(this.x0 - 1, 0, this.x1 - this.x0 + 9, height);
+    context.clip();
+    draw();
+    context.restore();
+  }
 }

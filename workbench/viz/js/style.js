@@ -1,3 +1,3 @@
-// The stylesheet of a view; the text comes from dashboard.css when the modules are put together.
+// The style sheet of a view. Its text comes from the .css files when the modules are put together.
 
-export const STYLE = __STYLE__;
+export const STYLE = "__STYLE__";

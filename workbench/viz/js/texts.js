@@ -1,121 +1,233 @@
-// The texts as they grow; every token knows the step that made it.
+// The texts as they grow; every token knows the step in which it was sampled.
 
-import { formatNumber, h, plain, replace, setText } from "./dom.js";
+import { AskBox } from "./ask.js";
+import { counted, formatNumber, h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";
-import { upperBound } from "./store.js";
 
-const MOST_TOKENS = 600, PROMPT_CHARACTERS = 220, MOST_CARDS = 40;
+const MOST_TOKENS = 600, PROMPT_CHARACTERS = 180, MOST_CARDS = 40;
 
-/** The beginning and the end of a text: a chat template says the same at the beginning of every prompt. */
+/** The beginning and the end of a text. */
 function bothEnds(text, limit) {
   const begin = Math.floor(limit / 3);
   return text.length > limit ? `${text.slice(0, begin)} … ${text.slice(begin - limit)}` : text;
 }
 
+/** A person's words in common chat templates. */
+const TURNS = [
+  /<\|im_start\|>user\n([\s\S]*?)<\|im_end\|>/g,
+  /<start_of_turn>user\n([\s\S]*?)<end_of_turn>/g,
+  /<\|start_header_id\|>user<\|end_header_id\|>\s*([\s\S]*?)<\|eot_id\|>/g,
+  /\[INST\]([\s\S]*?)\[\/INST\]/g,
+];
+
+/** The last words of a person in a prompt, without its chat template; all of a prompt without one. */
+function ownWords(prompt) {
+  for (const turn of TURNS) {
+    const found = [...prompt.matchAll(turn)].at(-1);
+    if (found?.[1].trim()) return found[1].trim();
+  }
+  return prompt;
+}
+
 export class TextsPanel extends Panel {
   constructor(view) {
-    super(view, { id: "texts", title: "Texts", hint: "up to the cursor; hover a token for its step, click to go there" });
-    this.list = h("div", { class: "wb-cards" });
+    super(view, {
+      id: "texts",
+      title: "Texts",
+      hint: "up to the cursor; hover over a token to see its step, click it to go there",
+    });
+    this.list = h("div", { class: "wb-cards", tabindex: 0, role: "group", "aria-label": "Requests and their texts" });
     this.note = h("p", { class: "wb-note", hidden: true });
-    this.body.append(this.list, this.note);
-    this.cards = new Map();
+    this.ask = new AskBox(view);
+    this.body.append(this.ask.element, this.list, this.note);
+    this.cards = new Map(); // request -> card
     this.list.addEventListener("click", (event) => {
-      const step = event.target.dataset?.step;
-      if (step !== undefined) this.cursor.seek(Number(step));
+      const { step, number } = event.target.dataset, card = event.target.closest("[data-request]");
+      if (step === undefined || !card) return;
+      this.cursor.seek(Number(step));
+      view.inspector.pin({ kind: "token", request: Number(card.dataset.request), number: Number(number) });
     });
-    this.list.addEventListener("pointerover", (event) => {
-      const card = event.target.closest?.("[data-request]");
-      const step = event.target.dataset?.step;
-      if (!card) return;
-      this.cursor.setHover({ request: Number(card.dataset.request), step: step === undefined ? undefined : Number(step) });
-      if (step !== undefined) this.view.tooltip.show(event.clientX, event.clientY, [`token ${event.target.dataset.number} (id ${event.target.dataset.id})`, `made in step ${this.store.label(Number(step))}`]);
-      else this.view.tooltip.hide();
-    });
+    this.list.addEventListener("pointerover", (event) => this.hovered(event));
     this.list.addEventListener("pointerleave", () => {
       this.cursor.setHover({});
       this.view.tooltip.hide();
     });
   }
 
-  render(stale) {
-    const { store, cursor } = this, filter = cursor.filter.toLowerCase();
-    if (stale.has("restart")) {
-      this.cards.clear();
-      replace(this.list);
+  hovered({ target, clientX, clientY }) {
+    const card = target.closest("[data-request]"), { number, id } = target.dataset;
+    if (!card) return;
+    const request = Number(card.dataset.request);
+    if (target.dataset.step === undefined) {
+      this.cursor.setHover({ request });
+      this.view.tooltip.hide();
+      return;
     }
-    const arrived = store.requests.filter((request) => (!filter || request.id.toLowerCase().includes(filter)) && store.stateOf(request, cursor.step) !== "");
-    // The newest requests are the ones still growing; older ones stay one filter away.
-    const shown = arrived.slice(-MOST_CARDS);
-    const wanted = new Set(shown.map((request) => request.index));
-    for (const [index, card] of this.cards) {
-      if (wanted.has(index)) continue;
+    const step = Number(target.dataset.step);
+    this.cursor.setHover({ request, step });
+    const lines = [`token ${number} (id ${id})`, `sampled in step ${this.store.label(step)}`];
+    this.view.tooltip.show(clientX, clientY, lines);
+  }
+
+  /** Number of tokens of a request at the cursor. */
+  numTokens(request) {
+    return this.store.numOutput(request, this.cursor.step);
+  }
+
+  render() {
+    const { store, cursor } = this;
+    this.ask.update(this.view.status);
+    const arrived = store.requests.filter((request) => {
+      return cursor.matches(request) && store.stateOf(request, cursor.step) !== "";
+    });
+    // The newest requests are the ones still growing; older ones can be found by the filter.
+    const shown = arrived.slice(-MOST_CARDS), wanted = new Set(shown);
+    for (const [request, card] of this.cards) {
+      if (wanted.has(request)) continue;
       card.element.remove();
-      this.cards.delete(index);
+      this.cards.delete(request);
     }
     for (const request of shown) {
-      if (!this.cards.has(request.index)) {
-        const card = this.makeCard(request);
-        this.cards.set(request.index, card);
-        const after = shown.find((other) => other.index > request.index && this.cards.has(other.index));
-        this.list.insertBefore(card.element, after ? this.cards.get(after.index).element : null);
-      }
-      this.fill(this.cards.get(request.index), request);
+      if (!this.cards.has(request)) this.insertCard(request, shown);
+      this.fill(this.cards.get(request), request);
     }
+    this.showQueued();
     this.note.hidden = arrived.length <= shown.length;
-    setText(this.note, `${formatNumber(arrived.length - shown.length)} earlier requests are not shown: filter by id to see them.`);
+    const earlier = formatNumber(arrived.length - shown.length);
+    setText(this.note, `${earlier} earlier requests are not shown: filter by id to see them.`);
+  }
+
+  /** Requests that the engine has taken and that no step has seen yet, each with the colour that it will get. */
+  showQueued() {
+    const { queued = [] } = this.view.status, { store, theme } = this;
+    const signature = JSON.stringify([queued, theme.name]);
+    if (signature === this.queuedAre) return;
+    this.queuedAre = signature;
+    for (const element of this.list.querySelectorAll("[data-queued]")) element.remove();
+    const hues = theme.freeHues();
+    for (const [id, prompt] of queued) {
+      if (store.byId.has(id)) continue;
+      const hue = `--wb-hue:${hues.shift() || theme.colours.owned}`, name = h("span", { class: "wb-chip" }, h("i"), id);
+      const head = h("header", {}, name, h("span", { class: "wb-state" }, "queued"));
+      const text = h("bdi", { class: "wb-prompt" }, bothEnds(prompt, PROMPT_CHARACTERS));
+      this.list.append(h("article", { class: "wb-card", "data-queued": "true", style: hue }, head, text));
+    }
+    this.list.scrollTop = this.list.scrollHeight;
+  }
+
+  /** Insert the card of a request before that of the next request that has one. */
+  insertCard(request, shown) {
+    const card = this.makeCard(request);
+    this.cards.set(request, card);
+    const after = shown.find((other) => other.index > request.index && this.cards.has(other));
+    const queued = this.list.querySelector("[data-queued]");
+    this.list.insertBefore(card.element, after ? this.cards.get(after).element : queued);
   }
 
   makeCard(request) {
-    const chip = h("button", { class: "wb-chip", title: "Put in focus, or out of it", onclick: () => this.view.toggleFocus(request) }, h("i"), h("bdi", {}, plain(request.id)));
+    const id = plain(request.id), focus = () => this.view.toggleFocus(request);
+    const abort = () => this.view.send("abort", { request_id: request.id });
+    const chipProps = { class: "wb-chip", title: "Put in focus, or take out of focus", onclick: focus };
+    const chip = h("button", chipProps, h("i"), h("bdi", {}, id));
     const state = h("span", { class: "wb-state" });
-    const abort = h("button", { class: "wb-quiet", title: `Abort ${plain(request.id)}`, onclick: () => this.view.send("abort", { request_id: request.id }) }, "Abort");
-    const prompt = h("bdi", { class: "wb-prompt" }, request.prompt ? bothEnds(request.prompt, PROMPT_CHARACTERS) : `${formatNumber(request.num_prompt_tokens)} prompt tokens`);
+    const abortButton = h("button", { class: "wb-quiet", title: `Abort ${id}`, onclick: abort }, "Abort");
+    const prompt = this.promptElement(request);
     const output = h("bdi", { class: "wb-output" });
-    const element = h("article", { class: "wb-card", "data-request": request.index, "aria-label": `Request ${plain(request.id)}` },
-      h("header", {}, chip, state, abort), prompt, output);
-    return { element, chip, state, abort, output, first: 0, count: 0 };
+    const element = h(
+      "article",
+      { class: "wb-card", "data-request": request.index, "aria-label": `Request ${id}` },
+      h("header", {}, chip, state, abortButton),
+      prompt,
+      output,
+    );
+    // The output holds the tokens [first, count).
+    return { element, chip, state, abort: abortButton, output, first: 0, count: 0, marked: null };
+  }
+
+  /** The prompt, shortened in the middle; a press shows all of it. */
+  promptElement(request) {
+    const { prompt, prompt_length: length = 0 } = request;
+    if (!prompt) return h("bdi", { class: "wb-prompt" }, counted(request.num_prompt_tokens, "prompt token"));
+    const shown = bothEnds(ownWords(prompt), PROMPT_CHARACTERS);
+    const text = h("bdi", {}, shown), element = h("div", { class: "wb-prompt" }, text);
+    if (shown === prompt && length <= prompt.length) return element;
+    let whole = false;
+    const rest = length > prompt.length ? ` … (${formatNumber(length - prompt.length)} more characters)` : "";
+    const toggle = () => {
+      whole = !whole;
+      setText(text, whole ? prompt + rest : shown);
+      setText(button, whole ? "show less" : "show all");
+      button.setAttribute("aria-expanded", String(whole));
+    };
+    const props = { class: "wb-link", type: "button", "aria-expanded": "false", onclick: toggle };
+    const button = h("button", props, "show all");
+    element.append(" ", button);
+    return element;
   }
 
   fill(card, request) {
-    const { store, cursor, theme } = this;
-    const state = store.stateOf(request, cursor.step), last = store.lastChunk(request, cursor.step);
-    const count = upperBound(request.tokens, cursor.step, (token) => token.step);
-    const kv = last >= 0 ? store.chunk(request.chunks[last]).end : 0;
-    const progress = { waiting: "waiting", preempted: "preempted, waits to be computed again", aborted: "aborted", finished: `finished: ${plain(request.finishReason)}` }[state]
-      || (count ? "decoding" : `prefilling ${formatNumber(kv)} of ${formatNumber(request.num_prompt_tokens)}`);
-    setText(card.state, `${progress} · ${formatNumber(count)} of ${formatNumber(request.max_tokens)} tokens`);
-    card.abort.hidden = !this.view.live || state === "finished" || state === "aborted";
+    const { store, cursor, theme } = this, state = store.stateOf(request, cursor.step), count = this.numTokens(request);
+    const tokens = `${formatNumber(count)} of ${formatNumber(request.max_tokens)} tokens`;
+    setText(card.state, `${this.progress(request, state, count)} · ${tokens}`);
+    // At the newest step, not at the cursor: a request that has ended cannot be aborted any more.
+    const newest = store.stateOf(request, cursor.last);
+    card.abort.hidden = !this.view.live || newest === "finished" || newest === "aborted";
     const hue = theme.hue(request.index);
-    card.chip.style.setProperty("--wb-hue", hue || theme.colours.owned);
+    card.element.style.setProperty("--wb-hue", hue || theme.colours.owned);
     card.chip.setAttribute("aria-pressed", String(Boolean(hue)));
+    this.fillOutput(card, request, count);
+    card.marked?.removeAttribute("class");
+    const token = card.output.lastElementChild;
+    card.marked = token && Number(token.dataset.step) === cursor.step ? token : null;
+    if (card.marked) card.marked.className = "wb-now";
+    card.output.scrollTop = card.output.scrollHeight;
+  }
+
+  progress(request, state, count) {
+    const { store } = this;
+    if (state === "waiting" || state === "aborted") return state;
+    if (state === "preempted") return "preempted, waiting to be recomputed";
+    if (state === "finished") return plain(store.finishWords(request));
+    if (count) return "decoding";
+    const { cursor } = this, last = store.lastChunk(request, cursor.step);
+    const computed = last >= 0 ? store.chunk(request.chunks[last]).end : 0;
+    return `prefilling ${formatNumber(computed)} of ${formatNumber(request.num_prompt_tokens)}`;
+  }
+
+  /** Append the tokens up to `count`, or begin again when earlier ones have to go. */
+  fillOutput(card, request, count) {
     const first = Math.max(0, count - MOST_TOKENS);
     if (first !== card.first || count < card.count) {
       replace(card.output, first > 0 ? "… " : null);
       card.first = card.count = first;
     }
-    // Ids stand in for text only where a trace has no text at all: a token without any, such as an end token, is silent.
-    const silent = Boolean(request.prompt) || request.tokens.some((token) => token.text);
+    // Ids replace text only when a trace has no text at all: a token without text, such as an end token, adds none.
+    const hasText = this.hasText(request);
     for (let i = card.count; i < count; i++) {
-      const token = request.tokens[i];
-      card.output.append(h("span", { "data-step": token.step, "data-number": i, "data-id": token.id }, token.text || (silent ? "" : `${token.id} `)));
+      const { step, id, text } = request.tokens[i], props = { "data-step": step, "data-number": i, "data-id": id };
+      card.output.append(h("span", props, text || (hasText ? "" : `${id} `)));
     }
     card.count = Math.max(card.count, count);
-    if (card.mark !== undefined && card.marked) card.marked.removeAttribute("class");
-    const newest = card.output.lastElementChild;
-    card.marked = newest && Number(newest.dataset.step) === cursor.step ? newest : null;
-    card.mark = cursor.step;
-    if (card.marked) card.marked.className = "wb-now";
-    card.output.scrollTop = card.output.scrollHeight;
   }
 
-  tableTwin() {
+  hasText(request) {
+    return Boolean(request.prompt) || request.tokens.some((token) => token.text);
+  }
+
+  tableData() {
     const { store, cursor } = this;
+    const cells = (request) => {
+      const count = this.numTokens(request), state = store.stateOf(request, cursor.step);
+      const hasText = this.hasText(request);
+      const text = request.tokens.slice(0, count).map((token) => token.text || (hasText ? "" : `${token.id} `)).join(
+        "",
+      );
+      return [plain(request.id), state, count, text];
+    };
     return {
-      caption: `Texts at step ${store.label(cursor.step)}`, headings: ["request", "state", "tokens", "text"],
-      rows: store.requests.filter((request) => store.stateOf(request, cursor.step)).map((request) => {
-        const count = upperBound(request.tokens, cursor.step, (token) => token.step);
-        return [plain(request.id), store.stateOf(request, cursor.step), count, request.tokens.slice(0, count).map((token) => token.text || `${token.id} `).join("")];
-      }),
+      caption: `Texts at step ${store.label(cursor.step)}`,
+      headings: ["request", "state", "tokens", "text"],
+      rows: store.requests.filter((request) => store.stateOf(request, cursor.step)).map(cells),
     };
   }
 }

@@ -1,8 +1,9 @@
 // Light or dark, and the colour of each request in focus. The colours come from workbench/viz/palette.py.
 
-const PALETTE = __PALETTE__;
+/** @type {any} */
+const PALETTE = "__PALETTE__";
 
-/** The theme of the page around us: a notebook's, an editor's, or the system's. */
+/** The theme of the page around the view: that of the notebook, the editor or the system. */
 export function detectTheme() {
   const body = document.body, root = document.documentElement;
   const jupyter = body.dataset.jpThemeLight;
@@ -20,10 +21,10 @@ export class Theme {
     this.mixed = new Map();
     this.refresh();
     this.focus = new Map(); // request index -> hue slot
-    this.automatic = true;  // the first requests to arrive are in focus until a person chooses
+    this.automatic = true; // the first requests to arrive are in focus until a person chooses
   }
 
-  /** Look at the page around us again; panels ask for colours far too often to do it each time. */
+  /** Look at the page again; panels ask for colours far too often to do so each time. */
   refresh() {
     this.name = this.choice === "auto" ? detectTheme() : this.choice;
     this.mixed.clear();
@@ -37,7 +38,7 @@ export class Theme {
     this.choice = this.name === "dark" ? "light" : "dark";
   }
 
-  /** Write the colours as CSS variables onto the root element of a view. */
+  /** Set the colours as CSS variables of an element. */
   applyTo(element) {
     this.refresh();
     element.dataset.theme = this.name;
@@ -50,7 +51,27 @@ export class Theme {
     for (const request of requests.slice(0, PALETTE.focus.length)) this.focus.set(request.index, request.index);
   }
 
-  /** The requests are others now. */
+  /** The hues that no request has. */
+  freeHues() {
+    const taken = new Set(this.focus.values());
+    return PALETTE.focus.filter((_, slot) => !taken.has(slot));
+  }
+
+  /** Give a request a hue: a free one, else that of the first request in focus that is over, else the first. */
+  claim(request, isOver) {
+    if (this.focus.has(request.index)) return;
+    this.automatic = false;
+    const taken = [...this.focus].map(([index, slot]) => ({ index, slot }));
+    let slot = PALETTE.focus.findIndex((_, i) => !taken.some((other) => other.slot === i));
+    if (slot < 0) {
+      const loser = taken.find(isOver) || taken[0];
+      this.focus.delete(loser.index);
+      ({ slot } = loser);
+    }
+    this.focus.set(request.index, slot);
+  }
+
+  /** The requests have changed: begin again with the first ones. */
   forget() {
     this.automatic = true;
     this.focus.clear();
@@ -62,7 +83,7 @@ export class Theme {
     requests.slice(0, PALETTE.focus.length).forEach((request, slot) => this.focus.set(request.index, slot));
   }
 
-  /** Put a request in focus or out of it. Returns false when all six hues are taken. */
+  /** Put a request in focus, or take it out of focus. Returns false when all hues are taken. */
   toggle(request) {
     this.automatic = false;
     if (this.focus.delete(request.index)) return true;
@@ -78,16 +99,21 @@ export class Theme {
     return slot === undefined ? null : PALETTE.focus[slot];
   }
 
-  /** Filling of prefill tokens (solid) and of decodes (light) of a request. */
+  /** Solid colour, for the prefill tokens of a request. */
   prefill(index) {
     return this.hue(index) || this.colours.prefill;
   }
 
+  /** Light colour, for the decode tokens of a request. */
   decode(index) {
     const hue = this.hue(index);
     if (!hue) return this.colours.decode;
     if (!this.mixed.has(hue)) this.mixed.set(hue, mix(hue, this.colours.background, 0.45));
     return this.mixed.get(hue);
+  }
+
+  fill(chunk) {
+    return chunk.decode ? this.decode(chunk.request.index) : this.prefill(chunk.request.index);
   }
 
   event(kind) {
@@ -96,18 +122,26 @@ export class Theme {
   }
 }
 
-/** An opaque mixture of two #RRGGBB colours; `share` is the part of the second. */
-export function mix(colour, other, share) {
-  const part = (text, i) => parseInt(text.slice(1 + 2 * i, 3 + 2 * i), 16);
-  return `#${[0, 1, 2].map((i) => Math.round(part(colour, i) + (part(other, i) - part(colour, i)) * share).toString(16).padStart(2, "0")).join("")}`;
+/** The red, green and blue of a #RRGGBB colour, from 0 to 255. */
+export function channels(colour) {
+  return [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 }
 
-/** Dark or white text, whichever stands out more on a filling (palette.ink_on). */
+/** An opaque mixture of two #RRGGBB colours; `share` is the part of the second. */
+export function mix(colour, other, share) {
+  const a = channels(colour), b = channels(other);
+  return `#${a.map((v, i) => Math.round(v + (b[i] - v) * share).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** Relative luminance as WCAG 2 defines it. */
+function luminance(colour) {
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = channels(colour).map((v) => linear(v / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+/** Dark or white text, whichever has more contrast on a fill (palette.ink_on). */
 export function inkOn(colour) {
-  const luminance = (text) => {
-    const [r, g, b] = [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16) / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
   const light = luminance(colour);
   return 1.05 / (light + 0.05) > (light + 0.05) / (luminance("#111418") + 0.05) ? "#FFFFFF" : "#111418";
 }

@@ -1,225 +1,294 @@
-// Step timeline: tokens of every step against the budget, decodes below, prefill above.
+// Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
-import { formatNumber, formatSeconds, plain } from "./dom.js";
-import { SMALL, dashes, eventMark, hatch, text, ticks } from "./drawing.js";
-import { StepAxis } from "./step_axis.js";
+import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
+import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
+import { box, dashed, frame, hatched, layers, legendEntry } from "./legend.js";
+import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
-export const BIN_ABOVE_STEPS = 2000;
+const BIN_ABOVE_STEPS = 2000;
+
+/** Height of the marks of events, in the order in which they are drawn. */
+const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
 
 export class TimelinePanel extends StepPanel {
   constructor(view) {
-    super(view, { id: "timeline", title: "Step timeline", hint: "tokens per step against the token budget", height: 150 });
-    this.canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.shiftKey) return;
-      event.preventDefault();
-      const axis = new StepAxis(this.store, this.cursor, this.width);
-      if (event.ctrlKey) this.cursor.zoom(event.deltaY > 0 ? 1.25 : 0.8, axis.from + (event.offsetX - axis.x0) / axis.stepWidth);
-      else this.cursor.pan(((event.deltaX || event.deltaY) / 100) * (axis.to - axis.from) * 0.1);
-    }, { passive: false });
+    super(view, {
+      id: "timeline",
+      title: "Step timeline",
+      hint: "tokens per step against the token budget",
+      height: 150,
+    });
+    this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointerdown", (event) => {
       this.canvas.setPointerCapture(event.pointerId);
       this.dragging = true;
     });
-    this.canvas.addEventListener("pointerup", () => { this.dragging = false; });
+    this.canvas.addEventListener("pointerup", () => {
+      this.dragging = false;
+    });
     this.canvas.addEventListener("pointermove", (event) => {
-      const step = this.dragging ? new StepAxis(this.store, this.cursor, this.width).stepAt(event.offsetX) : -1;
+      const step = this.dragging ? this.axis().stepAt(event.offsetX) : -1;
       if (step >= 0 && step !== this.cursor.step) this.cursor.seek(step);
     });
   }
 
-  /** What the vertical scales are made for: the most tokens, budget and decodes of a visible step. */
+  /** Zoom around the pointer with Ctrl, pan with Shift. */
+  wheel(event) {
+    if (!event.ctrlKey && !event.shiftKey) return;
+    event.preventDefault();
+    const axis = this.axis();
+    const pointed = axis.from + (event.offsetX - axis.x0) / axis.stepWidth;
+    if (event.ctrlKey) this.cursor.zoom(event.deltaY > 0 ? 1.25 : 0.8, pointed);
+    else this.cursor.pan(((event.deltaX || event.deltaY) / 100) * (axis.to - axis.from) * 0.1);
+  }
+
+  /** The vertical scales: the maximum of tokens, budget and decodes over the visible steps. */
   scale(axis) {
-    const { store } = this;
-    const result = { tokens: 1, budget: 0, decodes: 1 };
+    const { store } = this, result = { tokens: 1, budget: 0, decodes: 1 };
     for (let step = axis.first; step < axis.last; step++) {
-      result.tokens = Math.max(result.tokens, this.tokens(step));
+      result.tokens = Math.max(result.tokens, store.numTokens(step));
       result.budget = Math.max(result.budget, store.value("token_budget", step));
       result.decodes = Math.max(result.decodes, store.value("decode_tokens", step));
     }
-    return result;
-  }
-
-  tokens(step) {
-    return this.store.value("decode_tokens", step) + this.store.value("prefill_tokens", step);
+    return { ...result, ghosts: this.view.otherCount };
   }
 
   draw(context, axis, from) {
-    const { height } = this, colours = this.theme.colours;
+    const { height } = this, { colours } = this.theme;
     const base = height - BOTTOM - STRIP, scale = this.scale(axis), top = Math.max(scale.tokens, scale.budget);
     const y = (tokens) => base - (tokens / top) * (base - TOP);
     for (const tick of ticks(0, top, 3, true)) {
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x0, Math.round(y(tick)), axis.x1 - axis.x0, 1);
-      text(context, formatNumber(tick), axis.x0 - 8, y(tick), colours.muted, { align: "right", font: SMALL });
+      text(context, formatNumber(tick), axis.x0 - 8, y(tick), colours.muted, SMALL, "right");
     }
-    text(context, "decodes", axis.x0 - 8, base + STRIP / 2 + 3, colours.muted, { align: "right", font: SMALL });
+    text(context, "decodes", axis.x0 - 8, base + STRIP / 2 + 3, colours.muted, SMALL, "right");
     const binned = axis.last - axis.first > BIN_ABOVE_STEPS;
-    if (binned) this.drawBins(context, axis, y, base, from);
-    else this.drawBars(context, axis, y, base, from, scale);
-    this.drawBudget(context, axis, y, axis.x(from));
-    this.drawSteps(context, axis, height);
-    this.drawLegend(context, axis, binned);
+    axis.clipped(context, height, () => {
+      if (binned) this.drawBins(context, axis, y, base, from);
+      else this.drawBars(context, axis, y, base, from, scale);
+      this.drawGhosts(context, axis, y, base);
+      this.drawBudget(context, axis, y, axis.x(from));
+    });
+    this.drawStepLabels(context, axis, height);
+    if (hasRoomAtRight(this.width)) this.drawLegend(context, axis, binned);
   }
 
-  drawBars(context, axis, y, base, from, { budget, decodes: most }) {
-    const { store, theme } = this, colours = theme.colours, focused = theme.focus.size > 0;
+  // -- a bar per step --------------------------------------------------------------------------------------------
+
+  drawBars(context, axis, y, base, from, { budget, decodes: mostDecodes }) {
     if (axis.last <= axis.first) return;
-    const { focus } = theme;
-    const request = store.columns.get("chunk.request")?.data, count = store.columns.get("chunk.num_tokens")?.data, flags = store.columns.get("chunk.flags")?.data;
-    // The unused budget is what the opaque bars leave of one hatched area.
+    const { store, theme } = this, { colours } = theme;
+    // The unused budget is the part of one hatched area that the opaque bars leave visible.
     hatch(context, axis.x(from), y(budget), axis.end(axis.last - 1) - axis.x(from), base - y(budget), colours.hairline);
     for (let step = from; step < axis.last; step++) {
-      const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0, w = Math.max(1, axis.end(step) - x - gap);
-      const decode = store.value("decode_tokens", step), prefill = store.value("prefill_tokens", step);
-      context.fillStyle = colours.decode;
-      context.fillRect(x, y(decode), w, base - y(decode));
-      context.fillStyle = colours.prefill;
-      context.fillRect(x, y(decode + prefill), w, y(decode) - y(decode + prefill));
-      if (focused) {
-        let low = 0, high = decode;
-        for (let c = store.bounds.chunk[step]; c < store.bounds.chunk[step + 1]; c++) {
-          const isDecode = (flags[c] & 3) === 0, at = isDecode ? low : high;
-          if (isDecode) low += count[c]; else high += count[c];
-          if (!focus.has(request[c])) continue;
-          context.fillStyle = isDecode ? theme.decode(request[c]) : theme.prefill(request[c]);
-          context.fillRect(x, y(at + count[c]), w, y(at) - y(at + count[c]));
-        }
-      }
-      if (decode) {
-        // A few decodes against a large budget are thinner than a pixel: the strip shows their number.
-        const r = Math.max(0.8, Math.min(w / 2, 3)), cy = base + STRIP - 2 - (decode / most) * (STRIP - 8);
-        context.fillStyle = colours.prefill;
-        if (r < 2) context.fillRect(x + w / 2 - r, cy - r, 2 * r, 2 * r);
-        else {
-          context.beginPath();
-          context.arc(x + w / 2, cy, r, 0, 7);
-          context.fill();
-        }
-      }
-      this.drawMarks(context, step, x + w / 2);
+      const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0;
+      const width = Math.max(1, axis.end(step) - x - gap);
+      const bar = (first, last, colour) => {
+        context.fillStyle = colour;
+        context.fillRect(x, y(last), width, y(first) - y(last));
+      };
+      const decodes = store.value("decode_tokens", step);
+      bar(0, decodes, colours.decode);
+      bar(decodes, store.numTokens(step), colours.prefill);
+      if (theme.focus.size) this.drawFocused(step, decodes, bar);
+      if (decodes) this.drawDecodes(context, x + width / 2, width, base, decodes / mostDecodes);
+      this.drawEvents(context, step, x + width / 2);
     }
   }
 
-  drawMarks(context, step, x) {
-    const codes = this.store.facts.codes.events, kinds = this.store.columns.get("event.kind").data;
-    if (this.store.bounds.event[step] === this.store.bounds.event[step + 1]) return;
-    const seen = new Set();
-    for (let e = this.store.bounds.event[step]; e < this.store.bounds.event[step + 1]; e++) seen.add(codes[kinds[e]]);
-    for (const kind of ["finish", "admit", "resume", "preempt"]) {
-      if (!seen.has(kind)) continue;
-      const row = kind === "finish" ? 13 : kind === "preempt" ? 5 : 9;
-      eventMark(context, this.theme, kind, x, row, 3);
+  /** The parts of a step's bar that belong to requests in focus. */
+  drawFocused(step, decodes, bar) {
+    const { store, theme } = this, [from, to] = store.span("chunk", step);
+    const requests = store.column("chunk.request"), counts = store.column("chunk.num_tokens");
+    const flags = store.column("chunk.flags");
+    let low = 0, high = decodes;
+    for (let c = from; c < to; c++) {
+      const isDecode = (flags[c] & 3) === 0, at = isDecode ? low : high;
+      if (isDecode) low += counts[c];
+      else high += counts[c];
+      if (!theme.focus.has(requests[c])) continue;
+      bar(at, at + counts[c], isDecode ? theme.decode(requests[c]) : theme.prefill(requests[c]));
     }
   }
 
-  /** Above 2,000 visible steps: the range and the mean of each pixel column, never bars thinner than a pixel. */
+  /** The number of decodes in the strip: against a large budget, a few decodes are thinner than a pixel. */
+  drawDecodes(context, x, width, base, share) {
+    const radius = Math.max(0.8, Math.min(width / 2, 3)), y = base + STRIP - 2 - share * (STRIP - 8);
+    context.fillStyle = this.theme.colours.prefill;
+    if (radius < 2) context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
+    else dot(context, x, y, radius);
+  }
+
+  drawEvents(context, step, x) {
+    const { store } = this, codes = store.facts.codes.events, kinds = store.column("event.kind");
+    const [from, to] = store.span("event", step), seen = new Set();
+    for (let e = from; e < to; e++) seen.add(codes[kinds[e]]);
+    for (const kind in EVENT_Y) {
+      if (seen.has(kind)) eventMark(context, this.theme, kind, x, EVENT_Y[kind], 3);
+    }
+  }
+
+  // -- a column of pixels for several steps ----------------------------------------------------------------------
+
+  /** Above BIN_ABOVE_STEPS visible steps: the range and the mean of each pixel column, instead of bars. */
   drawBins(context, axis, y, base, first) {
-    const { store } = this, colours = this.theme.colours;
+    const { store } = this, { colours } = this.theme;
     const columns = Math.floor(axis.x1 - axis.x0);
-    const decode = store.columns.get("decode_tokens").data, prefill = store.columns.get("prefill_tokens").data;
+    const stepAt = (column) => Math.floor(axis.from + (column * (axis.to - axis.from)) / columns);
     for (let i = Math.max(0, Math.floor(axis.x(first) - axis.x0)); i < columns; i++) {
-      const from = Math.floor(axis.from + (i * (axis.to - axis.from)) / columns), to = Math.min(store.numSteps, Math.max(from + 1, Math.floor(axis.from + ((i + 1) * (axis.to - axis.from)) / columns)));
+      const from = stepAt(i), to = Math.min(store.numSteps, Math.max(from + 1, stepAt(i + 1)));
       if (from >= to) continue;
-      let low = Infinity, high = 0, sum = 0, decodes = 0;
-      for (let step = from; step < to; step++) {
-        const total = decode[step] + prefill[step];
-        low = Math.min(low, total);
-        high = Math.max(high, total);
-        sum += total;
-        decodes += decode[step];
-      }
-      const x = axis.x0 + i, mean = sum / (to - from), meanDecode = decodes / (to - from);
+      const x = axis.x0 + i, { least, most, mean, meanDecodes } = this.binOf(from, to);
       context.fillStyle = colours.kv;
-      context.fillRect(x, y(high), 1, Math.max(1, y(low) - y(high)));
+      context.fillRect(x, y(most), 1, Math.max(1, y(least) - y(most)));
       context.fillStyle = colours.prefill;
       context.fillRect(x, y(mean) - 0.75, 1, 1.5);
       context.fillStyle = colours.decode;
-      context.fillRect(x, y(meanDecode), 1, base - y(meanDecode));
+      context.fillRect(x, y(meanDecodes), 1, base - y(meanDecodes));
     }
   }
 
+  binOf(from, to) {
+    const decode = this.store.column("decode_tokens"), prefill = this.store.column("prefill_tokens");
+    let least = Infinity, most = 0, sum = 0, decodes = 0;
+    for (let step = from; step < to; step++) {
+      const total = decode[step] + prefill[step];
+      least = Math.min(least, total);
+      most = Math.max(most, total);
+      sum += total;
+      decodes += decode[step];
+    }
+    return { least, most, mean: sum / (to - from), meanDecodes: decodes / (to - from) };
+  }
+
+  /** The bars of a simulated run beside this one, as outlines. */
+  drawGhosts(context, axis, y, base) {
+    const { other } = this.view;
+    if (!other?.comparison || other.comparison.refused || axis.byTime !== (axis.byTime && other.timed())) return;
+    context.strokeStyle = this.theme.colours.cursor;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (let step = 0; step < other.numSteps; step++) {
+      const [start, end] = axis.byTime ? [other.clockStart.data[step], other.clockEnd.data[step]] : [step, step + 1];
+      const x = axis.byTime ? axis.xOfTime(start) : axis.x(start),
+        right = axis.byTime ? axis.xOfTime(end) : axis.x(end);
+      if (right < axis.x0 || x > axis.x1) continue;
+      const top = Math.round(y(other.numTokens(step))) + 0.5;
+      context.moveTo(x, base);
+      context.lineTo(x, top);
+      context.lineTo(right, top);
+      context.lineTo(right, base);
+    }
+    context.stroke();
+  }
+
+  // -- around the bars -------------------------------------------------------------------------------------------
+
   drawBudget(context, axis, y, from) {
-    const { store } = this, colours = this.theme.colours;
+    const { store } = this, { colours } = this.theme;
     if (!store.numSteps) return;
     const budget = store.value("token_budget", Math.min(axis.last, store.numSteps) - 1);
     if (budget) dashes(context, from, Math.round(y(budget)), axis.x1 - from, colours.text, 5, 3);
-    const seats = store.facts.config.max_num_seqs;
-    if (seats && seats < budget) dashes(context, from, Math.round(y(seats)), axis.x1 - from, colours.muted, 1, 3);
+    const maxNumSeqs = store.facts.config.max_num_seqs;
+    if (!maxNumSeqs || maxNumSeqs >= budget) return;
+    dashes(context, from, Math.round(y(maxNumSeqs)), axis.x1 - from, colours.muted, 1, 3);
   }
 
-  drawSteps(context, axis, height) {
-    const colours = this.theme.colours;
+  drawStepLabels(context, axis, height) {
+    const { colours } = this.theme;
     const values = axis.byTime ? ticks(axis.t0, axis.t1, 8) : ticks(axis.from, axis.to, 10, true);
     for (const value of values) {
-      const x = axis.byTime ? axis.x0 + ((value - axis.t0) / (axis.t1 - axis.t0)) * (axis.x1 - axis.x0) : axis.x(value);
+      const x = axis.byTime ? axis.xOfTime(value) : axis.x(value);
       if (x > axis.x1) continue;
-      text(context, axis.byTime ? formatSeconds(value) : formatNumber(this.store.label(value)), x, height - 6, colours.muted, { font: SMALL });
+      const label = axis.byTime ? formatSeconds(value) : formatNumber(this.store.label(value));
+      text(context, label, x, height - 6, colours.muted, SMALL);
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
-    text(context, axis.byTime ? "time" : "step", axis.x0 - 8, height - 6, colours.muted, { align: "right", font: SMALL });
+    text(context, axis.byTime ? "time" : "step", axis.x0 - 8, height - 6, colours.muted, SMALL, "right");
   }
 
   drawLegend(context, axis, binned) {
-    const { theme } = this, colours = theme.colours;
-    const x = axis.x1 + 16;
-    const entries = [
-      ["prefill tokens", () => { context.fillStyle = colours.prefill; context.fillRect(x, -4, 12, 8); }],
-      ["decode tokens", () => { context.fillStyle = colours.decode; context.fillRect(x, -4, 12, 8); }],
-      ["unused budget", () => { context.strokeStyle = colours.hairline; context.strokeRect(x + 0.5, -3.5, 11, 7); hatch(context, x, -4, 12, 8, colours.decode, 4); }],
-      ["token budget", () => { context.setLineDash([4, 2]); context.strokeStyle = colours.text; context.beginPath(); context.moveTo(x, 0.5); context.lineTo(x + 12, 0.5); context.stroke(); context.setLineDash([]); }],
-      ["max_num_seqs", () => { context.setLineDash([1, 3]); context.strokeStyle = colours.muted; context.beginPath(); context.moveTo(x, 0.5); context.lineTo(x + 12, 0.5); context.stroke(); context.setLineDash([]); }],
+    const { theme } = this, { colours } = theme, x = axis.x1 + 16;
+    const bars = [
+      { name: "prefill tokens", mark: box(colours.prefill, 12, 8) },
+      { name: "decode tokens", mark: box(colours.decode, 12, 8) },
+      { name: "unused budget", mark: layers(frame(colours.hairline, 12, 8), hatched(colours.decode, 12, 8)) },
     ];
-    if (binned) entries.splice(0, 3, ["min to max, and mean", () => { context.fillStyle = colours.kv; context.fillRect(x, -4, 12, 8); context.fillStyle = colours.prefill; context.fillRect(x, -0.75, 12, 1.5); }],
-      ["mean decode tokens", () => { context.fillStyle = colours.decode; context.fillRect(x, -4, 12, 8); }]);
-    entries.forEach(([label, mark], i) => {
-      context.save();
-      context.translate(0, TOP + 4 + i * 15);
-      mark();
-      context.restore();
-      text(context, label, x + 18, TOP + 4 + i * 15, colours.muted, { font: SMALL });
-    });
-    ["admit", "preempt", "finish"].forEach((kind, i) => {
-      const at = x + 5 + [0, 46, 104][i], row = TOP + 6 + entries.length * 15;
-      eventMark(context, theme, kind, at, row, 3);
-      text(context, kind, at + 8, row, colours.muted, { font: SMALL });
-    });
+    const bins = [
+      { name: "range and mean", mark: layers(box(colours.kv, 12, 8), box(colours.prefill, 12, 1.5)) },
+      { name: "mean decode tokens", mark: box(colours.decode, 12, 8) },
+    ];
+    const entries = [
+      ...(binned ? bins : bars),
+      { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
+      { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
+    ];
+    entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * 15, x + 18, colours.muted));
+    const y = TOP + 6 + entries.length * 15;
+    for (const [kind, left] of [["admit", 5], ["preempt", 51], ["finish", 109]]) {
+      eventMark(context, theme, kind, x + left, y, 3);
+      text(context, kind, x + left + 8, y, colours.muted, SMALL);
+    }
   }
 
-  showsOverlay() { return false; }
+  showsOverlay() {
+    return false;
+  }
 
-  cursorBottom() { return this.height - BOTTOM + 2; }
+  cursorBottom() {
+    return this.height - BOTTOM + 2;
+  }
+
+  // -- words -----------------------------------------------------------------------------------------------------
 
   hit(x) {
-    const step = new StepAxis(this.store, this.cursor, this.width).stepAt(x);
-    if (step < 0) return null;
-    return { step, hover: { step }, lines: this.summary(step) };
+    const step = this.axis().stepAt(x);
+    return step < 0 ? null : { step, hover: { step }, lines: this.summary(step) };
   }
 
   summary(step) {
-    const { store } = this, budget = store.value("token_budget", step), total = this.tokens(step);
-    const lines = [`step ${formatNumber(store.label(step))}`,
-      `${formatNumber(store.value("prefill_tokens", step))} prefill + ${formatNumber(store.value("decode_tokens", step))} decode = ${formatNumber(total)} of ${formatNumber(budget)} tokens`];
-    const recomputed = store.value("recomputed_tokens", step);
-    if (recomputed) lines.push(`${formatNumber(recomputed)} recomputed after a preemption`);
-    if (store.timed()) lines.push(`${formatSeconds(store.duration(step))}, forward ${formatSeconds(store.value("seconds_forward", step))}`);
-    lines.push(`${store.value("num_running", step)} running, ${store.value("num_waiting", step)} waiting, ${formatNumber(store.value("free_blocks", step))} free blocks`);
-    for (const event of store.events(step).slice(0, 6)) lines.push(`${event.kind} ${plain(event.request.id)}${event.reason ? `: ${plain(event.reason, 80)}` : ""}`);
+    const { store } = this;
+    const value = (name) => formatNumber(store.value(name, step));
+    const tokens = `${value("prefill_tokens")} prefill + ${value("decode_tokens")} decode`;
+    const lines = [
+      store.sentences[step] || `step ${formatNumber(store.label(step))}`,
+      `${tokens} = ${formatNumber(store.numTokens(step))} of ${value("token_budget")} tokens`,
+    ];
+    if (store.value("recomputed_tokens", step)) {
+      lines.push(`${counted(store.value("recomputed_tokens", step), "token")} recomputed after a preemption`);
+    }
+    if (store.timed()) {
+      const forward = formatSeconds(store.value("seconds_forward", step));
+      lines.push(`${formatSeconds(store.duration(step))}, forward ${forward}`);
+    }
+    const running = store.value("num_running", step), waiting = store.value("num_waiting", step);
+    lines.push(`${running} running, ${waiting} waiting, ${value("free_blocks")} free blocks`);
+    for (const { kind, request, reason } of store.events(step).slice(0, 6)) {
+      lines.push(`${kind} ${plain(request.id)}${reason ? `: ${plain(reason, 80)}` : ""}`);
+    }
     return lines;
   }
 
   describe() {
-    return this.store.numSteps ? `${this.store.numSteps} steps; ${this.summary(this.cursor.step).slice(0, 2).join(", ")}` : "no steps yet";
+    if (!this.store.numSteps) return "no steps yet";
+    return `${counted(this.store.numSteps, "step")}. ${this.store.sentences[this.cursor.step] || ""}`;
   }
 
-  tableTwin() {
-    const { store } = this, rows = [];
-    const first = Math.max(0, Math.floor(this.cursor.range[0])), last = Math.min(store.numSteps, Math.ceil(this.cursor.range[1]), first + 500);
-    for (let step = first; step < last; step++) {
-      rows.push({ step, cells: [store.label(step), store.value("prefill_tokens", step), store.value("decode_tokens", step), store.value("token_budget", step), store.value("num_running", step), store.value("num_waiting", step), store.value("free_blocks", step), store.timed() ? formatSeconds(store.duration(step)) : "–"] });
-    }
-    return { caption: `Steps ${store.label(first)} to ${store.label(last - 1)}`, headings: ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"], rows, onclick: (row) => this.cursor.seek(row.step) };
+  tableData() {
+    const { store } = this;
+    const headings = ["prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"];
+    return this.stepTable(headings, (step) => [
+      store.value("prefill_tokens", step),
+      store.value("decode_tokens", step),
+      store.value("token_budget", step),
+      store.value("num_running", step),
+      store.value("num_waiting", step),
+      store.value("free_blocks", step),
+      store.timed() ? formatSeconds(store.duration(step)) : "–",
+    ]);
   }
 }

@@ -1,11 +1,14 @@
-// Two runs of one request, token by token: how long each token took, a above the line and b below it, and where the
-// two texts part.
+// Two runs of one request, token by token: the latency of each token, a above the line and b below it, and the first
+// difference.
 
-import { formatNumber, formatSeconds, plain } from "./dom.js";
+import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
 import { SMALL, text, ticks } from "./drawing.js";
-import { MARGIN } from "./step_axis.js";
 
-/** Index of the first token in which two lists differ, or in which one of them has ended; -1 when they are the same. */
+/** Margins of the lanes. */
+export const LEFT = 84;
+export const RIGHT = 16;
+
+/** Index of the first token in which two lists differ or one of them has ended; -1 when they are the same. */
 export function firstDifference(a, b) {
   const shorter = Math.min(a.length, b.length);
   for (let i = 0; i < shorter; i++) if (a[i].id !== b[i].id) return i;
@@ -13,59 +16,100 @@ export function firstDifference(a, b) {
 }
 
 export class TokenLanes {
-  /** @param pairs [[request of a, request of b], ...] @param stores the store of each run */
-  constructor(pairs, stores) {
-    Object.assign(this, { pairs, stores });
-    this.most = Math.max(8, ...pairs.flat().map((request) => request.tokens.length));
-    // The time to first token is another matter than the time between tokens: it is cut off where it is longer.
-    const later = pairs.flatMap((pair) => pair.flatMap((request, which) => request.tokens.slice(1).map((token) => this.latency(token, which))));
-    this.longest = later.reduce((most, value) => (value > most ? value : most), 0) || 1;
+  /**
+   * @param pairs The two requests of each lane: [[request of a, request of b], ...].
+   * @param stores The stores of the two runs.
+   * @param inSeconds Whether latencies are times; else they are steps, because one of the runs has no clock.
+   */
+  constructor(pairs, stores, inSeconds) {
+    this.pairs = pairs;
+    this.stores = stores;
+    this.inSeconds = inSeconds;
     this.differences = pairs.map(([a, b]) => firstDifference(a.tokens, b.tokens));
+    this.most = Math.max(8, ...pairs.flat().map((request) => request.tokens.length));
+    this.longest = this.longestLatency() || 1;
   }
 
-  /** Seconds (steps in a run without times) since the token before, or since arrival. */
-  latency(token, which) {
-    return this.stores[which].columns.get("chunk.latency").data[token.chunk];
+  /** Time since the previous token, or since arrival, of token `i` of a request; in one unit for both runs. */
+  latency(request, i, run) {
+    const store = this.stores[run], { tokens } = request;
+    // Tokens of one step come together.
+    if (i > 0 && tokens[i - 1].chunk === tokens[i].chunk) return 0;
+    return this.inSeconds ? store.column("chunk.latency")[request.tokens[i].chunk] : store.latencySteps(request, i);
   }
 
+  /** The longest inter-token latency. A time to first token may be longer; its bar is cut off. */
+  longestLatency() {
+    let longest = 0;
+    for (const pair of this.pairs) {
+      pair.forEach((request, run) => {
+        for (let i = 1; i < request.tokens.length; i++) {
+          longest = Math.max(longest, this.latency(request, i, run) || 0);
+        }
+      });
+    }
+    return longest;
+  }
+
+  /** Left edge of a token. */
   x(index, width) {
-    return MARGIN.left + (index / this.most) * (width - 16 - MARGIN.left);
+    return LEFT + (index / this.most) * (width - RIGHT - LEFT);
   }
 
+  /** Index of the token at a pixel. */
   at(x, width) {
-    return Math.floor(((x - MARGIN.left) / (width - 16 - MARGIN.left)) * this.most);
+    return Math.floor(((x - LEFT) / (width - RIGHT - LEFT)) * this.most);
   }
 
   drawAxis(context, width, y, colours) {
-    for (const tick of ticks(0, this.most, 10, true)) text(context, formatNumber(tick), this.x(tick, width), y, colours.muted, { font: SMALL });
-    text(context, "token", MARGIN.left - 8, y, colours.muted, { align: "right", font: SMALL });
+    for (const tick of ticks(0, this.most, 10, true)) {
+      text(context, formatNumber(tick), this.x(tick, width), y, colours.muted, SMALL);
+    }
+    text(context, "token", LEFT - 8, y, colours.muted, SMALL, "right");
   }
 
   /** One request: bars up for a and down for b from `middle`, grey from the first difference on. */
   drawLane(context, row, width, middle, half, theme) {
-    const { colours } = theme, index = this.pairs[row][0].index, difference = this.differences[row];
-    this.pairs[row].forEach((request, which) => {
-      request.tokens.forEach((token, i) => {
-        const x = this.x(i, width), w = Math.max(0.8, this.x(i + 1, width) - x - 0.8);
-        const high = Math.max(1.5, Math.min(1, this.latency(token, which) / this.longest) * half);
-        context.fillStyle = difference >= 0 && i >= difference ? colours.kv : which ? theme.decode(index) : theme.prefill(index);
-        context.fillRect(x, which ? middle + 0.5 : middle - 0.5 - high, w, high);
+    const { colours } = theme, [{ index }] = this.pairs[row], difference = this.differences[row];
+    const fills = [theme.prefill(index), theme.decode(index)];
+    this.pairs[row].forEach((request, run) => {
+      request.tokens.forEach((_token, i) => {
+        const x = this.x(i, width), wide = Math.max(0.8, this.x(i + 1, width) - x - 0.8);
+        const high = Math.max(1.5, Math.min(1, this.latency(request, i, run) / this.longest) * half);
+        context.fillStyle = difference >= 0 && i >= difference ? colours.kv : fills[run];
+        context.fillRect(x, run ? middle + 0.5 : middle - 0.5 - high, wide, high);
       });
     });
     if (difference >= 0) markDifference(context, this.x(difference, width), middle, half, colours.bad);
   }
 
-  /** What a token is in both runs, in words, and the step of the first run that made it. */
-  describe(row, i, write) {
-    const [a, b] = this.pairs[row], tokens = [a.tokens[i], b.tokens[i]], difference = this.differences[row];
+  /** Describe token `i` of a lane in both runs, with its step in the first run; null when neither has it. */
+  describe(row, i) {
+    const [a, b] = this.pairs[row], tokens = [a.tokens[i], b.tokens[i]];
     if (!tokens[0] && !tokens[1]) return null;
-    const words = tokens.map((token, which) => {
-      const run = which ? "b" : "a";
-      if (!token) return `${run}: has ended`;
-      return `${run}: ${plain(JSON.stringify(token.text || ""), 40)} (id ${token.id}) in step ${this.stores[which].label(token.step)}, after ${write(this.latency(token, which))}`;
-    });
-    const verdict = difference < 0 || i < difference ? "the same token" : i === difference ? "the first difference" : `after the first difference, at token ${difference}`;
-    return { lines: [`${plain(a.id)}, token ${i}: ${verdict}`, ...words], step: tokens[0]?.step };
+    const title = `${plain(a.id)}, token ${i}: ${this.verdict(row, i)}`;
+    return { lines: [title, this.tokenLine(row, i, 0), this.tokenLine(row, i, 1)], step: tokens[0]?.step };
+  }
+
+  verdict(row, i) {
+    const difference = this.differences[row];
+    if (difference < 0 || i < difference) return "the same token";
+    return i === difference ? "the first difference" : `after the first difference, at token ${difference}`;
+  }
+
+  tokenLine(row, i, run) {
+    const name = run ? "b" : "a", request = this.pairs[row][run], token = request.tokens[i];
+    if (!token) return `${name}: has ended`;
+    const latency = this.latency(request, i, run), step = this.stores[run].label(token.step);
+    const written = this.inSeconds ? formatSeconds(latency) : counted(latency, "step");
+    return `${name}: ${this.tokenText(row, i, run)} (id ${token.id}) in step ${step}, after ${written}`;
+  }
+
+  /** The text of a token; a simulated run has none, but where it has the same token, the other run knows its text. */
+  tokenText(row, i, run) {
+    const own = this.pairs[row][run].tokens[i], others = this.pairs[row][1 - run].tokens[i];
+    const text = own.text || (others?.id === own.id ? others.text : "");
+    return text ? plain(JSON.stringify(text), 40) : "no text";
   }
 }
 
@@ -82,5 +126,3 @@ export function markDifference(context, x, middle, half, colour) {
   }
   context.stroke();
 }
-
-export const writeLatency = (timed) => (value) => (timed ? formatSeconds(value) : `${formatNumber(value)} steps`);

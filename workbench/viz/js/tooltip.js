@@ -1,4 +1,4 @@
-// The one tooltip of a view.
+// The tooltip of a view.
 
 import { h, replace } from "./dom.js";
 
@@ -6,6 +6,8 @@ export class Tooltip {
   constructor() {
     this.element = h("div", { class: "wb-tooltip", role: "tooltip", hidden: true });
   }
+
+  /** Show lines near a point of the window; the first line is the title. */
   show(x, y, lines) {
     const text = lines.join("\n");
     if (text !== this.text) {
@@ -13,10 +15,11 @@ export class Tooltip {
       this.text = text;
     }
     this.element.hidden = false;
-    const box = this.element.getBoundingClientRect();
-    this.element.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
-    this.element.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 12) : y + 18}px`;
+    const { width, height } = this.element.getBoundingClientRect(), fits = y + 18 + height <= innerHeight;
+    this.element.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
+    this.element.style.top = `${fits ? y + 18 : Math.max(4, y - height - 12)}px`;
   }
+
   hide() {
     this.element.hidden = true;
   }

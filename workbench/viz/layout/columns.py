@@ -1,8 +1,8 @@
-"""A trace as columns: the data every live view draws, each step encoded once however many views are open.
+"""A trace as columns: the data that every live view draws. A step is encoded once for all open views.
 
 The columns are in the units of the trace (steps, tokens, KV positions, block ids), so a bar, a chunk, a ribbon
-segment and a causal trapezoid are all read off the same few numbers; a renderer only turns units into pixels. A
-view holds the columns of all steps it has seen, which is why moving its cursor asks nothing of the engine.
+segment and a causal trapezoid are drawn from the same few numbers; a renderer only converts units into pixels. A view
+keeps the columns of all steps it has received, so its cursor moves without a request to the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from workbench.trace.records import Arm, Chunk, LimitedBy, RequestInfo, StepRecord
+from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
+from workbench.trace.lines import RequestInfo
+from workbench.trace.narrate import narrate
+from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord
 from workbench.viz.layout.pool_changes import PoolChanges
 from workbench.viz.layout.shadow_launch import shadow_facts
 
@@ -31,8 +34,8 @@ FLAG_PARTIAL = 1 << 2
 FLAG_FIRST_TOKEN = 1 << 6
 LIMIT_SHIFT = 3
 
-PROMPT_PREVIEW = 4000
-"""Characters of a prompt that are sent to a view; the rest stays in the trace."""
+PROMPT_PREVIEW = 12_000
+"""Maximum number of characters of a prompt that are sent to a view."""
 
 STEP_COLUMNS: dict[str, str] = {
     "time": "d",
@@ -68,6 +71,9 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
         "num_cached": "i",
         "num_recomputed": "i",
         "num_new_blocks": "i",
+        "num_drafts": "i",
+        "num_accepted": "i",
+        "num_sampled_before": "i",
         "latency": "f",
     },
     "event": {"kind": "B", "request": "i", "reason": "i"},
@@ -75,12 +81,17 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
     "pool": {"block": "i", "state": "B", "owner": "i", "references": "H"},
     "work": {name: "i" for name in ("seq", "q_start", "num_rows", "kv_start", "kv_end", "split", "num_splits")},
     "new_block": {"id": "i"},
+    "sampled_before": {"id": "i"},
 }
-"""Several values per step (``new_block``: per chunk), in the order of the steps.
+"""Several values per step (``new_block``, ``sampled_before``: per chunk), in the order of the steps.
 
-``chunk.latency`` is the time to first token or the inter-token latency in seconds (in steps where the trace has
-no times), NaN where nothing was sampled; ``FLAG_FIRST_TOKEN`` tells the two apart. ``pool`` holds the blocks
-whose state, first owner or reference count differs from the step before, after scheduling.
+``chunk.start`` is the position of the first row that ran. ``sampled_before`` holds the accepted drafts that a chunk
+appended before the token it ``sampled``.
+
+``chunk.latency`` is the time to first token or the inter-token latency in seconds (in steps if the trace has no
+clock), NaN if the chunk gave no token or the token before is not in the trace; ``FLAG_FIRST_TOKEN`` tells the two
+apart. ``pool`` holds the blocks whose state, first owner or reference count has changed since the step before, after
+scheduling.
 """
 
 
@@ -98,23 +109,25 @@ class TraceColumns:
         self.num_steps = 0
         self.requests: list[str] = []
         self.request_infos: list[RequestInfo] = []
-        self.steps = {name: array(code) for name, code in STEP_COLUMNS.items()}
-        self.children = {
+        self.steps: dict[str, array[Any]] = {name: array(code) for name, code in STEP_COLUMNS.items()}
+        self.children: dict[str, dict[str, array[Any]]] = {
             kind: {name: array(code) for name, code in columns.items()} for kind, columns in CHILD_COLUMNS.items()
         }
         self.bounds: dict[str, list[int]] = {kind: [0] for kind in [*CHILD_COLUMNS, "text"]}
         self.texts: list[str] = []
+        self.sentences: list[str] = []
         self.strings: list[str] = []
         self.kernels: list[str] = []
         self.shadows: list[tuple[int, dict[str, Any]]] = []
-        """Index of a step and what a shadow launch of the Metal kernel found, in the order in which they came in."""
+        """Index of a step and the findings of its shadow launch of the Metal kernel, in the supplements' order."""
         self._index: dict[str, int] = {}
         self._string_index: dict[str, int] = {"": -1}
         self._kernel_index: dict[str, int] = {}
-        self._last_token_time: dict[int, float] = {}
-        # Made with the first step: a trace that begins in the middle of a run is given its keyframe before that.
+        self._latencies = LatencyAccumulator()
+        self._times: list[RequestTimes] = []
+        # Made with the first step, because a trace that begins in the middle of a run gets its keyframe before that.
         self._pool: PoolChanges | None = None
-        self._shadows_pending: list[tuple[int, dict[str, Any]]] = []
+        self._num_supplements = 0
         self._lock = threading.Lock()
 
     @property
@@ -131,20 +144,19 @@ class TraceColumns:
             trace = self.trace
             for request_id in list(trace.requests):
                 self._request(request_id)
-            if self._pool is None and len(trace):
-                self._pool = PoolChanges(trace)
+            supplements = trace.supplements  # before the steps: each of them names a step that is encoded below
             for step in range(self.num_steps, len(trace)):
+                if self._pool is None:
+                    self._pool = PoolChanges(trace)
                 self._append(trace[step], self._pool)
                 self.num_steps = step + 1
-            # A shadow launch takes longer than its step and is filled in when it is done.
-            done = [item for item in self._shadows_pending if not item[1].get("pending")]
-            if done:
-                self.shadows.extend(
-                    (step, facts)
-                    for step, found in done
-                    if (facts := shadow_facts(found, self.steps["num_chunks"][step])) is not None
-                )
-                self._shadows_pending = [item for item in self._shadows_pending if item not in done]
+            for supplement in supplements[self._num_supplements :]:
+                if supplement.name == "shadow":
+                    step = supplement.step - trace[0].step
+                    facts = shadow_facts(supplement.facts, self.steps["num_chunks"][step])
+                    if facts is not None:
+                        self.shadows.append((step, facts))
+            self._num_supplements = len(supplements)
             return self.num_steps
 
     # -- encoding one step -----------------------------------------------------------------------------------
@@ -157,10 +169,11 @@ class TraceColumns:
             self.requests.append(request_id)
             info = self.trace.requests.get(request_id) or RequestInfo(request_id, 0)
             self.request_infos.append(info)
+            self._times.append(self._latencies.arrive(info))
         return index
 
     def _string(self, text: str) -> int:
-        """Index of a reason in the string table, -1 for no reason."""
+        """Index of a reason in the string table; -1 for no reason."""
         index = self._string_index.get(text)
         if index is None:
             index = self._string_index[text] = len(self.strings)
@@ -168,7 +181,7 @@ class TraceColumns:
         return index
 
     def _extend(self, kind: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Append rows to the columns of one kind and return how many there were."""
+        """Append rows to the columns of one kind and return their number."""
         columns = list(self.children[kind].values())
         values = list(zip(*rows))
         for column, part in zip(columns, values):
@@ -177,11 +190,12 @@ class TraceColumns:
         return self.bounds[kind][-1] - self.bounds[kind][-2]
 
     def _append(self, record: StepRecord, pool: PoolChanges) -> None:
-        now = record.time + sum(record.timings.values()) if record.timings else float(record.step + 1)
-        rows = [self._chunk_row(chunk, now, bool(record.timings)) for chunk in record.chunks]
+        end = self._latencies.add(record).end
+        rows = [self._chunk_row(chunk, end) for chunk in record.chunks]
         self.bounds["text"].append(len(self.texts))
         num_chunks = self._extend("chunk", rows)
         self._extend("new_block", ((block,) for chunk in record.chunks for block in chunk.new_block_ids))
+        self._extend("sampled_before", ((token,) for chunk in record.chunks for token in chunk.sampled_before))
         num_events = self._extend(
             "event",
             ((EVENT_KINDS.index(e.kind), self._request(e.request_id), self._string(e.reason)) for e in record.events),
@@ -223,43 +237,42 @@ class TraceColumns:
         }
         for name, value in values.items():
             self.steps[name].append(value)
+        self.sentences.append(narrate(record))
 
-    def _chunk_row(self, chunk: Chunk, now: float, timed: bool) -> tuple[Any, ...]:
+    def _chunk_row(self, chunk: Chunk, end: Timestamp) -> tuple[Any, ...]:
         request = self._request(chunk.request_id)
         flags = ARMS.index(chunk.arm) | LIMITS.index(chunk.limited_by) << LIMIT_SHIFT
         if chunk.is_partial_prefill:
             flags |= FLAG_PARTIAL
-        latency = float("nan")
         if chunk.sampled is not None:
             self.texts.append(chunk.text)
-            before = self._last_token_time.get(request)
-            if before is None:
+        latency = float("nan")
+        times = self._times[request]
+        if times.last_token is end:
+            if times.first_token is end:
                 flags |= FLAG_FIRST_TOKEN
-                info = self.request_infos[request]
-                before = info.arrival_time if timed else float(info.arrival_step)
-            latency = now - before
-            self._last_token_time[request] = now
+            if (since := times.since) is not None:
+                latency = end.seconds - since.seconds if self._latencies.timed else end.steps - since.steps
         return (
             request,
-            chunk.start,
+            chunk.first_position,
             chunk.num_tokens,
             flags,
             -1 if chunk.sampled is None else chunk.sampled,
             chunk.num_cached_tokens,
             chunk.num_recomputed_tokens,
             len(chunk.new_block_ids),
+            len(chunk.drafts),
+            chunk.num_accepted,
+            len(chunk.sampled_before),
             latency,
         )
 
     def _kernel(self, record: StepRecord) -> int:
-        """Index of the launch facts of a step (without work items and shadow launch), -1 in a simulation."""
+        """Index of the launch facts of a step (without work items); -1 in a simulation."""
         if record.kernel is None:
             return -1
-        details = dict(record.kernel.details)
-        shadow = details.pop("shadow", None)
-        if isinstance(shadow, dict):
-            self._shadows_pending.append((self.num_steps, shadow))
-        facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=(), details=details))
+        facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=()))
         text = msgspec.json.encode(facts).decode()
         index = self._kernel_index.get(text)
         if index is None:

@@ -1,25 +1,29 @@
-"""Two traces of one workload side by side: the facts a view needs beside the columns of both."""
+"""The facts that a comparison of two traces shows beside the columns of both."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.trace.checks import TraceError
-from workbench.trace.compare import compare
+from workbench.trace.compare import Comparison, compare
+from workbench.trace.errors import TraceError
+from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from workbench.trace.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
-    """What ``workbench.trace.compare`` finds, as plain data.
+    """The result of ``workbench.trace.compare`` as plain data.
 
     Returns:
         ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and
-        ``rows`` (request, then TTFT, ITL and recomputed tokens of a and b, None where there is no value), the largest
-        change first; or only ``refused`` with the reason why the traces cannot be compared.
+        ``rows`` (request, then TTFT, ITL and recomputed tokens of a and b; a missing value is None), the largest
+        change first. If the traces cannot be compared, only ``refused``, the reason.
     """
     try:
         found = compare(a, b)
@@ -28,6 +32,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     parted = found.first_divergence
     return {
         "badge": found.badge,
+        "verdict": verdict(found),
         "same_tokens": found.same_tokens,
         "unit": found.unit,
         "notes": list(found.notes),
@@ -47,6 +52,52 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     }
 
 
-def encode_other(a: Trace, b: Trace) -> bytes:
-    """The packet of the trace ``b`` that a view of ``a`` compares it with."""
-    return encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison_facts(a, b)})
+def verdict(found: Comparison) -> str:
+    """The comparison in one line: the largest change of a first token, and that of the longest pause.
+
+    Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms".
+    """
+    parts = []
+    firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
+    if firsts:
+        most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
+        before, after = most.ttft_a or 0.0, most.ttft_b or 0.0
+        name = svg.shorten(most.request_id, 24)
+        if before == after:
+            parts.append("no first token moves")
+        else:
+            parts.append(f"first token of {name} {_time(before, found.unit)} -> {_time(after, found.unit)}")
+    pauses = [
+        max((float(gaps.max()) for gaps in (_gaps(metrics, found.unit) for metrics in side) if len(gaps)), default=None)
+        for side in ([request.a for request in found.requests], [request.b for request in found.requests])
+    ]
+    if pauses[0] is not None and pauses[1] is not None:
+        parts.append(f"longest pause {_time(pauses[0], found.unit)} -> {_time(pauses[1], found.unit)}")
+    return "; ".join(parts)
+
+
+def _gaps(metrics: RequestMetrics, unit: str) -> np.ndarray:
+    return metrics.itl_seconds if unit == "s" else metrics.itl_steps
+
+
+def _time(value: float, unit: str) -> str:
+    """A time as the views write it."""
+    if unit != "s":
+        return f"{value:g} step{'' if value == 1 else 's'}"
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None) -> bytes:
+    """The packet of the trace ``b`` that a view of ``a`` compares it with.
+
+    Args:
+        a: The trace of the view.
+        b: The other trace.
+        fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs.
+    """
+    comparison = comparison_facts(a, b)
+    if fork is not None:
+        comparison["fork"] = fork
+    return encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})

@@ -1,4 +1,4 @@
-"""The packed batch: query rows side by side, each sequence against its own KV."""
+"""The packed batch: the query rows of all sequences, each drawn against the KV of its sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PackedRow:
 
     Attributes:
         request_id: The request.
-        arm: How the chunk is handled; "decode" is drawn as a marker instead of a trapezoid.
+        arm: The kind of chunk; "decode" is drawn as a marker instead of a trapezoid.
         q_start: First query row.
         q_end: One past the last query row.
         kv_start: KV positions that were in the cache before the step.
@@ -49,7 +49,7 @@ class PackedRow:
 
     @property
     def label(self) -> str:
-        """Rows and KV range in words."""
+        """Rows and KV range as text."""
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows"
         return f"q[{self.q_start}, {self.q_end})  {rows}  kv {self.kv_start} → {self.kv_end}"
 
@@ -73,7 +73,7 @@ def packed_rows(record: StepRecord) -> list[PackedRow]:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of the readable ribbon, in pixels; ``broken`` where it is shorter than its share of the true scale."""
+    """A piece of the readable ribbon, in pixels; ``broken`` if it is shorter than its share of the true scale."""
 
     x0: float
     x1: float
@@ -81,9 +81,9 @@ class Segment:
 
 
 def readable_scale(sizes: Sequence[int], width: float, least: float) -> list[Segment]:
-    """Widths for segments of very different sizes, so that each can be read.
+    """Widths that keep segments of very different sizes readable.
 
-    Every segment gets ``least`` pixels (an equal share where there is no room for that); the rest is divided in
+    Every segment gets ``least`` pixels (an equal share if the width is too small for that); the rest is divided in
     proportion to the sizes. ``js/geometry.js`` has the same function; a browser test compares the two.
     """
     total = sum(sizes)

@@ -39,17 +39,17 @@ def encode_packet(
     first_shadow: int = 0,
     extra: dict[str, Any] | None = None,
 ) -> bytes:
-    """Encode steps ``[first_step, last_step)`` and the requests, strings and launches from the given indices on.
+    """Encode steps ``[first_step, last_step)`` with the requests, strings and launches starting at the given indices.
 
     Args:
         columns: The columns, already up to date.
         first_step: First step to encode.
         last_step: One past the last; all encoded steps by default.
-        first_request: First request to describe; the receiver knows the ones before it.
+        first_request: First request to describe; the receiver has the earlier ones.
         first_string: First entry of the string table to send.
         first_kernel: First entry of the table of kernel launches to send.
         first_shadow: First entry of the results of shadow launches to send.
-        extra: Further facts for the header.
+        extra: Additional facts for the header.
     """
     last_step = columns.num_steps if last_step is None else min(last_step, columns.num_steps)
     names: list[tuple[str, str, int]] = []
@@ -80,6 +80,7 @@ def encode_packet(
         "first_shadow": first_shadow,
         "shadows": columns.shadows[first_shadow:],
         "texts": columns.texts[texts[first_step] : texts[last_step]],
+        "sentences": columns.sentences[first_step:last_step],
         "columns": names,
         **(extra or {}),
     }
@@ -105,7 +106,7 @@ def decode_packet(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def trace_facts(trace: Any) -> dict[str, Any]:
-    """What a view shows of a trace as a whole: its source, configuration, model and the codes of the columns."""
+    """The facts of a trace as a whole: its source, configuration, model and the codes of the columns."""
     return {
         "source": trace.meta.source,
         "config": dict(trace.meta.config),
@@ -129,7 +130,7 @@ def trace_facts(trace: Any) -> dict[str, Any]:
 
 
 def _start(trace: Any) -> dict[str, Any] | None:
-    """Where requests stood before the first step, for a trace that begins in the middle of a run, such as a slice."""
+    """The state of requests before the first step of a trace that begins in the middle of a run, such as a slice."""
     if not len(trace) or trace[0].step == 0:
         return None
     first = trace[0]
@@ -145,7 +146,7 @@ def _start(trace: Any) -> dict[str, Any] | None:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """A copy in which lone surrogates, which UTF-8 cannot carry, are question marks."""
+    """A copy in which lone surrogates, which UTF-8 cannot encode, are question marks."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):

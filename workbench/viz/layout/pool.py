@@ -1,4 +1,4 @@
-"""The KV pool as an image: one cell per physical block, always at the same place."""
+"""The KV pool as an image with a fixed cell for each physical block."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from workbench.trace.pool_state import OWNED, PoolState
 from workbench.trace.records import StepRecord
 
 FIRST_FOCUS = 4
-"""Cells with this value or more belong to a request in focus: FIRST_FOCUS + its slot. Smaller ones are the states."""
+"""Value of the cells of the request in focus slot 0; slot n has FIRST_FOCUS + n. Smaller values are block states."""
 
 
 def pool_columns(num_blocks: int) -> int:
-    """Columns of the image: a power of two, so that a block keeps its place; the image stays near square."""
+    """Number of columns of the image: a power of two that keeps the image nearly square."""
     columns = 32
     while columns * columns < num_blocks and columns < 512:
         columns *= 2
@@ -27,7 +27,7 @@ def pool_image(state: PoolState, focus: Sequence[str] = ()) -> np.ndarray:
 
     Args:
         state: The pool.
-        focus: Request ids that have a hue, by slot.
+        focus: Request ids that are drawn in colour, by slot.
 
     Returns:
         RESERVED, FREE, CACHED, OWNED or FIRST_FOCUS + slot; cells beyond the last block are RESERVED (0).
@@ -49,9 +49,9 @@ class BlockTableRow:
     Attributes:
         request_id: The request.
         block_ids: Physical ids in logical order.
-        num_filled: Filled slots of the last block.
-        block_size: Slots of a block.
-        num_new: Blocks that were added in this step.
+        num_filled: Number of filled slots in the last block.
+        block_size: Slots per block.
+        num_new: Number of blocks added in this step.
     """
 
     request_id: str

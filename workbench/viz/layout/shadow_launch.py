@@ -1,7 +1,8 @@
-"""What a shadow launch found, in the form the kernel panel draws; a trace file may hold anything in its place."""
+"""The result of a shadow launch, in the form that the kernel panel draws; a trace file may hold anything there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -34,9 +35,9 @@ class ShadowLaunch(msgspec.Struct, frozen=True):
 
     Attributes:
         layer: Index of the layer.
-        faults: What was found wrong, in words.
+        faults: Descriptions of the faults that were found.
         max_difference: Largest difference from the engine's own attention, or "not finite".
-        block_q: Query rows of a work item at most.
+        block_q: Maximum number of query rows per work item.
         work_items: The kernel's work items.
         launches: The kernels that ran.
     """
@@ -49,11 +50,11 @@ class ShadowLaunch(msgspec.Struct, frozen=True):
     launches: tuple[TracedLaunch, ...] = ()
 
 
-def shadow_facts(found: dict[str, Any], num_chunks: int) -> dict[str, Any] | None:
-    """What a record's ``kernel.details["shadow"]`` says, checked; None when it is of another form.
+def shadow_facts(found: Mapping[str, Any], num_chunks: int) -> dict[str, Any] | None:
+    """The facts of a step's supplement "shadow", checked; None if they have another form.
 
     Args:
-        found: The result of a shadow launch.
+        found: The facts.
         num_chunks: Sequences of its step.
     """
     try:

@@ -1,4 +1,4 @@
-"""The step timeline: tokens per step against the budget, and marks of what happened."""
+"""The step timeline: tokens per step against the budget, with marks for events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class StepBars:
     Attributes:
         step: First step of each bar, int64 [n].
         num_steps: Steps of each bar; 1 without binning, int64 [n].
-        decode: Decode tokens, the mean over a bin, float64 [n].
-        prefill: Prefill tokens, the mean over a bin, float64 [n].
-        budget: Token budget, the largest of a bin, float64 [n].
-        low: Fewest tokens of a step of the bin, float64 [n].
-        high: Most tokens of a step of the bin, float64 [n].
-        marks: (step, kind) for every kind of event in MARKED_EVENTS that a step has.
+        decode: Decode tokens, mean over the bin, float64 [n].
+        prefill: Prefill tokens, mean over the bin, float64 [n].
+        budget: Token budget, maximum over the bin, float64 [n].
+        low: Minimum number of tokens of a step in the bin, float64 [n].
+        high: Maximum number of tokens of a step in the bin, float64 [n].
+        marks: (step, kind) for every kind of event in MARKED_EVENTS that occurs in a step.
     """
 
     step: np.ndarray
@@ -49,11 +49,11 @@ class StepBars:
 
 
 def step_bars(records: Sequence[StepRecord], max_bars: int = 2000) -> StepBars:
-    """Bars of consecutive records; above ``max_bars`` of them neighbouring steps share a bin.
+    """Bars of consecutive records; with more than ``max_bars`` records, neighbouring steps share a bin.
 
     Args:
         records: Steps in order.
-        max_bars: Bars at most; bins hold equally many steps, the last one may hold fewer.
+        max_bars: Maximum number of bars. All bins hold the same number of steps, except that the last may hold fewer.
     """
     decode = np.array([record.num_decode_tokens for record in records], dtype=np.float64)
     total = np.array([record.num_tokens for record in records], dtype=np.float64)

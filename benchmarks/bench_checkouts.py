@@ -1,0 +1,89 @@
+"""Two checkouts of this repository side by side: CPU time of the scheduler, the runner and the engine.
+
+Each repeat runs both checkouts, each measurement in a process of that checkout with its own benchmark modules, so that
+drift of a shared machine meets both alike. The result is the ratio of medians, this checkout over the other.
+
+    git worktree add /tmp/base v0.1.0
+    python benchmarks/bench_checkouts.py /tmp/base
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _common import save, summarise
+
+HERE = Path(__file__).parents[1]
+MEASUREMENTS = {
+    "scheduler": """
+import bench_scheduler as bench
+found = {f"scheduler, {scene.name}, us": bench.measure(scene, 300)["total"] for scene in bench.SCENES}
+""",
+    "runner": """
+import bench_runner as bench
+saved = {}
+bench.save = lambda name, results: saved.update(results)
+sys.argv[1:] = ["--repeats", "3"]
+with contextlib.redirect_stdout(io.StringIO()):
+    bench.main()
+found = {f"forward, {name}, ms": saved[name]["compiled SwiGLU, ms"]["median"] for name in bench.SCENES}
+packing = saved["pack 256 decodes at 512, us"]
+found |= {f"pack 256 decodes {how}, us": packing[how]["median"] for how in packing}
+""",
+    "engine": """
+import bench_engine as bench
+command = [sys.executable, bench.__file__, "--arm", "workbench", "--budget", "512"]
+answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+found = {"engine, 16 requests, s": answer["cpu_s"]}
+""",
+}
+PROGRAM = """
+import contextlib, io, json, subprocess, sys
+sys.path.insert(0, {benchmarks!r})
+{measurement}
+print(json.dumps(found))
+"""
+
+
+def measure(checkout: Path, name: str) -> dict[str, float]:
+    """One measurement in a process of a checkout: CPU time by what was measured."""
+    program = PROGRAM.format(benchmarks=str(checkout / "benchmarks"), measurement=MEASUREMENTS[name])
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the checkout to compare with")
+    parser.add_argument("--repeats", type=int, default=7, help="repeats of each measurement (default 7)")
+    parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements")
+    options = parser.parse_args()
+    checkouts = {"this": HERE, "other": options.other.resolve()}
+    times: dict[str, dict[str, list[float]]] = {}
+    for name in [options.only] if options.only else MEASUREMENTS:
+        for repeat in range(options.repeats):
+            for arm in sorted(checkouts, reverse=repeat % 2 == 1):
+                for what, value in measure(checkouts[arm], name).items():
+                    times.setdefault(what, {"this": [], "other": []})[arm].append(value)
+    results = {}
+    for what, arms in times.items():
+        medians = [statistics.median(values) for values in arms.values()]
+        ratio = medians[0] / medians[1]
+        results[what] = {**{arm: summarise(values) for arm, values in arms.items()}, "ratio": round(ratio, 4)}
+        print(f"{what:55} {medians[0]:9.3f} {medians[1]:9.3f}  ratio {ratio:.3f}")
+    if not options.only:
+        save("checkouts", {"what": "CPU time of this checkout over another, interleaved", "measurements": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Python time of a decode step outside MLX's evaluation, on the path of the Metal kernel, at 30 layers.
+
+While Python builds the graph of a step and reads its result, a GPU waits. So this time is measured where no GPU is: the
+engine runs a small model of 30 layers with the Metal backend, whose kernels are replaced by a function that returns its
+queries. All other Python of a step is the real one. The time inside ``mx.eval`` is left out.
+
+    python benchmarks/bench_step_overhead.py
+    git worktree add /tmp/before v0.1.0
+    python benchmarks/bench_step_overhead.py --before /tmp/before  # both, interleaved, each in its own process
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _common import save, summarise
+
+HERE = Path(__file__).parents[1]
+NUM_LAYERS = 30
+NUM_REQUESTS = 8
+STEPS = 150
+SKIPPED = 30
+
+
+def measure() -> dict[str, float]:
+    """Microseconds of CPU time per step, in this process."""
+    import mlx.core as mx
+    from mlx_lm.models import llama
+
+    import workbench  # noqa: F401  (before MLX: it installs the BLAS)
+    from workbench import Engine, EngineConfig, SamplingParams
+    from workbench.attention.metal.backend import MetalBackend
+    from workbench.attention.selection import get_backend
+    from workbench.engine import model_runner
+    from workbench.models.load import LoadedModel
+    from workbench.models.preflight import preflight
+
+    def kernel(**_text: Any) -> Any:
+        def launch(*, inputs: list[mx.array], output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+            rest = [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes[1:], output_dtypes[1:])]
+            return [inputs[0], *rest]
+
+        return launch
+
+    class Pretended(MetalBackend):
+        kernel_maker = staticmethod(lambda: kernel)
+
+    backend = Pretended()
+    # The preflight would notice that nothing attends; what it finds out about the model is the same for each backend.
+    model_runner._tried_backend = lambda model, config: (backend, preflight(model.model, get_backend("gather")), "")
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    arguments = llama.ModelArgs(
+        model_type="llama", num_hidden_layers=NUM_LAYERS, rms_norm_eps=1e-5, vocab_size=256, head_dim=16, **sizes
+    )
+    model = llama.Model(arguments)
+    mx.eval(model.parameters())
+    loaded = LoadedModel(model, None, "layers", "llama", 4096, frozenset(), 256, "float32", 1, "")
+    engine = Engine(loaded, EngineConfig(num_blocks=512, max_num_seqs=NUM_REQUESTS, enable_prefix_caching=False))
+    for index in range(NUM_REQUESTS):
+        engine.add_request([index + 1] * 40, SamplingParams(max_tokens=STEPS + 20, ignore_eos=True))
+
+    evaluating = 0.0
+    evaluate = mx.eval
+
+    def timed(*arrays: Any) -> None:
+        nonlocal evaluating
+        started = time.thread_time()
+        evaluate(*arrays)
+        evaluating += time.thread_time() - started
+
+    attending = 0.0
+    inner = Pretended.write_and_attend
+
+    def timed_attention(self: Any, *arrays: Any) -> mx.array:
+        nonlocal attending
+        started = time.thread_time()
+        out = inner(self, *arrays)
+        attending += time.thread_time() - started
+        return out
+
+    mx.eval = timed
+    steps: list[tuple[float, float, float]] = []
+
+    def one_step() -> None:
+        nonlocal evaluating, attending
+        evaluating = attending = 0.0
+        started = time.thread_time()
+        engine._stepper.take()
+        total = time.thread_time() - started
+        steps.append((1e6 * (total - evaluating), 1e6 * attending / NUM_LAYERS, 1e6 * evaluating))
+
+    for _ in range(STEPS // 2):
+        engine._thread.call(one_step)
+    outside = [row[0] for row in steps[SKIPPED:]]
+    Pretended.write_and_attend = timed_attention
+    for _ in range(STEPS // 2):
+        engine._thread.call(one_step)
+    per_layer = [row[1] for row in steps[STEPS // 2 :]]
+    return {"python per step, us": statistics.median(outside), "attention per layer, us": statistics.median(per_layer)}
+
+
+def measure_in(checkout: Path) -> dict[str, float]:
+    """`measure` in a process of a checkout."""
+    command = [sys.executable, __file__, "--measure"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure()))
+        return
+    arms = {"here": HERE} | ({"before": options.before.resolve()} if options.before else {})
+    measured: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
+    for _ in range(options.repeats):
+        for arm, checkout in arms.items():
+            measured[arm].append(measure_in(checkout))
+    results: dict[str, Any] = {"layers": NUM_LAYERS, "requests": NUM_REQUESTS}
+    for what in measured["here"][0]:
+        results[what] = {arm: summarise([run[what] for run in runs]) for arm, runs in measured.items()}
+        medians = {arm: row["median"] for arm, row in results[what].items()}
+        print(what, {arm: round(median, 1) for arm, median in medians.items()})
+        if "before" in medians:
+            results[what]["ratio"] = medians["here"] / medians["before"]
+            print(f"    ratio {results[what]['ratio']:.2f}")
+    save("step_overhead", results)
+
+
+if __name__ == "__main__":
+    main()

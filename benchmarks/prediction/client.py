@@ -1,0 +1,71 @@
+"""One client that sends the same requests at the same times to several servers, and measures what a user sees.
+
+python client.py OUT.json NUM_REQUESTS RATE SEED NAME=PORT [NAME=PORT ...]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+Request = tuple[float, list[int], int]
+"""Arrival in seconds, prompt, number of output tokens."""
+
+
+def workload(num_requests: int, rate: float, seed: int) -> list[Request]:
+    """Poisson arrivals; one prompt in ten is long."""
+    rng = random.Random(seed)
+    now = 0.0
+    requests = []
+    for _ in range(num_requests):
+        now += rng.expovariate(rate)
+        length = rng.randint(1200, 2400) if rng.random() < 0.1 else rng.randint(30, 400)
+        requests.append((now, [rng.randint(3, 4000) for _ in range(length)], rng.randint(10, 70)))
+    return requests
+
+
+async def send(
+    session: aiohttp.ClientSession, port: int, name: str, index: int, request: Request, start: float
+) -> dict:
+    """Send one request at its time; returns its times."""
+    at, prompt, max_tokens = request
+    await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
+    sent = time.perf_counter()
+    body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    times = []
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    async with session.post(
+        url, json=body | {"stream": True}, headers={"X-Request-Id": f"bench-{name}-{index}"}
+    ) as reply:
+        reply.raise_for_status()
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+    tpot = (times[-1] - times[0]) / (max_tokens - 1) if max_tokens > 1 else None
+    return {"index": index, "at": sent - start, "ttft": times[0] - sent, "e2e": times[-1] - sent, "tpot": tpot}
+
+
+async def main(out: str, num_requests: int, rate: float, seed: int, ports: dict[str, int]) -> None:
+    """Send the workload to all servers at once, and write each server's requests."""
+    requests = workload(num_requests, rate, seed)
+    connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=1800)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        warm_up: Request = (0.0, [3, 4, 5], 3)
+        await asyncio.gather(*(send(session, port, "warm", 0, warm_up, 0.0) for port in ports.values()))
+        start = time.perf_counter() + 1
+        tasks = [
+            [send(session, port, str(seed), i, r, start) for i, r in enumerate(requests)] for port in ports.values()
+        ]
+        rows = await asyncio.gather(*(asyncio.gather(*each) for each in tasks))
+    Path(out).write_text(json.dumps(dict(zip(ports, rows))))
+
+
+if __name__ == "__main__":
+    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[5:])}
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), servers))

@@ -1,0 +1,45 @@
+"""Three panels of the dashboard beside a plot made here, all at one cursor.
+
+Run it with ``panel serve examples/own_dashboard.py --show``. A live engine in place of the simulated trace works too.
+"""
+
+import numpy as np
+import panel as pn
+from bokeh.plotting import figure
+
+from workbench import simulate
+from workbench.viz.panes import Chunks, Pool, Timeline
+
+pn.extension()
+
+requests = [{"id": "long", "prompt": {"len": 900}, "max_tokens": 24}]
+requests += [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 24, "arrival_step": 2 * i} for i in range(8)]
+trace = simulate({"requests": requests}, config={"max_num_batched_tokens": 128, "num_blocks": 160})
+
+timeline, chunks, pool = Timeline(trace), Chunks(trace), Pool(trace)
+cursor = pool.cursor  # the same object for all three
+
+waiting = np.array([len(step.waiting) for step in trace])
+plot = figure(height=220, sizing_mode="stretch_width", title="Waiting requests", x_axis_label="step")
+plot.step(np.arange(len(trace)), waiting, mode="after")
+mark = plot.vspan(x=[0], line_width=2, line_color="#B8005C")
+
+
+def move_mark(step: int | None) -> str:
+    """Put the mark of the plot at the cursor, and tell the step."""
+    shown = len(trace) - 1 if step is None else min(step, len(trace) - 1)
+    mark.data_source.data = {"x": [shown]}
+    return str(trace[shown])
+
+
+slider = pn.widgets.IntSlider(name="step", start=0, end=len(trace) - 1)
+slider.link(cursor, value="step", bidirectional=False)
+
+pn.Column(
+    pn.pane.Markdown(pn.bind(move_mark, cursor.param.step)),
+    slider,
+    timeline,
+    pn.Row(chunks, pool),
+    plot,
+    sizing_mode="stretch_width",
+).servable(title="Own dashboard")

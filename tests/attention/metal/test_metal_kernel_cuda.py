@@ -1,0 +1,58 @@
+"""The Metal source on CUDA: every kernel compiles after the translation of its text, and runs if there is a GPU."""
+
+import re
+import shutil
+import subprocess
+
+import mlx.core as mx
+import pytest
+from kernel_cases import assert_close, build, random_case
+from kernel_ptx import count_ptx, cuda_unit, with_whole_tiles
+
+from workbench.attention.metal.backend import CudaBackend
+from workbench.attention.metal.cuda import to_cuda
+
+KERNELS = ("paged_varlen_v1", "paged_varlen", "paged_varlen_split", "merge_splits")
+VARIANTS = (("float32", 32), ("float16", 16), ("bfloat16", 32))
+
+needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
+
+
+@needs_nvcc
+def test_every_kernel_compiles_and_stays_in_registers(tmp_path):
+    """No stack frame: no array of matrices is indexed by a variable, which would be slow on any GPU."""
+    path = tmp_path / "kernels.cu"
+    path.write_text(cuda_unit([(name, *variant) for name in KERNELS for variant in VARIANTS]))
+    command = ["nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-Xptxas=-v", "-o", f"{path}bin", str(path)]
+    compilation = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert compilation.returncode == 0, compilation.stderr
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", compilation.stderr)
+    assert frames == [("0", "0")] * len(KERNELS) * len(VARIANTS), compilation.stderr
+
+
+@needs_nvcc
+def test_the_hot_loop_has_no_branches_of_its_own(tmp_path):
+    """Whole tiles, which are nearly all of a long context, are loads and products and little else."""
+    unit = cuda_unit([("paged_varlen", "float16", 64)])
+    statements, branches = count_ptx(with_whole_tiles(unit), tmp_path)
+    assert statements <= 4000 and branches <= 150, (statements, branches)
+    statements, branches = count_ptx(unit, tmp_path)
+    assert statements <= 17_718 and branches <= 1_145, (statements, branches)  # when all tiles were tested alike
+
+
+def test_the_translation_of_the_text():
+    assert to_cuda("threadgroup Wide<T, 4> rows[N * 2];") == "__shared__ Wide<T, 4> rows[N * 2];"
+    assert to_cuda("threadgroup float* p = (threadgroup float*)rows;") == "float* p = (float*)rows;"
+    assert to_cuda("int i = thread_index_in_threadgroup;") == "int i = thread_index_in_threadgroup;"
+    assert to_cuda("#include <metal_stdlib>\nfloat x;") == "float x;"
+
+
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs an NVIDIA GPU and mlx[cuda13]")
+@pytest.mark.parametrize("seed", range(0, 408, 4))
+def test_random_on_an_nvidia_gpu(seed):
+    case = random_case(seed)
+    batch = build(case)
+    kernels = CudaBackend().kernels
+    expected = batch.reference()
+    assert_close(kernels.attend_v1(*batch.inputs, batch.options), expected, case.dtype, slack=3)
+    assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype, slack=3)

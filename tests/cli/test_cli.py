@@ -1,0 +1,199 @@
+"""The command line as a user sees it: a real process, its output and its exit status."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from workbench import Engine, Trace, simulate
+from workbench.cli import build_parser
+from workbench.cli.bench import serve_requests
+from workbench.cli.demo import open_browser
+from workbench.trace import TraceWriter
+
+COMMAND = [sys.executable, "-m", "workbench"]
+
+
+def run(*arguments, **options):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["simulate"], ["trace"], ["bench"], ["kernel"], ["notebooks"]])
+def test_every_command_has_help(command):
+    finished = run(*command, "--help")
+    assert finished.returncode == 0 and "usage: workbench" in finished.stdout
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from workbench.cli import build_parser\n"
+        "build_parser()\n"
+        "heavy = ('mlx', 'mlx_lm', 'msgspec', 'numba', 'numpy', 'panel', 'tornado', 'tqdm')\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] in heavy]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate", "/no/such/file.json"], "No such file"),
+        (["demo", "--port", "99999999"], "--port must be from 1 to 65535, got 99999999"),
+        (["demo", "--headless", "--model", "/no/such/model.gguf"], "/no/such/model.gguf"),
+        (["bench", "--num-requests", "0"], "--num-requests must be >= 1, got 0"),
+        (["fly"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_an_error_on_stderr_with_status_2(arguments, words):
+    finished = run(*arguments)
+    assert finished.returncode == 2 and words in finished.stderr.splitlines()[-1]
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("content", ["{", '{"requests": [{"id": "a"}]}', '{"requests": [], "config": {"blocks": 3}}'])
+def test_a_bad_workload_is_one_line(tmp_path, content):
+    path = tmp_path / "workload.json"
+    path.write_text(content)
+    finished = run("simulate", path)
+    assert finished.returncode == 2 and len(finished.stderr.splitlines()) == 1
+
+
+def test_simulate_writes_a_trace_that_trace_info_reads(tmp_path):
+    workload, saved = tmp_path / "workload.json", tmp_path / "trace.jsonl.gz"
+    workload.write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}))
+    assert run("simulate", workload, "--trace", saved).returncode == 0
+    assert len(Trace.load(saved)) == 3
+    shown = run("trace", "info", saved)
+    assert shown.returncode == 0 and "time to first token" in shown.stdout
+
+
+@pytest.fixture
+def bench(tiny_llama, tmp_path):
+    """Runs ``workbench bench`` with a tiny model: its trace, and the number of steps in the file after each step."""
+    path, in_file = tmp_path / "trace.jsonl", []
+
+    def make_engine(config):
+        engine = Engine(tiny_llama, config)
+        engine.on_step(lambda record: path.exists() and in_file.append(len(Trace.load(path))))
+        return engine
+
+    def run_it():
+        options = ["bench", "--num-requests", "2", "--input-len", "9", "--output-len", "4", "--trace", str(path)]
+        assert serve_requests(build_parser().parse_args(options), tiny_llama, make_engine) == 0
+        return Trace.load(path)
+
+    return run_it, in_file
+
+
+def test_the_trace_of_a_bench_is_written_while_it_runs(bench, capsys):
+    run_it, in_file = bench
+    trace = run_it()
+    assert len(trace) > 3 and trace.end == "done" and trace.requests.keys() == {"r0", "r1"}
+    assert in_file == [*range(1, len(trace) + 1)]
+    assert f"{len(trace)} steps saved" in capsys.readouterr().out
+
+
+def test_a_bench_whose_trace_is_cut_off_fails(bench, monkeypatch):
+    write = TraceWriter.write
+
+    def full_after_two_steps(self, line, **options):
+        if self.num_steps == 2:
+            raise OSError("no space left")
+        write(self, line, **options)
+
+    monkeypatch.setattr(TraceWriter, "write", full_after_two_steps)
+    with pytest.raises(OSError, match=r"holds 2 of \d+ steps"):
+        bench[0]()
+
+
+def test_a_port_in_use_is_said_before_anything_else(smollm2):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        finished = run("demo", "--no-browser", "--port", port)
+    assert finished.returncode == 2 and finished.stdout == ""
+    assert finished.stderr.splitlines()[-1].startswith(f"workbench demo: port {port} of 127.0.0.1 cannot be used: ")
+
+
+def test_the_demo_opens_the_browser_that_there_is(monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert not open_browser("http://127.0.0.1:5006") and opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert open_browser("http://127.0.0.1:5006") and opened == ["http://127.0.0.1:5006"]
+
+
+def test_narrate_tells_every_step(tmp_path):
+    workload = {"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}
+    simulate(workload).save(tmp_path / "trace.jsonl")
+    shown = run("trace", "narrate", tmp_path / "trace.jsonl")
+    assert shown.stdout.splitlines() == [
+        "Step 0: all 40 prompt tokens of a take one pass.",
+        "Step 1: the reply to a grows by one token.",
+        "Step 2: the reply to a grows by one token; a is done (hit max_tokens).",
+    ]
+
+
+@pytest.fixture
+def demo(smollm2):
+    """The served demo as a separate process on a free port, ended with Ctrl-C."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--no-browser", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    yield process, port
+    if process.poll() is None:
+        process.kill()
+    process.stdout.close()
+
+
+def test_the_demo_serves_its_page_prints_the_address_and_ends_cleanly(demo):
+    process, port = demo
+    lines = []
+    while not any(line.startswith("step") for line in lines):
+        line = process.stdout.readline()
+        assert line, "the demo ended: " + "".join(lines)
+        lines.append(line)
+    assert any(f"http://127.0.0.1:{port}" in line for line in lines)
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
+                assert page.status == 200
+                break
+        except OSError:
+            time.sleep(0.2)
+    else:
+        pytest.fail("the page did not come up")
+    os.kill(process.pid, signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(timeout=60) == 0 and "Traceback" not in rest
+    assert rest.rstrip().endswith("stopped")
+
+
+def test_the_headless_demo_prints_every_text_and_a_summary(smollm2):
+    finished = run("demo", "--headless")
+    assert finished.returncode == 0
+    for name in ("long", "paris", "week", "sky", "seasons", "leaves"):
+        assert f"\n{name} (" in finished.stdout
+    assert "The capital of France is Paris." in finished.stdout
+    steps = [line for line in finished.stdout.splitlines() if line.startswith("step")]
+    assert any(re.search(r"\d+ prompt tokens and \d+ repl(y|ies) share one pass", line) for line in steps)
+    assert any("waits: the token budget is used up" in line for line in steps)
+    assert "time to first token" in finished.stdout

@@ -1,0 +1,103 @@
+"""Memory on a Mac: limits, the size of the pool, and errors that name the knob."""
+
+import mlx.core as mx
+import pytest
+from tiny_models import tiny_loaded_model
+
+from workbench import Engine, EngineConfig, SamplingParams, simulate
+from workbench.engine import memory
+
+GIB = 2**30
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """A Mac with a working set of 12 of its 16 GiB, 2 of them taken by weights; the limits that were set."""
+    limits = {}
+    monkeypatch.setattr(memory, "runs_on_gpu", lambda: True)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    info = {"max_recommended_working_set_size": 12 * GIB, "memory_size": 16 * GIB}
+    monkeypatch.setattr(mx, "device_info", lambda *_: info)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2 * GIB)
+    for name in ("wired_limit", "cache_limit"):
+        monkeypatch.setattr(mx, f"set_{name}", lambda size, name=name: limits.update({name: size}))
+    return limits
+
+
+def test_the_limits_are_those_of_the_working_set(mac):
+    assert memory.usable_memory() == 12 * GIB
+    assert memory.limit_memory() == mac == {"wired_limit": 12 * GIB, "cache_limit": 12 * GIB // 8}
+
+
+def test_no_limits_without_an_apple_gpu(monkeypatch):
+    monkeypatch.setattr(mx, "set_wired_limit", lambda _: pytest.fail("set"))
+    monkeypatch.setattr(memory, "runs_on_gpu", lambda: False)
+    assert memory.limit_memory() == {}
+
+
+def test_auto_takes_a_share_of_what_is_free(mac):
+    config = EngineConfig(num_blocks="auto", max_num_seqs=256, block_size=16, max_model_len=8192)
+    assert memory.choose_num_blocks(config, 2**20) == int(0.6 * 10 * GIB) // 2**20
+    few = config.replace(max_num_seqs=2, max_model_len=100)
+    assert memory.choose_num_blocks(few, 2**20) == 1 + 2 * 7  # more could never be used
+    with pytest.raises(ValueError, match=r"num_blocks='auto' takes 60% of the free 10.00 GiB.*lower block_size=16"):
+        memory.choose_num_blocks(config, 4 * GIB)
+
+
+def test_a_pool_beside_the_model(mac):
+    memory.check_pool_fits(10, GIB, memory.usable_memory(), mx.get_active_memory())
+    with pytest.raises(
+        ValueError,
+        match=r"num_blocks=11 needs 11.0 GiB .* has 12.0 GiB, of which 2.0 GiB hold the model: use at most 5",
+    ):
+        memory.check_pool_fits(11, GIB, memory.usable_memory(), mx.get_active_memory())
+
+
+def test_auto_in_an_engine():
+    config = EngineConfig(
+        num_blocks="auto",
+        max_num_seqs=3,
+        block_size=8,
+        max_model_len=40,
+        max_num_batched_tokens=24,
+        attention_backend="gather",
+    )
+    with Engine(tiny_loaded_model("llama"), config) as engine:
+        assert engine.config.num_blocks == engine.runner.kv_cache.num_blocks == 1 + 3 * 5
+        assert engine.trace.meta.config["num_blocks"] == 16
+        engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
+        assert len(engine.run(progress=False)[0].token_ids) == 3
+
+
+def test_auto_without_a_model():
+    with pytest.raises(ValueError, match='num_blocks is "auto", which needs a model'):
+        _ = EngineConfig(num_blocks="auto").num_usable_blocks
+    with pytest.raises(ValueError, match=r"num_blocks must be an integer from 1 .* 'auto'"):
+        simulate({"config": {"num_blocks": "auto"}, "requests": [{"id": "a", "prompt": {"len": 3}}]})
+    with pytest.raises(ValueError, match=r'num_blocks must be an integer from 2 .* or "auto"'):
+        EngineConfig(num_blocks="all")
+
+
+def test_an_allocation_that_fails_names_the_knobs(monkeypatch):
+    """MLX raises a RuntimeError that says nothing about what to change; the request ends with the explanation."""
+    config = EngineConfig(num_blocks=64, block_size=8, max_num_batched_tokens=24, attention_backend="gather")
+    with Engine(tiny_loaded_model("llama"), config) as engine:
+        engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
+        monkeypatch.setattr(engine.runner, "also_evaluated", None)
+
+        def fails(*_):
+            raise RuntimeError("[metal::malloc] Unable to allocate 123 bytes.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "eval", fails)
+            engine.step()
+        (output,) = engine.outputs.values()
+        assert output.finish_reason == "error"
+        assert "3 tokens" in output.error and "lower max_num_batched_tokens=24 or num_blocks=64" in output.error
+        engine.add_request([5, 6, 7], SamplingParams(max_tokens=3), request_id="next")
+        assert engine.run(progress=False)[-1].finish_reason == "length"
+
+
+def test_other_errors_stay_as_they_are():
+    problem = RuntimeError("shapes differ")
+    assert memory.explained(problem, EngineConfig(), 3) is problem

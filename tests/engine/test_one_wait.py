@@ -1,0 +1,92 @@
+"""A step waits for MLX once: its tokens are evaluated together with its logits, and then only read."""
+
+import io
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny_models import tiny_loaded_model
+
+from workbench import Engine, EngineConfig, SamplingParams
+from workbench.engine.sampler import Sampler
+
+CONFIG = EngineConfig(attention_backend="gather", max_num_batched_tokens=24, num_blocks=64, block_size=8)
+
+
+def is_evaluated(array):
+    """Whether reading the array waits for nothing: an array with values has no operation before it."""
+    graph = io.StringIO()
+    mx.export_to_dot(graph, x=array)
+    return "rectangle" not in graph.getvalue()
+
+
+def test_the_test_can_tell():
+    x = mx.array([1.0, 2.0])
+    y = x + 1
+    assert is_evaluated(x) and not is_evaluated(y)
+    mx.eval(y)
+    assert is_evaluated(y)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The calls that wait for MLX: evaluations, and reads of arrays that are not evaluated."""
+    seen = []
+    evaluate = mx.eval
+
+    def counted(*arrays):
+        seen.append("eval")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", counted)
+    for name in ("array", "asarray"):
+        read = getattr(np, name)
+
+        def watched(value, *arguments, _read=read, **options):
+            if isinstance(value, mx.array) and not is_evaluated(value):
+                seen.append("read")
+            return _read(value, *arguments, **options)
+
+        monkeypatch.setattr(np, name, watched)
+    return seen
+
+
+SAMPLING = {
+    "greedy": SamplingParams(max_tokens=5),
+    "temperature": SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9),
+    "logprobs": SamplingParams(max_tokens=5, logprobs=3),
+    "penalties": SamplingParams(max_tokens=5, repetition_penalty=1.2, logit_bias={3: 1.0}),
+}
+
+
+@pytest.mark.parametrize("kinds", [["greedy"], ["temperature"], list(SAMPLING)], ids="-".join)
+def test_one_wait_per_step(waits, kinds):
+    """Prompt chunks without samples, mixed steps and decodes, whatever is sampled."""
+    with Engine(tiny_loaded_model("llama"), CONFIG) as engine:
+        for number, kind in enumerate(kinds):
+            engine.add_request(list(range(2, 40 + number)), SAMPLING[kind])
+        while True:
+            waits.clear()
+            if (step := engine.step()) is None:
+                break
+            assert waits == ["eval"] * bool(step.chunks), (step.step, waits)
+
+
+def test_logits_from_elsewhere_are_evaluated_here(waits):
+    """Logits that no runner has evaluated, as from a test or another engine's code, cost one more wait."""
+    sampler = Sampler()
+    other = mx.array([[0.0, 5.0]]) + 0
+    sampler.prepare(other)
+    requests = [SimpleNamespace(sampling=SamplingParams(), request_id="r")]
+    logits = mx.array([[3.0, 1.0]]) * 2
+    assert sampler.sample(logits, requests)[0].token_id == 0
+    assert waits == ["eval"]
+
+
+@pytest.mark.parametrize("row", [[np.nan, 1.0, 0.0], [-np.inf] * 3, [np.inf, 0.0, 0.0]])
+def test_rows_that_cannot_be_sampled(row):
+    sampler = Sampler()
+    logits = mx.array([[0.0, 1.0, 2.0], row])
+    (tokens,) = sampler.prepare(logits)
+    assert tokens.tolist() == [2, -1]

@@ -1,0 +1,101 @@
+"""The compiled forward pass against the model's own layers: logits, tokens, threads, and models it must refuse."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny_models import tiny_loaded_model
+
+from workbench import Engine, EngineConfig, SamplingParams
+from workbench.models.packed import compiled_step
+from workbench.models.packed.description import Description
+from workbench.models.packed.pack_model import pack_model, why_not_packed
+
+pytestmark = pytest.mark.skipif(bool(why_not_packed()), reason=why_not_packed())
+
+DESCRIBED = ["llama", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3"]
+CHANGES = {"phi3": {"partial_rotary_factor": 1.0}}
+REFUSED = ["mixtral", "olmo2", "gpt2", "cohere", "glm4"]
+
+
+def packed_model(architecture):
+    loaded = tiny_loaded_model(architecture, **CHANGES.get(architecture, {}))
+    pack_model(loaded.model)
+    return loaded
+
+
+def run_engine(loaded, by_layer=False, **config):
+    """Token ids and the log-probabilities of every request, under chunking and preemption."""
+    limits = {"num_blocks": 20, "block_size": 4, "max_num_batched_tokens": 7, "max_num_seqs": 4}
+    engine = Engine(loaded, EngineConfig(**(limits | config)))
+    if by_layer:
+        engine.runner.compiled_step = None
+    random = np.random.default_rng(3)
+    for length in (3, 11, 18, 5):
+        prompt = random.integers(0, 260, length).tolist()
+        engine.add_request(prompt, SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3))
+    outputs = engine.run(progress=False)
+    refused = engine.runner.not_compiled
+    engine.close()
+    return [(output.token_ids, output.logprobs) for output in outputs], refused
+
+
+@pytest.mark.parametrize("architecture", DESCRIBED)
+def test_an_engine_gives_the_same_tokens_as_layer_by_layer(architecture):
+    loaded = packed_model(architecture)
+    compiled, reason = run_engine(loaded)
+    assert reason == ""
+    by_layer, _ = run_engine(loaded, by_layer=True)
+    for (tokens, logprobs), (expected, expected_logprobs) in zip(compiled, by_layer, strict=True):
+        assert tokens == expected
+        for step, expected_step in zip(logprobs, expected_logprobs, strict=True):
+            assert step == pytest.approx(expected_step, abs=1e-4)
+
+
+def test_the_number_of_threads_changes_nothing(monkeypatch):
+    loaded = packed_model("gemma3_text")
+    results = []
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("WORKBENCH_THREADS", threads)
+        results.append(run_engine(loaded)[0])
+    assert results[0] == results[1] == results[2]  # log-probabilities to the last bit
+
+
+@pytest.mark.parametrize("value", ["0", "two", "-1", "5000"])
+def test_a_wrong_number_of_threads_is_refused(value, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_THREADS", value)
+    with pytest.raises(ValueError, match=f"WORKBENCH_THREADS='{value}' must be an integer from 1 to 1024"):
+        run_engine(packed_model("llama"))
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_a_model_with_other_parts_runs_layer_by_layer(architecture):
+    assert run_engine(packed_model(architecture))[1].startswith("the model has")
+
+
+def test_a_wrong_description_is_refused(monkeypatch):
+    """The control: a scale of attention that is off by a tenth shows in the logits."""
+    honest = Description.variants
+
+    def wrong(self):
+        for tables, scale in honest(self):
+            yield tables._replace(scales=tables.scales * np.float32(1.1)), scale
+
+    monkeypatch.setattr(compiled_step.Description, "variants", wrong)
+    outputs, reason = run_engine(packed_model("llama"))
+    assert reason.startswith("its logits in compiled code differ by")
+    assert len(outputs) == 4
+
+
+def test_a_captured_layer_sees_the_step_and_the_next_one_is_compiled_again():
+    engine = Engine(packed_model("llama"), EngineConfig(num_blocks=20, block_size=4))
+    engine.add_request([5, 6, 7, 8, 9], SamplingParams(max_tokens=6, ignore_eos=True))
+    capture = engine.capture(layer=1)
+    engine.step()
+    assert capture.q.shape == (5, 4, 16)
+    name, _ = engine.step_into()
+    while name != "layer 2":
+        name, made = engine.step_into()
+    assert made.k.shape == (1, 2, 16)
+    engine.run(progress=False)
+    assert mx.default_device() == mx.cpu
+    engine.close()

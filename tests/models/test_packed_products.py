@@ -1,0 +1,152 @@
+"""Products with packed weights, against float64 products with the weights that other code dequantises."""
+
+import itertools
+import os
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf_files import random_model, tiny_config, write_model
+from stored_rows import dequantised, random_affine, random_rows
+
+from workbench.models import load_model
+from workbench.models.cpu.formats import GGML_FORMATS, TILE
+from workbench.models.cpu.kernels import MANY, product_kernel
+from workbench.models.packed import check, matrix
+from workbench.models.packed.check import WrongProductError, check_products
+from workbench.models.packed.pack_model import sharing_layers, why_not_packed
+
+pytestmark = pytest.mark.skipif(bool(why_not_packed()), reason=why_not_packed())
+
+THOROUGH = bool(os.environ.get("WORKBENCH_THOROUGH"))
+SHAPES = [(1, 256), (TILE, 512), (3 * TILE + 5, 256)]
+if THOROUGH:
+    SHAPES += [(TILE - 1, 256), (TILE + 1, 1024), (7, 2048), (1031, 768)]
+ROWS = range(1, 701) if THOROUGH else (1, 2, 3, 4, 5, 7, 8, 9, 16, 33)
+
+
+def assert_close(result, x, weights):
+    """Within float32 rounding of the terms of each sum."""
+    expected = x.astype(np.float64) @ weights.T.astype(np.float64)
+    terms = np.abs(x).astype(np.float64) @ np.abs(weights).T.astype(np.float64)
+    assert result.shape == expected.shape
+    assert (np.abs(result - expected) <= 4e-6 * terms + 1e-30).all()
+
+
+@pytest.mark.parametrize("type_name", GGML_FORMATS)
+def test_ggml_types(type_name):
+    for seed, (num_outputs, num_columns) in enumerate(SHAPES):
+        rows = random_rows(type_name, num_outputs, num_columns, seed)
+        weights = dequantised(type_name, rows)
+        cut = num_outputs // 3
+        packed = matrix.from_ggml(type_name, [part for part in (rows[:cut], rows[cut:]) if len(part)])
+        assert np.array_equal(packed.rows(np.arange(num_outputs)), weights)
+        x = np.random.default_rng(seed).standard_normal((max(ROWS), num_columns)).astype(np.float32)
+        alone = packed.multiply(x[:1])
+        for num_rows in ROWS:
+            result = packed.multiply(x[:num_rows])
+            assert_close(result, x[:num_rows], weights)
+            assert np.array_equal(result[:1], alone)  # the rows beside it change nothing, to the last bit
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_affine_quantisation(bits):
+    dtypes = (mx.float16, mx.bfloat16, mx.float32)
+    for group_size, dtype in itertools.product((32, 64, 128), dtypes if THOROUGH else (dtypes[bits % 3],)):
+        words, scales, biases = random_affine(bits, group_size, TILE + 3, 384, dtype)
+        float32 = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
+        name = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}[dtype]
+        unsigned = mx.uint32 if dtype == mx.float32 else mx.uint16
+        stored = np.array(words), np.array(scales.view(unsigned)), np.array(biases.view(unsigned))
+        packed = matrix.from_affine(bits, [stored], name)
+        np.testing.assert_allclose(packed.rows(np.arange(TILE + 3)), np.array(float32), rtol=3e-7, atol=3e-7)
+        x = np.random.default_rng(bits).standard_normal((MANY + 3, 384)).astype(np.float32)
+        assert_close(packed.multiply(x), x, np.array(float32))
+
+
+@pytest.mark.parametrize("type_name", ["F32", "BF16", "F16"])
+def test_columns_that_fill_no_unit(type_name):
+    rows = random_rows(type_name, 21, 75)
+    packed = matrix.from_ggml(type_name, [rows])
+    x = np.random.default_rng(1).standard_normal((5, 75)).astype(np.float32)
+    assert_close(packed.multiply(x), x, dequantised(type_name, rows))
+
+
+def test_what_is_not_a_number_stays_in_its_row():
+    rows = random_rows("Q4_1", TILE, 256)
+    packed = matrix.from_ggml("Q4_1", [rows])
+    x = np.random.default_rng(1).standard_normal((MANY + 1, 256)).astype(np.float32)
+    x[2, 9] = np.nan
+    result = packed.multiply(x)
+    assert np.isnan(result[2]).all()
+    assert np.isfinite(np.delete(result, 2, axis=0)).all()
+
+
+# -- the check when a model is loaded sees wrong products ----------------------------------------------------------
+
+
+def packed_q4_0(num_outputs=2 * TILE + 5):
+    rows = random_rows("Q4_0", num_outputs, 256)
+    weights = dequantised("Q4_0", rows)
+    return matrix.from_ggml("Q4_0", [rows]), lambda outputs: weights[outputs]
+
+
+def test_right_products_pass_the_check():
+    check_products(*packed_q4_0(), "layer")
+
+
+def wrong_zero_point(packed):
+    packed.kernel = product_kernel(packed.form._replace(offset=7))
+
+
+def scale_of_the_neighbour(packed):
+    tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)
+    tiles[..., packed.form.word_bytes :] = np.roll(tiles[..., packed.form.word_bytes :], 1, axis=1)
+
+
+def tail_not_written(packed):
+    packed.num_tiles -= 1
+
+
+def one_code_wrong(packed):
+    packed.data[-packed.form.unit_bytes + 5] ^= 0x08
+
+
+@pytest.mark.parametrize("mutant", [wrong_zero_point, scale_of_the_neighbour, tail_not_written])
+def test_a_wrong_product_is_seen(mutant):
+    packed, weights = packed_q4_0()
+    mutant(packed)
+    with pytest.raises(WrongProductError, match=r"the product with layer \(4 bits, .* differs"):
+        check_products(packed, weights, "layer")
+
+
+def test_one_wrong_code_is_seen_in_the_last_tile():
+    packed, weights = packed_q4_0(2 * TILE)
+    one_code_wrong(packed)
+    with pytest.raises(WrongProductError):
+        check_products(packed, weights, "layer")
+
+
+def test_a_check_that_sees_nothing_fails(monkeypatch):
+    """The control: with a tolerance that any product meets, the shifted input does not differ enough."""
+    monkeypatch.setattr(check, "TOLERANCE", 10.0)
+    with pytest.raises(WrongProductError, match="a shifted input changes"):
+        check_products(*packed_q4_0(), "layer")
+
+
+def test_layers_that_share_their_input():
+    assert sharing_layers(["a.q_proj", "a.k_proj", "a.o_proj", "a.v_proj", "b.q_proj", "head"]) == [
+        ("a.q_proj", "a.k_proj", "a.v_proj"),
+        ("a.o_proj",),
+        ("b.q_proj",),
+        ("head",),
+    ]
+
+
+def test_a_model_whose_products_are_wrong_is_loaded_as_float32(tmp_path, monkeypatch, caplog):
+    config = tiny_config("llama")
+    write_model(tmp_path / "m.gguf", "llama", config, random_model(config), matrix_type="Q4_0")
+    monkeypatch.setattr(check, "TOLERANCE", 1e-12)
+    loaded = load_model(tmp_path / "m.gguf")
+    assert loaded.quantized == ""
+    assert 'weights="packed" becomes weights="float32": the product with' in caplog.text

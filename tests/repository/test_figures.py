@@ -1,0 +1,15 @@
+"""The documentation's figures agree with the views, and its reference with the docstrings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.mark.parametrize("script", ["make_figures.py", "make_reference.py"])
+def test_what_is_made_by_a_script_is_up_to_date(script):
+    done = subprocess.run([sys.executable, SCRIPTS / script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

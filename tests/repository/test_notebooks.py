@@ -1,0 +1,293 @@
+"""The notebooks as files (nbmake runs them), and the exercises' checkers."""
+
+import bisect
+import importlib.util
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+
+from workbench import Trace, course
+from workbench.course.bugs import BUGS, planted
+from workbench.scheduler.policy import SchedulingPolicy
+
+NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
+MAX_CODE_CELLS = 12
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+
+
+def test_the_course_is_complete_and_in_order():
+    numbers = [path.name[:2] for path in NOTEBOOKS]
+    assert numbers == sorted(set(numbers)) and numbers[:15] == [f"{number:02d}" for number in range(15)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestNotebook:
+    def test_is_valid_and_short(self, path):
+        notebook = nbformat.read(path, 4)
+        nbformat.validate(notebook)
+        assert 1 <= len(code_cells(path)) <= MAX_CODE_CELLS
+        assert notebook.metadata.kernelspec.name == "python3"
+        assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+
+    def test_is_committed_without_outputs(self, path):
+        for cell in code_cells(path):
+            assert cell.outputs == [] and cell.execution_count is None
+
+    def test_asks_asserts_and_says_what_vllm_does(self, path):
+        text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells)
+        assert text.startswith("# ")
+        for part in ("**Question:**", "**Predict:**", "assert ", "**Exercise:**", "**What vLLM does here:**"):
+            assert part in text, f"{path.name} has no {part}"
+
+    def test_a_picture_cell_ends_with_what_it_shows(self, path):
+        """A cell with the tag "viz" ends with an expression, so that the notebook displays its value."""
+        import ast
+
+        for cell in code_cells(path):
+            if "viz" in cell.metadata.get("tags", []):
+                last = ast.parse(cell.source).body[-1]
+                assert isinstance(last, ast.Expr), f"{path.name}: nothing is shown by\n{cell.source}"
+
+    def test_imports_workbench_before_mlx(self, path):
+        """Otherwise MLX uses its slow BLAS, and a cell takes minutes."""
+        source = "\n".join(cell.source for cell in code_cells(path))
+        if "mlx" in source:
+            assert source.index("from workbench") < source.index("import mlx" if "import mlx" in source else "mlx_lm")
+
+
+def mask(cu_seqlens_q, seqused_k):
+    out = np.zeros((cu_seqlens_q[-1], sum(seqused_k)), dtype=bool)
+    column = 0
+    for seq, length in enumerate(seqused_k):
+        begin, end = cu_seqlens_q[seq : seq + 2]
+        for row in range(begin, end):
+            out[row, column : column + length - (end - row) + 1] = True
+        column += length
+    return out
+
+
+def chunks(num_prompt_tokens, token_budget, num_decodes):
+    room = token_budget - num_decodes
+    return [(start, min(start + room, num_prompt_tokens)) for start in range(0, num_prompt_tokens, room)]
+
+
+def victim(running, policy):
+    if policy == "fcfs":
+        return running[-1][0]
+    return max(enumerate(running), key=lambda item: (item[1][1], item[0]))[1][0]
+
+
+def cached(num_shared, num_prompt_tokens, block_size):
+    return min(num_shared, num_prompt_tokens - 1) // block_size * block_size
+
+
+def token_of(probabilities, number):
+    return int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
+
+
+def tokens_kept(drafts, model_tokens):
+    num_right = next((i for i, (a, b) in enumerate(zip(drafts, model_tokens)) if a != b), len(drafts))
+    return [*drafts[:num_right], model_tokens[num_right]]
+
+
+ANSWERS = {
+    course.check_tokens_kept: (tokens_kept, lambda drafts, model_tokens: list(drafts)),
+    course.check_num_chunks: (
+        lambda num_tokens, ends_by_stop_token: num_tokens + ends_by_stop_token,
+        lambda num_tokens, ends_by_stop_token: num_tokens,
+    ),
+    course.check_token_of: (token_of, lambda probabilities, number: int(np.argmax(probabilities))),
+    course.check_mask: (mask, lambda cu_seqlens_q, seqused_k: np.tri(cu_seqlens_q[-1], sum(seqused_k)) > 0),
+    course.check_slots: (
+        lambda block_table, position, block_size: (
+            block_table[position // block_size] * block_size + position % block_size
+        ),
+        lambda block_table, position, block_size: block_table[0] * block_size + position,
+    ),
+    course.check_find_seq_idx: (
+        lambda cu_seqlens_q, row: bisect.bisect_right(cu_seqlens_q, row) - 1,
+        lambda cu_seqlens_q, row: bisect.bisect_left(cu_seqlens_q, row),
+    ),
+    course.check_chunks: (chunks, lambda num_prompt_tokens, token_budget, num_decodes: [(0, num_prompt_tokens)]),
+    course.check_recomputed: (
+        lambda num_tokens, chunk: sum(min(end, num_tokens) for end in range(chunk, num_tokens + chunk, chunk)),
+        lambda num_tokens, chunk: num_tokens,
+    ),
+    course.check_victim: (victim, lambda running, policy: running[-1][0]),
+    course.check_cached_tokens: (
+        cached,
+        lambda num_shared, num_prompt_tokens, block_size: num_shared // block_size * block_size,
+    ),
+}
+
+
+@pytest.mark.parametrize("check", ANSWERS, ids=lambda check: check.__name__)
+def test_checker(check):
+    right, wrong = ANSWERS[check]
+    assert check(right), check(right)
+    verdict = check(wrong)
+    assert not verdict and "expected" in verdict.message
+    silent = check(lambda **arguments: None)
+    assert not silent and "gives None" in silent.message and "Is there a return?" in silent.message
+    other_kind = check(lambda **arguments: object())
+    assert not other_kind and "expected" in other_kind.message
+    broken = check(lambda **arguments: 1 / 0)
+    assert not broken and "ZeroDivisionError" in broken.message
+
+
+def test_a_wrong_matrix_is_told_its_first_wrong_cell():
+    verdict = course.check_mask(ANSWERS[course.check_mask][1])
+    assert "gives False in row 0, column 1, expected True" in verdict.message
+    verdict = course.check_mask(lambda cu_seqlens_q, seqused_k: np.zeros((2, 2)))
+    assert "gives shape (2, 2), expected (5, 5)" in verdict.message
+
+
+def test_the_number_of_steps_is_not_given_away():
+    sizes = {"num_prompt_tokens": 170, "token_budget": 32, "num_ahead": 5}
+    assert "27, 31, 31, 31, 31, 19" in course.check_num_steps(6, **sizes).message
+    for wrong in (5, 7, None):
+        verdict = course.check_num_steps(wrong, **sizes)
+        assert not verdict and "room for 27 of its 170 tokens, the second for 31" in verdict.message
+        assert "6" not in verdict.message
+
+
+def standstill():
+    sampled = set()
+
+    def condition(record):
+        stands = any(rid in sampled and rid not in record.num_kv_computed for rid in record.running)
+        sampled.update(chunk.request_id for chunk in record.chunks if chunk.sampled is not None)
+        return stands
+
+    return condition
+
+
+def test_a_condition_for_standing_still():
+    assert course.check_standstill(standstill)
+    never = course.check_standstill(lambda: lambda record: False)
+    assert not never and "holds in steps [], and chat stands still in [5, 6" in never.message
+    prefilling = course.check_standstill(lambda: lambda record: any(c.is_partial_prefill for c in record.chunks))
+    assert not prefilling and "on a healthy server" in prefilling.message
+    assert "raises TypeError" in course.check_standstill(lambda: None).message
+
+
+def test_a_policy_that_gives_up_the_fewest_computed_tokens():
+    class Fewest(SchedulingPolicy):
+        def victim(self, view):
+            return min(view.victims, key=lambda request: request.num_kv_computed)
+
+    right, default = course.check_fewest_computed(Fewest()), course.check_fewest_computed(SchedulingPolicy())
+    assert right and "3 victims" in right.message
+    assert not default and "chooses 'c'" in default.message
+
+
+def test_the_smallest_budget_for_a_recording():
+    recording = Trace.load(NOTEBOOKS[0].parent / "data" / "vllm_five_long.jsonl.gz")
+    verdicts = {budget: course.check_smallest_budget(budget, recording) for budget in range(199, 206)}
+    assert [budget for budget, verdict in verdicts.items() if verdict] == [203]
+    assert "the last first token comes in step" in verdicts[200].message
+    assert "with 203 it does too" in verdicts[204].message
+    assert "not a number" in course.check_smallest_budget(None, recording).message
+
+
+def test_a_search_that_reads_everything_is_told_so():
+    verdict = course.check_find_seq_idx(lambda cu_seqlens_q, row: sum(start <= row for start in cu_seqlens_q) - 1)
+    assert not verdict and "1025 of 1,025" in verdict.message
+
+
+def test_knobs_are_judged_by_their_bounds():
+    workload = {
+        "config": {"max_num_batched_tokens": 64},
+        "requests": [{"id": "long", "prompt": {"len": 320}}, {"id": "short", "prompt": {"len": 8}}],
+    }
+    assert not course.check_knobs(workload, {}, short_ttft=2, long_ttft=10)
+    assert course.check_knobs(workload, {"max_num_partial_prefills": 2}, short_ttft=2, long_ttft=10)
+    assert "nonsense" in course.check_knobs(workload, {"nonsense": 1}, short_ttft=2, long_ttft=10).message
+
+
+def test_a_planted_bug_is_gone_afterwards():
+    from workbench.engine import sampler, step
+    from workbench.scheduler.queues import ServiceOrder
+    from workbench.scheduler.scheduler import Scheduler
+
+    def state():
+        return step.prepare_unified, sampler.keyed_uniform, Scheduler._advance, ServiceOrder.running_order
+
+    healthy = state()
+    for name in BUGS:
+        with planted(name):
+            assert state() != healthy
+        assert state() == healthy
+    with pytest.raises(ValueError, match="bug must be one of A, B, C, D, got 'E'"), planted("E"):
+        pass
+
+
+def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
+    picture = course.bars({"<b>": 1.0}, "a & b")
+    assert "<b>" not in picture._repr_html_() and "a &amp; b" in picture._repr_html_()
+    assert 'class="prefill"' in course.matrix(np.eye(3), "identity").svg
+    with pytest.raises(ValueError, match="2 dimensions"):
+        course.matrix(np.zeros(3), "a line")
+
+
+def executed(source, *outputs, tags=()):
+    """A notebook with one code cell and these outputs."""
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)}, outputs=list(outputs))
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def result(**data):
+    return nbformat.v4.new_output("execute_result", {f"text/{kind}": text for kind, text in data.items()})
+
+
+def stream(text, name="stdout"):
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+PICTURE = result(plain="Picture", html="<svg><rect/></svg>")
+REFUSAL = nbformat.v4.new_output("error", ename="ValueError", evalue="too small", traceback=[])
+
+
+class TestLookingAtOutputs:
+    """`complaints` of notebooks/conftest.py checks every notebook after its run."""
+
+    @pytest.fixture
+    def complaints(self):
+        path = NOTEBOOKS[0].parent / "conftest.py"
+        spec = importlib.util.spec_from_file_location("notebooks_conftest", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.complaints
+
+    @pytest.mark.parametrize(
+        ("notebook", "complaint"),
+        [
+            (executed("step"), "shows nothing"),
+            (executed("step", PICTURE, stream("careful", "stderr")), "writes to stderr: careful"),
+            (executed("print(x)", stream("{'a': np.float64(0.5)}")), "prints 'np.float64('"),
+            (executed("x", result(plain="<workbench.Thing object at 0x7f>")), "prints '<workbench.Thing object at 0x'"),
+            (executed("bars(x)", result(plain="Picture"), tags=["viz"]), "shows no picture"),
+            (executed("bars(x)", result(html="<svg></svg>"), tags=["viz"]), "shows no picture"),
+            (executed("add(x)", stream("done"), tags=["raises-exception"]), "should end with a ValueError"),
+            (executed("check_mask(mask)", result(html="<b>Right</b>")), "committed solved"),
+        ],
+    )
+    def test_a_fault_is_named(self, complaints, notebook, complaint):
+        found = complaints(notebook)
+        assert len(found) == 1 and found[0].startswith("cell 0: ") and complaint in found[0]
+
+    def test_nothing_to_complain_about(self, complaints):
+        view = nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}})
+        for notebook in (
+            executed("bars(x)", stream("40 steps\n"), PICTURE, tags=["viz"]),
+            executed("engine.watch()", view, tags=["viz"]),
+            executed("add(x)", REFUSAL, tags=["raises-exception"]),
+            executed("simulate(x)\nprint(1)", stream("logged", "stderr"), stream("1"), tags=["warns"]),
+            executed("check_mask(mask)", result(plain="Not yet", html="<b>Not yet</b>")),
+        ):
+            assert complaints(notebook) == []

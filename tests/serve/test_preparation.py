@@ -1,0 +1,93 @@
+"""Texts are tokenized beside everything else: Python's lock is free, and long texts wait only for long ones."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from workbench.serve.errors import ApiError
+from workbench.serve.preparation import LONG_TEXT, MAX_WAITING, Preparation, length_of
+
+
+def ticks_during(work):
+    """Number of times that another thread ran in the middle of some work, and the result of the work."""
+    times, over = [], threading.Event()
+
+    def tick():
+        while not over.is_set():
+            time.sleep(0.001)
+            times.append(time.perf_counter())
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    time.sleep(0.02)
+    start = time.perf_counter()
+    result = work()
+    took = time.perf_counter() - start
+    over.set()
+    ticker.join()
+    return sum(start + took / 10 < moment < start + took * 9 / 10 for moment in times), result
+
+
+def run_in_a_thread(coroutine):
+    """Run to the end where no event loop runs yet: Playwright keeps one in the main thread."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, coroutine).result()
+
+
+@pytest.mark.parametrize("letter", ["a", "1", " ", "日"])
+def test_a_long_text_leaves_pythons_lock_to_others(smollm2, letter):
+    tokenizer = smollm2.tokenizer
+    ticks, ids = ticks_during(lambda: tokenizer.encode(letter * 100_000))
+    assert ticks >= 5, "another thread could not run while a text was tokenized"
+    assert tokenizer.decode(ids) == letter * 100_000
+
+
+def test_a_long_text_has_the_same_tokens_as_a_short_one(smollm2, monkeypatch):
+    from workbench.models.gguf import tokenizer
+
+    text = "".join(f"{number} lines, <|im_start|>é\\n  日本 {number * 7} " for number in range(500))
+    expected = smollm2.tokenizer.encode(text)
+    monkeypatch.setattr(tokenizer, "_LONG_TEXT", 10**9)
+    assert smollm2.tokenizer.encode(text) == expected and len(expected) > 5000
+
+
+def test_short_texts_do_not_wait_for_long_ones():
+    async def main():
+        preparation, gate = Preparation(60.0), threading.Event()
+        waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 30) == "short"
+        with pytest.raises(ApiError, match="too many long texts") as error:
+            await preparation.run(gate.wait, LONG_TEXT)
+        assert error.value.status == 429
+        gate.set()
+        assert all(await asyncio.gather(*waiting))
+        preparation.close()
+
+    run_in_a_thread(main())
+
+
+def test_the_text_of_a_client_that_left_is_not_tokenized():
+    async def main():
+        preparation, gate, gone, done = Preparation(60.0), threading.Event(), asyncio.Event(), []
+        first = asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT))
+        second = asyncio.ensure_future(preparation.run(lambda: done.append(1), LONG_TEXT, gone))
+        await asyncio.sleep(0.01)
+        gone.set()
+        with pytest.raises(ApiError, match="disconnected"):
+            await second
+        gate.set()
+        await first
+        await preparation.run(lambda: None, LONG_TEXT)
+        assert not done
+        preparation.close()
+
+    run_in_a_thread(main())
+
+
+def test_lengths_of_prompts():
+    assert length_of("abc") == 3 and length_of([1, 2]) == 0
+    assert length_of([{"role": "user", "content": "ab"}, {"role": "user", "content": "c"}]) == 3

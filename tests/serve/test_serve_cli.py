@@ -1,0 +1,72 @@
+"""`workbench serve` as a user starts it: a process, a model file, an API key in the environment, SIGTERM."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from gguf_files import random_model, tiny_config, write_model
+from serve_helpers import ServerProcess
+
+KEY = "secret-key-1"
+
+
+def command(*options):
+    return (sys.executable, "-m", "workbench", "serve", *options)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    """A random model of a few thousand parameters with a byte-level tokenizer, as a GGUF file."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    config = tiny_config("llama")
+    write_model(path, "llama", config, random_model(config))
+    return path
+
+
+def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
+    server = ServerProcess(
+        *command("--model", str(model_file), "--port", "0", "--max-num-seqs", "4", "--keep-steps", "50"),
+        environment=os.environ | {"WORKBENCH_API_KEY": KEY},
+    )
+    bearer = {"Authorization": f"Bearer {KEY}"}
+    try:
+        assert server.address.startswith("serving tiny on http://127.0.0.1:") and KEY not in server.address
+        assert server.ask("GET", "/v1/models")[0] == 401
+        assert json.loads(server.ask("GET", "/v1/models", headers=bearer)[2])["data"][0]["id"] == "tiny"
+        body = {"prompt": "the end", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        status, _, text = server.ask("POST", "/v1/completions", body, bearer)
+        usage = json.loads(text)["usage"]
+        assert status == 200 and (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 5)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        status, _, text = server.ask("POST", "/v1/chat/completions", body, bearer)
+        assert status == 400 and "no chat template" in json.loads(text)["error"]["message"]
+        for _ in range(70):
+            server.ask("POST", "/v1/completions", {"prompt": [5], "max_tokens": 1}, bearer)
+        stream = server.openai(api_key=KEY).completions.create(
+            model="tiny", prompt=[7, 8, 9], max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+        parts = iter(stream)
+        next(parts)
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = parts
+        assert last.choices[0].finish_reason == "length", "requests that are open at SIGTERM are answered to their end"
+    finally:
+        server.end()
+    assert server.process.returncode == 0 and "Traceback" not in server.errors, server.errors
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--host", "0.0.0.0"], "give --api-key KEY, or --insecure"),
+        (["--api-key", "short"], "at least 8 characters"),
+        (["--port", "70000"], "port must be from 0 to 65535, got 70000"),
+    ],
+)
+def test_bad_options_are_one_line_and_exit_2(options, message, model_file):
+    result = subprocess.run(command("--model", str(model_file), *options), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2 and message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr

@@ -1,0 +1,200 @@
+"""Explanations add up, and name a cause that was planted into the run."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from workbench import Trace, simulate
+from workbench.cli import main
+from workbench.simulation.cost_model import CostModel
+from workbench.simulation.explain import (
+    BLOCKS,
+    BUDGET,
+    CUT,
+    IN_PROGRESS,
+    PREEMPTED,
+    PROMPTS,
+    RECOMPUTED,
+    SEATS,
+    Explainer,
+    slowest,
+)
+from workbench.trace import TraceError
+
+ROOT = Path(__file__).parents[2]
+COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "21"))
+"""Random cases in a normal run of the tests; set the variable for more."""
+
+
+def request(name, prompt, output, at, **others):
+    return {"id": name, "prompt": {"len": prompt}, "max_tokens": output, "arrival_time": at, **others}
+
+
+def others(rng, count):
+    """Small requests that do not matter."""
+    return [request(f"o{i}", rng.randint(5, 30), rng.randint(2, 10), rng.uniform(0, 0.3)) for i in range(count)]
+
+
+def prompt_ahead(rng):
+    """A long prompt takes the whole budget while the victim waits."""
+    budget = rng.choice([64, 128, 256])
+    at = rng.uniform(0.05, 0.3)
+    culprit = request("culprit", budget * rng.randint(12, 30), 2, at)
+    config = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "num_blocks": 4000}
+    return config, [culprit, request("victim", rng.randint(5, 40), 3, at + 0.001)], {BUDGET, IN_PROGRESS}, {"culprit"}
+
+
+def no_seat(rng):
+    """Requests with long outputs hold all seats."""
+    seats = rng.randint(2, 5)
+    holders = [request(f"holder{i}", rng.randint(5, 20), rng.randint(150, 300), 0.0) for i in range(seats)]
+    config = {"max_num_batched_tokens": 512, "max_num_seqs": seats, "num_blocks": 4000}
+    names = {holder["id"] for holder in holders}
+    return config, [*holders, request("victim", rng.randint(5, 60), 3, rng.uniform(0.02, 0.1))], {SEATS}, names
+
+
+def no_blocks(rng):
+    """A request holds nearly all KV blocks until it ends."""
+    blocks = rng.randint(60, 90)
+    holder = request("culprit", (blocks - 20) * 16, 200, 0.0)
+    victim = request("victim", 45 * 16, 2, rng.uniform(0.02, 0.2))
+    config = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "num_blocks": blocks}
+    return config, [holder, victim], {BLOCKS}, {"culprit"}
+
+
+def preempted(rng):
+    """The victim, admitted last, loses its blocks to requests that grow, and is computed again."""
+    size = rng.randint(18, 24)
+    growing = [request(f"grow{i}", size * 16 - 4, 120 + rng.randint(0, 30), 0.0) for i in range(2)]
+    victim = request("victim", size * 16 - 4, 60, 0.01)
+    config = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "num_blocks": size * 3 + 4}
+    return config, [*growing, victim], {PREEMPTED, RECOMPUTED, BLOCKS}, {"grow0", "grow1"}
+
+
+def shared_steps(rng):
+    """Long prompts are computed in the steps in which the victim decodes."""
+    victim = request("victim", rng.randint(5, 20), 30, 0.0)
+    prompts = [request(f"culprit{i}", rng.randint(1500, 3000), 1, 0.03 + 0.1 * i) for i in range(4)]
+    config = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "num_blocks": 4000}
+    return config, [victim, *prompts], {PROMPTS}, {prompt["id"] for prompt in prompts}
+
+
+def lower_priority(rng):
+    """Requests of a higher priority keep arriving and take the seats first."""
+    first = [
+        request(f"first{i}", rng.randint(100, 200), 20, 0.002 * i, priority=-1) for i in range(rng.randint(15, 25))
+    ]
+    victim = request("victim", rng.randint(5, 60), 3, 0.011, priority=5)
+    config = {"max_num_batched_tokens": 256, "max_num_seqs": 2, "num_blocks": 4000, "policy": "priority"}
+    return config, [*first, victim], {SEATS, BUDGET, PREEMPTED}, {each["id"] for each in first}
+
+
+def cut_prompt(rng):
+    """The victim's long prompt is computed in small pieces because another request decodes."""
+    decoding = request("o-long", 5, 400, 0.0)
+    victim = request("victim", rng.randint(1000, 2000), 2, rng.uniform(0.01, 0.1))
+    cap = rng.choice([16, 32])
+    config = {"max_num_batched_tokens": 4096, "long_prefill_token_threshold": cap, "num_blocks": 4000}
+    return config, [decoding, victim], {f"{CUT} long_prefill_token_threshold"}, None
+
+
+PLANTED = [prompt_ahead, no_seat, no_blocks, preempted, shared_steps, lower_priority, cut_prompt]
+
+
+def check_adds_up(explanation, trace):
+    request = trace.metrics().requests[explanation.request_id]
+    spans = [(explanation.total, explanation.parts), *((span.total, span.parts) for span in explanation.gaps)]
+    if explanation.ttft is not None:
+        spans.append((explanation.ttft.total, explanation.ttft.parts))
+        expected = request.ttft.seconds if explanation.unit == "s" else request.ttft.steps
+        assert explanation.ttft.total == pytest.approx(expected, abs=1e-9)
+    if request.e2e is not None:
+        expected = request.e2e.seconds if explanation.unit == "s" else request.e2e.steps
+        assert explanation.total == pytest.approx(expected, abs=1e-9)
+    for total, parts in spans:
+        assert sum(part.amount for part in parts) == pytest.approx(total, abs=1e-9)
+        assert all(part.amount >= -1e-9 and part.steps for part in parts)
+
+
+@pytest.mark.parametrize("case", range(NUM_CASES))
+def test_a_planted_cause_is_named(case):
+    rng = random.Random(case)
+    plant = PLANTED[case % len(PLANTED)]
+    config, requests, causes, culprits = plant(rng)
+    config |= {"block_size": 16, "enable_prefix_caching": False}
+    trace = simulate({"config": config, "requests": [*requests, *others(rng, 3)]}, cost_model=COST)
+    explanation = trace.explain("victim", COST if rng.random() < 0.5 else None)
+    check_adds_up(explanation, trace)
+    biggest = explanation.biggest
+    assert biggest.cause in causes, (plant.__name__, explanation)
+    assert culprits is None or biggest.culprits[0] in culprits, (plant.__name__, explanation)
+
+
+@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt])
+def test_the_cause_is_confirmed_by_a_run_without_it(plant):
+    rng = random.Random(1)
+    config, requests, _, _ = plant(rng)
+    config |= {"block_size": 16, "enable_prefix_caching": False}
+    trace = simulate({"config": config, "requests": requests}, cost_model=COST)
+    explanation = trace.explain("victim", COST)
+    said = explanation.confirmation
+    assert said.after < said.before - 0.3 * explanation.biggest.amount / max(1, len(explanation.biggest.culprits))
+    assert said.change in str(explanation) and "instead of" in str(explanation)
+
+
+def test_without_a_clock_amounts_are_steps():
+    requests = [
+        {"id": "long", "prompt": {"len": 900}, "max_tokens": 2},
+        {"id": "short", "prompt": {"len": 9}, "max_tokens": 3},
+    ]
+    trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+    for request_id in trace.requests:
+        explanation = trace.explain(request_id)
+        assert explanation.unit == "steps"
+        check_adds_up(explanation, trace)
+    explanation = trace.explain("short")
+    assert explanation.biggest.cause == BUDGET and explanation.biggest.steps == tuple(range(9))
+    assert explanation.confirmation.change.endswith("without long")
+    assert (explanation.confirmation.before, explanation.confirmation.after) == (10, 1)
+
+
+def recordings():
+    return sorted((ROOT / "tests/data/vllm-recorded").rglob("*.jsonl.gz"))
+
+
+@pytest.mark.parametrize("path", recordings(), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_request_of_a_recording_adds_up(path):
+    trace = Trace.load(path)
+    explainer = Explainer(trace)
+    for request_id in trace.requests:
+        check_adds_up(explainer.explain(request_id), trace)
+
+
+def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
+    rng = random.Random(0)
+    config, requests, _, _ = prompt_ahead(rng)
+    trace = simulate({"config": config, "requests": [*requests, *others(rng, 6)]}, cost_model=COST)
+    first, second = slowest(trace, 2)
+    assert first.ttft.total >= second.ttft.total
+    path = tmp_path / "run.jsonl"
+    trace.save(path)
+    assert main(["trace", "explain", str(path), "victim"]) == 0
+    said = capsys.readouterr().out
+    assert "waiting for the token budget: culprit" in said and "without culprit" in said
+    assert main(["trace", "explain", str(path), "--slowest", "3"]) == 0
+    said = capsys.readouterr().out
+    assert len(said.strip().split("\n")) >= 4 and "victim" in said
+    assert main(["trace", "explain", str(path), "nobody"]) == 2
+    assert "the trace has no request 'nobody'" in capsys.readouterr().err
+    assert main(["trace", "explain", str(path)]) == 2
+
+
+def test_invalid_arguments():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]})
+    with pytest.raises(TraceError, match="no request 'b'"):
+        trace.explain("b")
+    with pytest.raises(ValueError, match='by must be "ttft" or "e2e"'):
+        slowest(trace, 1, by="speed")

@@ -1,0 +1,272 @@
+"""A server under attack from all sides at once, beside honest streams.
+
+    python tests/soak/hostile.py --minutes 10
+
+Everything on 127.0.0.1 and bounded. Attackers hold connections, send headers and bodies slowly, send garbage, leave in
+the middle, pipeline and leave, never read the trace and answers, open dashboards, and tokenize long texts. Sixteen
+honest clients stream meanwhile, and every one of their answers must equal the offline one. Prints one line of JSON.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+
+ENGINE = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "block_size": 16, "num_blocks": 1024}
+HOST = b"Host: 127.0.0.1\r\n"
+
+
+class Attack:
+    """Counts what happens to the attackers, and gives each a connection."""
+
+    def __init__(self, port):
+        self.port, self.over, self.counts, self.lock = port, threading.Event(), Counter(), threading.Lock()
+
+    def connect(self, buffer=None):
+        connection = socket.socket()
+        if buffer:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.settimeout(5)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
+
+    def count(self, name, number=1):
+        with self.lock:
+            self.counts[name] += number
+
+    def repeat(self, attack, pause, seed):
+        """Run an attack over and over, with a pause that keeps it bounded."""
+        draw = random.Random(seed)
+        while not self.over.is_set():
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                attack(self, draw)
+                self.count(attack.__name__)
+            self.over.wait(pause)
+
+
+def post(path, body):
+    data = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (path.encode(), HOST, len(data), data)
+
+
+def completion(draw, max_tokens=200, **fields):
+    prompt = [draw.randrange(3, 120) for _ in range(draw.randint(1, 64))]
+    return post("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **fields})
+
+
+def hold_connections(attack, draw):
+    """600 connections, most of them beyond the limit of one client, each with the beginning of a request."""
+    held = []
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            held.append(attack.connect())
+            held[-1].sendall(b"GET /h")
+    attack.over.wait(3)
+    for connection in held:
+        connection.close()
+
+
+def leave_behind_bytes(attack, draw):
+    connection = attack.connect()
+    connection.sendall(completion(draw, stream=draw.random() < 0.5) + draw.choice((b"\r\n", b"x", b"GET /")))
+    attack.over.wait(draw.random() / 10)
+    connection.close()
+
+
+def pipeline_and_leave(attack, draw):
+    connection = attack.connect()
+    connection.sendall(b"".join(completion(draw, 50) for _ in range(50)))
+    attack.over.wait(0.05)
+    connection.close()
+
+
+def never_read_the_trace(attack, draw):
+    connection = attack.connect(4096)
+    connection.sendall(b"GET /trace/stream HTTP/1.1\r\n%b\r\n" % HOST)
+    attack.over.wait(20)
+    connection.close()
+
+
+def never_read_an_answer(attack, draw):
+    connection = attack.connect(4096)
+    connection.sendall(completion(draw, stream=True, n=4, logprobs=20))
+    attack.over.wait(5)
+    connection.close()
+
+
+def send_slowly(attack, draw):
+    connection = attack.connect()
+    for byte in b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1000000\r\n":
+        connection.sendall(bytes((byte,)))
+        attack.over.wait(0.3)
+    connection.close()
+
+
+def send_garbage(attack, draw):
+    connection = attack.connect()
+    path = draw.choice((b"/static/%00", b"/" + draw.randbytes(20).replace(b" ", b""), b"/dashboard/ws", b"*"))
+    header = draw.choice((b"Origin: http://[", b"Host: [", b"Cookie: =;" + draw.randbytes(9).hex().encode()))
+    connection.sendall(b"GET %b HTTP/1.1\r\n%b%b\r\n\r\n%b" % (path, HOST, header, draw.randbytes(200)))
+    status = connection.recv(1024)[9:12]
+    attack.count(f"status {status.decode(errors='replace')}")
+    connection.close()
+
+
+def tokenize_long_texts(attack, draw):
+    connection = attack.connect()
+    connection.sendall(post("/tokenize", {"prompt": " w7" * 300_000}))
+    attack.over.wait(draw.random() * 2)
+    connection.close()
+
+
+def open_dashboards(attack, draw):
+    connections = [attack.connect() for _ in range(20)]
+    for connection in connections:
+        connection.sendall(b"GET /dashboard HTTP/1.1\r\n%b\r\n" % HOST)
+    attack.over.wait(3)
+    for connection in connections:
+        connection.close()
+
+
+ATTACKS = {
+    hold_connections: 1.0, leave_behind_bytes: 0.05, pipeline_and_leave: 0.5, never_read_the_trace: 0.1,
+    never_read_an_answer: 0.5, send_slowly: 0.1, send_garbage: 0.05, tokenize_long_texts: 0.5, open_dashboards: 5.0,
+}  # fmt: skip
+
+
+def attack_all(port):
+    """All attacks until standard input ends, so that they end with the process that started them."""
+    attack = Attack(port)
+    threads = [
+        threading.Thread(target=attack.repeat, args=(one, pause, seed))
+        for seed, (one, pause) in enumerate(ATTACKS.items())
+    ]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    attack.over.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(attack.counts))
+
+
+def probe_health(port, seconds, over):
+    """The time of /health on a new connection, ten times a second."""
+    while not over.wait(0.1):
+        start = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        seconds.append(time.perf_counter() - start)
+        connection.close()
+
+
+def be_honest(port, requests, results, over):
+    """Stream answers, again where the server had no room, and keep those that are wrong."""
+    from many_streams import stream
+
+    while not over.is_set():
+        (prompt, max_tokens), expected = requests()
+        try:
+            tokens, complete = stream(port, prompt, max_tokens)
+        except (OSError, http.client.HTTPException, IndexError, KeyError):
+            results["refused or cut"] += 1
+            over.wait(0.05)
+            continue
+        if not tokens and not complete:  # status 429 or 503
+            results["refused or cut"] += 1
+            over.wait(0.05)
+            continue
+        results["equal" if tokens == expected and complete else "different"] += 1
+
+
+def quantiles_ms(seconds):
+    cuts = statistics.quantiles([1000 * s for s in seconds], n=100)
+    return {
+        "count": len(seconds),
+        "p50": round(cuts[49], 2),
+        "p99": round(cuts[98], 2),
+        "max": round(1000 * max(seconds)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--attack", type=int, metavar="PORT", help="only attack this port, until standard input ends")
+    parser.add_argument("--streams", type=int, default=16)
+    options = parser.parse_args()
+    if options.attack:
+        return attack_all(options.attack)
+    from many_streams import make_requests, offline_answers, resident_mib
+    from serve_helpers import ServerProcess
+
+    requests = make_requests(500, 24)
+    expected, _ = offline_answers(requests)
+    server = ServerProcess(engine=ENGINE, keep_steps=1000, serve={"max_queue": 512})
+    draw, lock = random.Random(1), threading.Lock()
+
+    def next_request():
+        with lock:
+            index = draw.randrange(len(requests))
+        return requests[index], expected[index]
+
+    results = Counter()
+    calm, besieged, memory = [], [], []
+
+    def during(seconds, latencies):
+        over = threading.Event()
+        threads = [threading.Thread(target=probe_health, args=(server.port, latencies, over))]
+        threads += [
+            threading.Thread(target=be_honest, args=(server.port, next_request, results, over))
+            for _ in range(options.streams)
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            memory.append(resident_mib(server.process.pid))
+            time.sleep(1)
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    during(min(30, options.minutes * 6), calm)
+    del memory[:]
+    attackers = subprocess.Popen(
+        [sys.executable, __file__, "--attack", str(server.port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    during(options.minutes * 60, besieged)
+    counts = json.loads(attackers.communicate(timeout=60)[0])
+    time.sleep(10)
+    used = server.metric("vllm:kv_cache_usage_perc"), server.metric("vllm:num_requests_running")
+    last_words = server.end()
+    tenths = [round(statistics.median(memory[len(memory) * k // 10 : len(memory) * (k + 1) // 10])) for k in range(10)]
+    report = {
+        "minutes": options.minutes, "attacks": counts, "honest": dict(results),
+        "health_ms_calm": quantiles_ms(calm), "health_ms_attacked": quantiles_ms(besieged), "memory_mib": tenths,
+        "in_use_afterwards": used, "all_blocks_free": f"free blocks {ENGINE['num_blocks'] - 1}" in last_words,
+        "log_lines": server.errors.count("\n"), "log_bytes": len(server.errors),
+        "tracebacks": server.errors.count("Traceback"),
+    }  # fmt: skip
+    print(json.dumps(report))
+    if report["tracebacks"]:
+        print(server.errors[-3000:], file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""A server process over the tiny random llama, for the tests of the server: `python serve_process.py JSON`."""
+
+import json
+import sys
+
+import workbench  # noqa: F401
+
+
+def main(options):
+    from word_llama import make_tiny_llama
+
+    from workbench.config import EngineConfig
+    from workbench.engine.engine import Engine
+    from workbench.serve.server import serve
+    from workbench.serve.settings import ServeSettings
+
+    engine = Engine(make_tiny_llama(), EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
+    serve(engine, ServeSettings(port=0, **options.get("serve", {})))
+    print("free blocks", engine.scheduler.num_free_blocks, flush=True)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""Recordings of the vLLM double: a scheduler to drive, and its messages or files read back."""
+
+import logging
+from pathlib import Path
+
+import vllm_double
+from vllm_double import AsyncVllmSchedulerDouble, VllmSchedulerDouble, vllm_config
+
+from workbench.integrations import vllm as integration
+from workbench.integrations.recorder.assembler import Assembler
+from workbench.integrations.recorder.messages import unpack
+from workbench.simulation.workload import read_workload
+from workbench.trace import StepRecord, Trace, TraceMeta
+
+DATA = Path(__file__).parents[1] / "data"
+WORKLOADS = sorted((DATA / "vllm" / "workloads").glob("*.json"))
+LONG = DATA / "vllm" / "workloads" / "d_preempt.json"
+
+RecordingClass, AsyncRecordingClass = integration.recording_classes(VllmSchedulerDouble, AsyncVllmSchedulerDouble)
+
+
+def RecordingDouble(config) -> VllmSchedulerDouble:
+    return RecordingClass(vllm_config(config))
+
+
+class InProcessWriter:
+    """Stands for the writer's process and keeps the bytes."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+
+    def send(self, data: bytes) -> None:
+        self.received += data
+
+    def close(self, *, wait: bool = True) -> None:
+        pass
+
+
+def assemble(received: bytearray) -> Trace:
+    """The trace that the writer's process would write from these messages."""
+    trace = assembler = None
+    for message in unpack(received):
+        if assembler is None:
+            trace = Trace(TraceMeta(source=message.source, config=message.config))
+            assembler = Assembler(message.config, max_waiting=message.settings.max_waiting, start=message.start)
+            continue
+        for line in assembler.take(message):
+            trace.append(line) if isinstance(line, StepRecord) else trace.add_request(line)
+    return trace
+
+
+def run_double(workload: Path, **changes) -> VllmSchedulerDouble:
+    config, arrivals = read_workload(workload)
+    scheduler = RecordingDouble(config.replace(**changes))
+    vllm_double.drive(scheduler, arrivals)
+    return scheduler
+
+
+def warnings_of(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,0 +1,286 @@
+"""Comparison of two traces of the same requests: the first divergence, and the size of the changes."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from trace_helpers import one_trace
+
+from workbench import simulate
+from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta, compare
+
+WORKLOAD = {
+    "config": {"max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 60},
+    "requests": [
+        {"id": "long", "prompt": {"len": 100}, "max_tokens": 4},
+        {"id": "short", "prompt": {"len": 6}, "max_tokens": 4},
+        {"id": "late", "prompt": {"len": 10}, "max_tokens": 3, "arrival_step": 3},
+    ],
+}
+
+
+def with_tokens(trace: Trace, change) -> Trace:
+    """The same trace with other sampled tokens: change(request_id, index, token) -> token."""
+    result = Trace(trace.meta)
+    for info in trace.requests.values():
+        result.add_request(info)
+    counts: dict[str, int] = {}
+    for record in trace:
+        chunks = []
+        for chunk in record.chunks:
+            if chunk.sampled is not None:
+                index = counts[chunk.request_id] = counts.get(chunk.request_id, -1) + 1
+                chunk = msgspec.structs.replace(chunk, sampled=change(chunk.request_id, index, chunk.sampled))
+            chunks.append(chunk)
+        result.append(msgspec.structs.replace(record, chunks=tuple(chunks)))
+    result.end = trace.end
+    return result
+
+
+def test_a_trace_with_itself():
+    trace = simulate(WORKLOAD)
+    result = compare(trace, simulate(WORKLOAD))
+    assert result.first_divergence is None
+    assert result.same_tokens is True
+    assert result.badge == "same tokens"
+    assert result.notes == ()
+    for request in result.requests:
+        assert (request.ttft_delta, request.itl_delta, request.waste_delta) == (0, 0, 0)
+        assert request.divergence is None
+
+
+def test_the_first_divergence_and_its_reason():
+    a = simulate(WORKLOAD)
+    b = simulate(WORKLOAD, config={"long_prefill_token_threshold": 16})
+    result = compare(a, b)
+    assert (result.first_divergence.step, result.first_divergence.request_id) == (0, "long")
+    assert result.first_divergence.what == "a computes tokens [0, 64), b computes tokens [0, 16)"
+    by_id = {request.request_id: request for request in result.requests}
+    assert by_id["short"].divergence.step == 0
+    assert by_id["short"].divergence.what == (
+        "a lets it wait (token budget used up (64 of 64)), b computes tokens [0, 6)"
+    )
+    assert result.same_tokens
+    assert by_id["short"].ttft_delta == -1  # in a it waits for the long one's first chunk
+    assert by_id["long"].ttft_delta > 0
+    assert compare(b, a).first_divergence.what == "a computes tokens [0, 16), b computes tokens [0, 64)"
+    assert "config: long_prefill_token_threshold 0 -> 16" in result.notes
+
+
+def test_fields_that_only_one_configuration_has_are_counted_and_few_are_named():
+    def with_config(**config) -> Trace:
+        return Trace(TraceMeta(source="elsewhere", config=config))
+
+    of_an_engine = with_config(
+        block_size=16, num_blocks=64, seed=0, attention_backend="cpu", watermark=0.0, policy="fcfs"
+    )
+    recorded = with_config(block_size=16, num_blocks=80, tensor_parallel_size=1)
+    assert compare(recorded, of_an_engine).notes == (
+        "config: num_blocks 80 -> 64",
+        "config, in one trace only: tensor_parallel_size 1 in a; 4 fields in b",
+    )
+    policy = with_config(block_size=16, scheduling_policy="ShortestFirst()")
+    assert compare(with_config(block_size=16), policy).notes == (
+        "config, in one trace only: scheduling_policy 'ShortestFirst()' in b",
+    )
+    assert compare(recorded, recorded).notes == ()
+
+
+def test_the_largest_change_comes_first():
+    workload = {**WORKLOAD, "requests": WORKLOAD["requests"][::-1]}
+    result = compare(simulate(workload), simulate(workload, config={"long_prefill_token_threshold": 16}))
+    changes = [abs(request.ttft_delta) for request in result.requests]
+    assert changes == sorted(changes, reverse=True)
+    assert changes[0] > 0
+    for value in ("ttft", "itl", "waste"):
+        ordered = [abs(getattr(request, f"{value}_delta") or 0) for request in result.sorted_by(value)]
+        assert ordered == sorted(ordered, reverse=True)
+    with pytest.raises(ValueError, match="ttft"):
+        result.sorted_by("speed")
+
+
+def test_waste_and_preemption():
+    workload = {
+        "config": {"block_size": 4, "num_blocks": 11, "enable_prefix_caching": False},
+        "requests": [{"id": f"p{n}", "prompt": {"len": 12}, "max_tokens": 12} for n in range(3)],
+    }
+    a, b = simulate(workload), simulate(workload, config={"num_blocks": 60})
+    assert sum(len(record.preempted) for record in a) > 0
+    result = compare(a, b)
+    assert sum(request.waste_delta for request in result.requests) == -a.metrics().summary.num_recomputed_tokens
+    assert "preempts it" in result.first_divergence.what or "lets it wait" in result.first_divergence.what
+    assert result.same_tokens
+
+
+def test_the_first_token_that_differs():
+    a = simulate(WORKLOAD)
+    b = with_tokens(a, lambda request, index, token: token + 1 if (request, index) == ("short", 2) else token)
+    result = compare(a, b)
+    assert result.same_tokens is False
+    difference = result.first_token_difference
+    assert (difference.request_id, difference.index, difference.b - difference.a) == ("short", 2, 1)
+    assert (
+        result.badge == f"different tokens: short, output token 2: token {difference.a} in a, token {difference.b} in b"
+    )
+    assert result.first_divergence is None  # the schedule is the same
+    assert [request.request_id for request in result.requests if request.token_difference] == ["short"]
+
+
+def test_an_output_that_ends_earlier_differs():
+    shorter = {**WORKLOAD, "requests": [{**request, "max_tokens": 2} for request in WORKLOAD["requests"]]}
+    difference = compare(simulate(WORKLOAD), simulate(shorter)).first_token_difference
+    assert (difference.index, difference.b) == (2, None)
+    assert compare(simulate(shorter), simulate(WORKLOAD)).badge.endswith(f"nothing in a, token {difference.a} in b")
+
+
+def test_an_unfinished_run_is_compared_up_to_its_last_step():
+    whole = simulate(WORKLOAD)
+    part = Trace(whole.meta)
+    for info in whole.requests.values():
+        part.add_request(info)
+    for record in whole:
+        result = compare(part, whole)
+        assert result.first_divergence is None
+        assert result.same_tokens in (True, None)
+        part.append(record)
+
+
+def test_tokens_that_were_not_recorded():
+    trace = simulate(WORKLOAD)
+    assert compare(with_tokens(trace, lambda *_: None), trace).same_tokens is None
+    assert compare(with_tokens(trace, lambda *_: None), trace).badge == "no tokens to compare"
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda requests: requests[:2], "only a has 'late'"),
+        (lambda requests: [*requests, {"id": "x", "prompt": [1]}], "only b has 'x'"),
+        (lambda requests: [{**requests[0], "prompt": {"len": 99}}, *requests[1:]], "100 tokens in a, 99 in b"),
+        (lambda requests: [{**requests[0], "prompt": {"len": 100, "seed": 2}}, *requests[1:]], "differ: token 0 is"),
+        (lambda requests: [], "only a has 'long', 'short', 'late'"),
+    ],
+)
+def test_other_workloads_are_refused(change, reason):
+    other = {**WORKLOAD, "requests": change(WORKLOAD["requests"])}
+    with pytest.raises(TraceError, match=reason):
+        compare(simulate(WORKLOAD), simulate(other))
+
+
+def test_other_arrivals_are_noted():
+    moved = {**WORKLOAD, "requests": [{**request, "arrival_step": 1} for request in WORKLOAD["requests"]]}
+    notes = compare(simulate(WORKLOAD), simulate(moved)).notes
+    assert notes == ("3 requests arrive in different steps, the first is long: 0 in a, 1 in b",)
+
+
+def test_cut_traces_are_noted(tmp_path):
+    trace = simulate(WORKLOAD)
+    trace.save(tmp_path / "t.jsonl")
+    data = (tmp_path / "t.jsonl").read_bytes()
+    (tmp_path / "t.jsonl").write_bytes(data[:-40])
+    result = compare(Trace.load(tmp_path / "t.jsonl"), trace)
+    assert result.first_divergence is None
+    assert "a is not whole" in result.notes[0]
+
+
+def test_seconds_if_both_have_a_clock():
+    trace = one_trace()
+    result = compare(trace, trace)
+    assert result.unit == "s"
+    assert result.requests[0].ttft_a == trace.metrics().requests[result.requests[0].request_id].ttft.seconds
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert not attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_hostile_names_are_only_text():
+    name = "<script>alert(1)</script>&amp;\"'"
+
+    def run(num_tokens):
+        trace = Trace(TraceMeta(source="<b>bold</b>", config={"block_size": 4, "num_blocks": 9, "<i>": num_tokens}))
+        trace.add_request(RequestInfo(name, 8))
+        chunk = Chunk(name, 0, num_tokens, True, "intermediate", None, "token_budget", (1, 2))
+        trace.append(StepRecord(0, admitted=(name,), chunks=(chunk,)))
+        trace.end = "stuck"
+        return trace
+
+    result = compare(run(4), run(5))
+    parser = Tags()
+    parser.feed(result._repr_html_())
+    assert parser.tags <= {"div", "p", "br", "table", "thead", "tbody", "tr", "th", "td"}
+    assert name in parser.text
+    assert name in repr(result)
+
+
+def test_repr_of_many_requests():
+    workload = {**WORKLOAD, "requests": [{"id": f"r{n}", "prompt": {"len": 3}, "max_tokens": 1} for n in range(60)]}
+    result = compare(simulate(workload), simulate(workload))
+    assert "... and 40 requests with smaller changes" in repr(result)
+    assert "... and 40 requests" in result._repr_html_()
+
+
+def renamed(trace, name):
+    """The trace with other request ids."""
+    text = json.dumps(trace.to_dict())
+    for request_id in sorted(trace.requests, key=len, reverse=True):
+        text = text.replace(f'"{request_id}"', f'"{name(request_id)}"')
+    content = json.loads(text)
+    copy = Trace(trace.meta)
+    records = [msgspec.convert(step, StepRecord) for step in content["steps"]]
+    requests = [msgspec.convert(info, RequestInfo) for info in content["requests"]]
+    for info in requests:
+        copy.add_request(info)
+    for record in records:
+        copy.append(record)
+    copy.end = trace.end
+    return copy
+
+
+def two_runs():
+    requests = [
+        {"id": f"q{i}", "prompt": {"len": 30 + 7 * (i % 3)}, "max_tokens": 4, "arrival_step": i} for i in range(6)
+    ]
+    work = {"config": {"max_num_batched_tokens": 64}, "requests": requests}
+    return simulate(work), simulate(work, config={"max_num_batched_tokens": 16})
+
+
+def test_runs_of_vllm_are_matched_without_the_random_end_of_their_ids():
+    first, second = two_runs()
+    a = renamed(first, lambda rid: f"cmpl-{rid}-0-{zlib.crc32(rid.encode()):08x}")
+    b = renamed(second, lambda rid: f"cmpl-{rid}-0-{zlib.crc32(rid.encode()) ^ 0xABCDEF:08x}")
+    expected, found = compare(first, second), compare(a, b)
+    assert sorted(r.ttft_delta for r in found.requests) == sorted(r.ttft_delta for r in expected.requests)
+    for request in found.requests:
+        assert request.b.request_id.split("-")[1] == request.a.request_id.split("-")[1]
+    assert "6 requests matched by id without its random end" in str(found) and "requests gain" in str(found)
+    assert str(found.first_divergence).split(":")[1] == str(expected.first_divergence).split(":")[1]
+
+
+def test_runs_without_ids_of_the_client_are_matched_by_arrival_and_length():
+    first, second = two_runs()
+    found = compare(first, renamed(second, lambda rid: f"other-{rid}"))
+    assert "6 requests matched by arrival and length" in found.notes
+    for request in found.requests:
+        assert request.b.request_id == f"other-{request.a.request_id}"
+
+
+def test_other_workloads_are_still_refused():
+    first, _ = two_runs()
+    other = simulate({"requests": [{"id": f"z{i}", "prompt": {"len": 5 + i}, "max_tokens": 9} for i in range(6)]})
+    with pytest.raises(TraceError, match="different requests"):
+        compare(first, other)

@@ -1,0 +1,83 @@
+"""One sentence per step, from the record alone."""
+
+import msgspec
+import pytest
+from viz_traces import HOSTILE_TEXTS, hostile_trace, random_trace
+
+from workbench.trace import Chunk, StepRecord, narrate
+
+
+def chunk(request_id, start, count, arm, **more):
+    sampled = None if arm == "intermediate" else 7
+    return Chunk(request_id, start, count, arm == "intermediate", arm, sampled, "complete", **more)
+
+
+def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
+    chunks = (
+        chunk("long", 160, 154, "intermediate"),
+        chunk("strings", 0, 100, "new_final"),
+        chunk("a", 9, 1, "decode"),
+        chunk("b", 9, 1, "decode"),
+    )
+    step = StepRecord(
+        3, chunks=chunks, waiting=("lambda",), waiting_reason="token budget used up (256 of 256)", token_budget=256
+    )
+    assert narrate(step) == (
+        "Step 3: 254 prompt tokens and 2 replies share one pass; lambda waits: the token budget is used up."
+    )
+    assert str(step) == narrate(step) and repr(step).startswith("StepRecord(step=3")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ((), "nothing is computed"),
+        ((chunk("a", 0, 5, "new_final"),), "all 5 prompt tokens of a take one pass"),
+        ((chunk("a", 0, 1, "new_final"),), "all 1 prompt token of a takes one pass"),
+        ((chunk("a", 0, 5, "intermediate"),), "the first 5 prompt tokens of a take one pass"),
+        ((chunk("a", 5, 5, "intermediate"),), "5 more prompt tokens of a take one pass"),
+        ((chunk("a", 5, 2000, "cached_final"),), "the last 2,000 prompt tokens of a take one pass"),
+        ((chunk("a", 5, 1, "decode"),), "the reply to a grows by one token"),
+        (tuple(chunk(f"r{i}", 5, 1, "decode") for i in range(3)), "3 replies grow by one token each"),
+        (
+            (chunk("a", 0, 50, "intermediate", num_recomputed_tokens=40), chunk("b", 8, 1, "decode")),
+            "50 prompt tokens and 1 reply share one pass, 40 of them for the second time",
+        ),
+    ],
+)
+def test_the_work(chunks, words):
+    assert narrate(StepRecord(0, chunks=chunks)) == f"Step 0: {words}."
+
+
+def test_every_request_that_ends_or_waits_is_told_or_counted():
+    names = tuple(f"r{i}" for i in range(9))
+    step = StepRecord(
+        12,
+        finished=("x", "y"),
+        finish_reasons={"x": "length", "y": "stop"},
+        preempted=("z",),
+        preempt_reasons={"z": "x"},
+        waiting=("z", *names),
+        waiting_reason="max_num_seqs reached (3)",
+    )
+    assert narrate(step) == (
+        "Step 12: nothing is computed; z loses its KV blocks and must start again; x is done (hit max_tokens); "
+        "y is done (the model ended it); r0, r1 and 7 more wait: all 3 seats are taken (max_num_seqs)."
+    )
+
+
+def test_numbers_are_those_of_the_record():
+    for seed in range(6):
+        for record in random_trace(seed):
+            words = narrate(record)
+            assert words.startswith(f"Step {record.step:,}: ") and words.endswith(".") and "\n" not in words
+            if record.num_prefill_tokens and record.num_decode_tokens:
+                assert f"{record.num_prefill_tokens} prompt token" in words
+            for request_id in record.finished[:1]:
+                assert request_id in words
+
+
+def test_hostile_names_stay_on_one_short_line():
+    for record in hostile_trace():
+        words = narrate(msgspec.structs.replace(record, waiting=HOSTILE_TEXTS, finished=HOSTILE_TEXTS))
+        assert len(words) < 600 and words.isprintable() and "\u202e" not in words

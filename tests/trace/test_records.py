@@ -1,0 +1,264 @@
+"""One record: its derived fields, its frozen mappings, and the methods that other rooms attach."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import json
+import pickle
+import pydoc
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from trace_helpers import one_trace, traces
+
+import workbench
+from workbench.simulation.tune import Tuning
+from workbench.trace import (
+    Chunk,
+    Event,
+    KernelLaunch,
+    Keyframe,
+    RequestInfo,
+    StepRecord,
+    Supplement,
+    Trace,
+    TraceError,
+    TraceMeta,
+    WorkItem,
+    records,
+)
+from workbench.trace.attached import AttachedMethod
+from workbench.trace.metrics import TraceMetrics
+from workbench.trace.pool_state import PoolState
+
+
+def test_a_record_by_hand():
+    record = StepRecord(
+        4,
+        chunks=(
+            Chunk("d", 5, 1, False, "decode", 77, "complete", (9,)),
+            Chunk("p", 2, 3, True, "intermediate", None, "token_budget", (3, 1), num_cached_tokens=2),
+        ),
+        arrived=("p",),
+        aborted=("x",),
+        admitted=("p",),
+        preempted=("v",),
+        preempt_reasons={"v": "no blocks"},
+        finished=("d",),
+        finish_reasons={"d": "length"},
+        waiting=("v", "w"),
+        waiting_reason="the queue's reason",
+        passed_over={"v": "its own"},
+    )
+    record.attach_block_tables(2, [[4, 6, 9], [3, 1, 8]])
+    assert record.num_tokens == 4
+    assert (record.num_decode_tokens, record.num_prefill_tokens) == (1, 3)
+    assert record.num_kv_computed == {"d": 6, "p": 5}
+    assert record.cu_seqlens_q == [0, 1, 4]
+    assert record.seqused_k == [6, 5]
+    assert record.block_tables == {"d": [4, 6, 9], "p": [3, 1, 8]}
+    assert record.positions.tolist() == [5, 2, 3, 4]
+    assert record.slot_mapping.tolist() == [9 * 2 + 1, 1 * 2, 1 * 2 + 1, 8 * 2]
+    assert record.not_scheduled == {"v": "its own", "w": "the queue's reason"}
+    assert record.events == (
+        Event(4, "arrive", "p"),
+        Event(4, "abort", "x"),
+        Event(4, "preempt", "v", "no blocks"),
+        Event(4, "admit", "p", "2 tokens found in the prefix cache"),
+        Event(4, "finish", "d", "length"),
+    )
+    assert record.chunk("p").end == 5
+    assert record.chunk("d").is_decode
+    with pytest.raises(KeyError, match="not scheduled in step 4: its own"):
+        record.chunk("v")
+    with pytest.raises(KeyError, match="not waiting either"):
+        record.chunk("nobody")
+
+
+def test_an_empty_step():
+    record = StepRecord(0)
+    record.attach_block_tables(16, [])
+    assert record.num_tokens == 0
+    assert record.cu_seqlens_q == [0]
+    assert record.slot_mapping.shape == record.positions.shape == (0,)
+    assert record.mask().shape == (0, 0)
+    assert record.block_tables == {}
+
+
+@settings(max_examples=25, deadline=None)
+@given(traces())
+def test_the_mask_is_the_definition(trace):
+    for record in trace:
+        sequence_of_row = [seq for seq, chunk in enumerate(record.chunks) for _ in range(chunk.num_tokens)]
+        columns = [(seq, key) for seq, chunk in enumerate(record.chunks) for key in range(chunk.end)]
+        expected = [
+            [seq == owner and key <= position for owner, key in columns]
+            for seq, position in zip(sequence_of_row, record.positions)
+        ]
+        np.testing.assert_array_equal(record.mask(), np.array(expected, bool).reshape(record.mask().shape))
+        for seq, row_slot, position in zip(sequence_of_row, record.slot_mapping, record.positions):
+            table = record.block_table(seq)
+            assert row_slot == table[position // record.block_size] * record.block_size + position % record.block_size
+
+
+def test_a_table_that_grows_later_keeps_its_length():
+    table = [1, 2]
+    record = StepRecord(0, chunks=(Chunk("a", 0, 8, False, "new_final", 3, "complete", (1, 2)),))
+    record.attach_block_tables(4, [table])
+    table.append(5)
+    assert record.block_table(0) == [1, 2]
+
+
+def test_records_do_not_change():
+    record = StepRecord(0)
+    with pytest.raises(AttributeError):
+        record.step = 1
+    with pytest.raises(AttributeError):
+        Chunk("a", 0, 1, False, "decode", 3, "complete").start = 2
+    record = one_trace()[3]
+    for array in (record.positions, record.slot_mapping):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+
+
+MAPPINGS = [
+    (StepRecord(0), "timings"),
+    (StepRecord(0), "passed_over"),
+    (StepRecord(0), "finish_reasons"),
+    (StepRecord(0), "preempt_reasons"),
+    (StepRecord(0), "unscheduled_block_ids"),
+    (StepRecord(0), "unscheduled_changes"),
+    (KernelLaunch("cpu"), "details"),
+    (RequestInfo("a", 1), "sampling"),
+    (TraceMeta(), "config"),
+    (TraceMeta(), "model"),
+    (TraceMeta(), "versions"),
+    (Keyframe(0), "block_tables"),
+    (Keyframe(0), "num_kv_computed"),
+    (Keyframe(0), "other_tables"),
+    (Supplement(0, "late"), "facts"),
+]
+
+
+def test_every_mapping_of_a_record_is_among_these():
+    for kind in (StepRecord, KernelLaunch, RequestInfo, TraceMeta, Keyframe, Supplement, Chunk, WorkItem):
+        names = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) in (dict, list, Mapping)}
+        assert names == {name for record, name in MAPPINGS if type(record) is kind}
+
+
+@pytest.mark.parametrize(("record", "name"), MAPPINGS, ids=[f"{type(r).__name__}.{name}" for r, name in MAPPINGS])
+@pytest.mark.parametrize("values", [{}, {"a": ()}], ids=["empty", "full"])
+def test_a_record_shares_no_mapping_with_its_maker(record, name, values):
+    mine = dict(values)
+    made = msgspec.structs.replace(record, **{name: mine})
+    mine["b"] = (1,)
+    assert getattr(made, name) == values
+    for change in (lambda found: found.update(b=2), lambda found: found.pop("a"), lambda found: found.clear()):
+        with pytest.raises(TypeError, match="never change"):
+            change(getattr(made, name))
+    assert made == msgspec.structs.replace(record, **{name: values})
+
+
+def test_a_frozen_mapping_is_a_dict_for_everybody_else():
+    made = StepRecord(0, finish_reasons={"a": "stop"})
+    assert json.dumps(made.finish_reasons) == '{"a": "stop"}'
+    assert msgspec.json.encode(made) == b'{"kind":"step","step":0,"finish_reasons":{"a":"stop"}}'
+    assert msgspec.json.encode(StepRecord(0, finish_reasons={})) == b'{"kind":"step","step":0}'
+    assert pickle.loads(pickle.dumps(made)) == copy.deepcopy(made) == made
+    with pytest.raises(TypeError, match="never change"):
+        pickle.loads(pickle.dumps(made)).finish_reasons["b"] = "stop"
+    for mine in (dict(made.finish_reasons), copy.copy(made.finish_reasons), copy.deepcopy(made.finish_reasons)):
+        mine["b"] = "length"
+
+
+def test_a_record_outside_a_trace_says_so():
+    record = StepRecord(0, chunks=(Chunk("a", 0, 8, False, "new_final", 3, "complete", (1, 2)),))
+    assert not record.has_block_tables
+    with pytest.raises(AttributeError, match="not part of a Trace"):
+        _ = record.block_tables
+
+
+def test_an_absurd_mask_is_refused(monkeypatch):
+    record = one_trace()[3]
+    cells = record.mask().size
+    monkeypatch.setattr(records, "MAX_MASK_CELLS", cells - 1)
+    with pytest.raises(ValueError, match=f"would have {cells} cells, allowed are {cells - 1}"):
+        record.mask()
+
+
+def test_records_survive_pickle_free_copies():
+    """A copy by msgspec (what a worker process would get) is equal field by field."""
+    for record in one_trace():
+        assert msgspec.json.decode(msgspec.json.encode(record), type=StepRecord) == record
+
+
+def steps_as_html(shown):
+    return f"<p>{len(shown)} steps</p>"
+
+
+def test_without_the_views_a_notebook_shows_text(monkeypatch):
+    for name in ("Trace._repr_html_", "StepRecord._repr_html_", "Trace.watch", "Trace.to_html"):
+        monkeypatch.setitem(workbench.ATTACHED, name, "workbench.no_such_module:it")
+    trace = one_trace()
+    assert trace._repr_html_() is None
+    assert trace[0]._repr_html_() is None
+    for name in ("watch", "to_html"):
+        with pytest.raises(TraceError, match=rf"Trace\.{name}\(\) needs .*no_such_module.*: reinstall"):
+            getattr(trace, name)()
+    monkeypatch.setitem(workbench.ATTACHED, "Trace._repr_html_", f"{__name__}:steps_as_html")
+    assert trace._repr_html_() == "<p>25 steps</p>"
+
+
+def test_attached_methods_look_like_others():
+    trace = one_trace()
+    assert {"watch", "to_html"} <= set(dir(trace)) & set(dir(Trace))
+    assert list(inspect.signature(trace.to_html).parameters) == ["path", "other"]
+    assert inspect.getdoc(Trace.watch).startswith("Show a trace")
+    assert "panels" in pydoc.render_doc(trace.watch)
+
+
+def test_every_attached_function_is_there_and_declared():
+    for name, home in workbench.ATTACHED.items():
+        module, function = home.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
+        kind, method = name.split(".")
+        owner = next(cls for cls in (Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind)
+        assert callable(getattr(owner, method))
+    attached = {name for name in vars(Trace) if isinstance(vars(Trace)[name], AttachedMethod)}
+    declared = {name for name, hint in Trace.__annotations__.items() if hint.startswith("Callable")}
+    upper = {"explain", "figure", "plot", "show", "to_html", "tune", "view", "watch", "whatif"}
+    assert attached == declared == upper
+
+
+def test_a_plain_script_can_write_a_page(tmp_path):
+    script = """
+import sys
+from workbench import Trace, simulate
+trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 2}]})
+assert not any(name.startswith("workbench.viz") for name in sys.modules)
+trace.to_html(sys.argv[1])
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run.html"], check=True, timeout=60)
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+
+
+def test_names_that_moved_are_still_found():
+    with pytest.warns(DeprecationWarning, match=r"workbench\.trace\.lines\.RequestInfo"):
+        assert records.RequestInfo is RequestInfo
+    with pytest.raises(AttributeError, match="no attribute 'RequestInfoo'"):
+        _ = records.RequestInfoo
+
+
+def test_the_views_draw_what_is_shown():
+    trace = one_trace()
+    for shown in (trace, trace[3], trace.metrics(), trace.pool_state(3)):
+        assert shown._repr_html_().lstrip().startswith("<")
+    assert isinstance(trace, Trace)

@@ -1,0 +1,431 @@
+"""The first minute with a view: every action says its effect, and nothing misleads."""
+
+import pytest
+from viz_traces import ReplayingController, random_trace, workload
+
+from workbench import Engine, EngineConfig, simulate
+from workbench.viz.export_html import to_html
+
+
+@pytest.fixture
+def engine(tiny_llama):
+    config = EngineConfig(max_num_batched_tokens=24, block_size=4, num_blocks=128, long_prefill_token_threshold=16)
+    with Engine(tiny_llama, config) as engine:
+        engine.add_request(list(range(5, 65)), request_id="long", max_tokens=6)
+        engine.add_request([40, 41, 42], request_id="short", max_tokens=6)
+        yield engine
+
+
+def blank(page, panel, x0, x1):
+    """Whether the columns [x0, x1) of a panel's picture are empty."""
+    return page.view(
+        """((panel) => {
+            const { canvas } = panel, [from, to] = argument.slice(1).map((x) => x * devicePixelRatio);
+            const copy = new OffscreenCanvas(to - from, canvas.height);
+            const context = copy.getContext("2d", { willReadFrequently: true });
+            context.drawImage(canvas, -from, 0);
+            return context.getImageData(0, 0, copy.width, copy.height).data.every((v) => v === 0);
+        })(view.panel(argument[0]))""",
+        [panel, x0, x1],
+    )
+
+
+def press(page, *keys):
+    for key in keys:
+        page.page.keyboard.press(key)
+    page.frame()
+
+
+# -- what if ------------------------------------------------------------------------------------------------------
+
+
+def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, serve, engine):
+    engine.run(progress=False)
+    steps = len(engine.trace)
+    page = open_page(serve(engine))
+    page.wait(f"view.store.numSteps === {steps}")
+    assert page.view("view.cursor.step") == steps - 1, "the view follows the end of the run"
+    press(page, "w")
+    dialog = page.root.get_by_role("dialog", name="What if")
+    dialog.get_by_label("max_num_batched_tokens").fill("8")
+    page.wait("view.other && view.other.comparison")
+    page.frame()
+    real = dialog.locator(".wb-verdict").text_content()
+    assert real.startswith("first token of ") and " -> " in real
+    panel = page.root.locator("[data-panel=compare]")
+    words = panel.locator(".wb-facts").text_content()
+    assert "simulated from the first step with token budget 8" in words and "never differ" not in words
+    simulated = engine.fork(max_num_batched_tokens=8)
+    assert page.view("view.other.numSteps") == len(simulated) > steps
+    dialog.get_by_label("Begin").select_option("cursor")
+    page.wait(f"view.other.comparison.fork.at_step === {steps - 1}")
+    page.frame()
+    assert f"simulated from step {steps - 1} with" in panel.locator(".wb-facts").text_content()
+
+
+def test_a_comparison_with_a_run_without_a_clock_is_in_steps(open_page, tmp_path, engine):
+    engine.run(progress=False)
+    simulated = engine.fork(max_num_batched_tokens=8)
+    to_html(engine.trace, tmp_path / "two.html", other=simulated)
+    page = open_page(f"file://{tmp_path}/two.html", height=2000)
+    page.wait("view.other && view.other.numSteps > 0")
+    panel = page.root.locator("[data-panel=compare]")
+    assert panel.get_by_label("Align the two runs by").locator("option[value=time]").is_disabled()
+    panel.get_by_label("Rows of the requests").select_option("tokens")
+    page.frame()
+    row = page.view("view.panel('compare').rows.findIndex(([a]) => a.id === 'long')")
+    lines = page.view("view.panel('compare').tokens.describe(argument, 1).lines", row)
+    first, second = [record.step for record in engine.trace for c in record.chunks if c.request_id == "long"][-6:][:2]
+    assert lines[1].endswith(f"in step {second}, after {second - first} step" + ("s" if second - first != 1 else ""))
+    assert all(" step" in line and "''" not in line and '""' not in line for line in lines[1:]), lines
+    longest = page.view("view.panel('compare').tokens.longest")
+    gaps = [
+        gap for trace in (engine.trace, simulated) for m in trace.metrics().requests.values() for gap in m.itl_steps
+    ]
+    assert longest == max(gaps)
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_sent_by_enter_and_answered(open_page, serve, engine):
+    engine.run(progress=False)
+    page = open_page(serve(engine))
+    page.wait("view.status.state === 'idle'")
+    press(page, "a")
+    prompt = page.root.get_by_role("textbox", name="Prompt")
+    assert prompt.evaluate("(field) => field.getRootNode().activeElement === field")
+    page.page.keyboard.type("w5 w6")
+    press(page, "Shift+Enter")
+    page.page.keyboard.type("w7")
+    assert prompt.input_value() == "w5 w6\nw7"
+    press(page, "Enter")
+    assert prompt.input_value() == ""
+    page.wait("view.store.requests.length === 3 && view.store.requests[2].tokens.length > 0")
+    card = page.root.locator("[data-request='2']")
+    assert card.is_visible() and page.view("view.theme.hue(2)")
+    page.wait("view.status.state === 'idle'")
+    press(page, "Escape", "a", "Enter")
+    assert "prompt is empty" in page.root.get_by_role("alert").text_content()
+
+
+def test_a_question_to_a_paused_engine_is_shown_as_queued(open_page, serve, engine):
+    engine.step()
+    page = open_page(serve(engine))
+    page.wait("view.status.state === 'paused'")
+    press(page, "a")
+    page.page.keyboard.type("w5 w6")
+    press(page, "Enter")
+    card = page.root.locator(".wb-card[data-queued]")
+    card.wait_for()
+    assert "queued" in card.text_content() and "w5 w6" in card.text_content()
+    assert page.view("view.status.state") == "paused"
+
+
+# -- drawing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wider_window_and_a_zoom_leave_nothing_behind(page_of, long_trace):
+    page = page_of(long_trace, width=1100)
+    for width in (1100, 1500, 1010):
+        page.page.set_viewport_size({"width": width, "height": 800})
+        page.wait(f"view.panel('gantt').width > {width} - 60 && view.panel('gantt').width <= {width}")
+        page.frame()
+        left = page.view("parseFloat(view.panel('gantt').overlay.style.left)")
+        assert left == page.view("view.panel('gantt').width") - 176
+    for _ in range(3):
+        press(page, "]")
+        for panel in ("timeline", "gantt", "metrics"):
+            assert blank(page, panel, 84 - 6, 84 - 2), f"{panel} is drawn over its labels"
+
+
+def test_panels_never_overlap(page_of, long_trace):
+    import random
+
+    rng = random.Random(7)
+    page = page_of(long_trace)
+    for _ in range(20):
+        size = {"width": rng.randint(360, 2560), "height": rng.randint(500, 1400)}
+        page.page.set_viewport_size(size)
+        page.view("view.show(argument)", rng.choice(("story", "scheduler", "kernel", "all")))
+        press(page, rng.choice(("]", "[", "0")))
+        page.frame()
+        boxes = page.root.evaluate(
+            """(root) => [...root.querySelectorAll("section.wb-panel")].filter((panel) => panel.offsetParent)
+                .map((panel) => [panel.dataset.panel, panel.getBoundingClientRect().toJSON()])"""
+        )
+        assert len(boxes) >= 2
+        for i, (name, a) in enumerate(boxes):
+            assert a["left"] >= 0 and a["right"] <= size["width"] + 0.5, f"{name} leaves the page of {size}"
+            for other, b in boxes[:i]:
+                apart = a["left"] >= b["right"] or b["left"] >= a["right"]
+                apart = apart or a["top"] >= b["bottom"] or b["top"] >= a["bottom"]
+                assert apart, f"{name} covers {other} at {size}"
+        # A panel that was out of sight takes the new width when it is seen, a frame or two later.
+        page.wait("root.scrollWidth <= root.clientWidth")
+
+
+# -- the keyboard -------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_work_from_the_first_moment_and_never_stop(open_page, serve, long_trace):
+    controller = ReplayingController(long_trace, seconds_per_step=0.002)
+    page = open_page(serve(controller))
+    page.page.keyboard.press("?")
+    help_ = page.root.get_by_role("dialog", name="Keyboard shortcuts")
+    assert help_.is_visible()
+    button, box = (
+        element.bounding_box() for element in (page.root.get_by_role("button", name="Keyboard shortcuts"), help_)
+    )
+    assert 0 <= box["y"] - (button["y"] + button["height"]) < 20, "the dialog opens below its button"
+    press(page, "Escape")
+    assert help_.is_hidden()
+    run = page.root.get_by_role("button", name="Run the engine")
+    run.focus()
+    press(page, "Enter")
+    page.wait(f"view.store.numSteps === {len(long_trace)}", timeout=30_000)
+    page.wait("view.status.state === 'idle'")
+    page.frame()
+    focused = "root.getRootNode().activeElement"
+    assert run.evaluate(f"(root) => {focused} === root"), "a button keeps the focus"
+    press(page, "Enter")
+    assert "nothing to run" in page.root.get_by_role("alert").text_content()
+    page.root.locator("[data-panel=packed] canvas").first.focus()
+    press(page, "t")
+    assert page.root.locator("[data-panel=packed] .wb-table-view").evaluate(f"(root) => {focused} === root")
+    press(page, "t", "Home")
+    assert page.view("view.cursor.step") == 0
+    speed = page.root.get_by_label("Playback speed")
+    speed.select_option("20")
+    speed.focus()
+    press(page, "t")
+    assert page.root.locator("[data-panel=packed] .wb-table-view").is_visible() and speed.input_value() == "20"
+    press(page, "t", "/")
+    page.page.keyboard.type("r1")
+    assert page.view("view.cursor.filter") == "r1"
+
+
+def test_names_of_buttons_begin_with_their_words(open_page, serve, engine):
+    """WCAG 2.5.3: speech control finds a button by the words that it shows."""
+    engine.step()
+    page = open_page(serve(engine))
+    page.wait("view.store.numSteps === 1")
+    for button in page.root.locator("button:visible").all():
+        words, name = button.inner_text().strip(), button.get_attribute("aria-label")
+        if name and any(letter.isalpha() for letter in words):
+            assert name.lower().startswith(words.lower()), (words, name)
+
+
+# -- the panels ---------------------------------------------------------------------------------------------------
+
+
+def test_step_into_names_its_step_and_the_likely_words(open_page, serve, engine):
+    while len(engine.trace) < 5:
+        engine.step()
+    page = open_page(serve(engine))
+    page.wait("view.store.numSteps === 5")
+    names = []
+    while not names or names[-1] != "sample":
+        before = page.view("JSON.stringify(view.status.phase || null)")
+        press(page, "i")
+        page.wait(f"JSON.stringify(view.status.phase || null) !== {before!r}")
+        names.append(page.view("view.status.phase && view.status.phase.name"))
+    page.frame()
+    box = page.root.get_by_role("region", name="Step into")
+    assert box.locator("strong").text_content() == "Inside step 5: sample"
+    assert "the last of them is step 4" in box.text_content()
+    rows = page.view("view.status.phase.candidates")
+    (_, sampled) = engine.phase
+    assert [[t["id"] for t in row["tokens"] if t["sampled"]] for row in rows] == [[s.token_id] for s in sampled]
+    for row in rows:
+        assert row["request"] in ("long", "short") and len(row["tokens"]) >= 5
+        chances = [token["probability"] for token in row["tokens"]]
+        assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
+        assert row["tokens"][0]["text"] == engine.tokenizer.decode([row["tokens"][0]["id"]])
+    assert box.locator(".wb-candidates li[data-sampled]").count() == len(rows)
+
+
+def test_a_click_on_a_block_says_what_it_is_and_keeps_its_colour(page_of, long_trace):
+    page = page_of(long_trace, height=2600)
+    step = next(record.step for record in long_trace if len(record.chunks) >= 4)
+    page.view("view.cursor.seek(argument)", step)
+    page.frame()
+    focus = page.view("[...view.theme.focus]")
+    block = long_trace[step].block_table(1)[0]
+    owner = long_trace.pool_state(step).owners(block)[0]
+    x, y = page.view("view.panel('pool').xy(argument).map((v) => v + 3)", block)
+    page.root.locator("[data-panel=pool] canvas").first.click(position={"x": x, "y": y})
+    page.frame()
+    drawer = page.root.locator(".wb-drawer")
+    assert drawer.get_by_role("heading").text_content() == f"KV block {block}"
+    assert page.view("[...view.theme.focus]") == focus
+    drawer.get_by_role("button", name=owner, exact=True).click()
+    page.frame()
+    assert drawer.get_by_role("heading").text_content() == owner
+    press(page, "Escape")
+    assert drawer.is_hidden()
+
+
+def test_a_mask_is_drawn_in_every_step(page_of):
+    """Also of a batch that has few rows and much context."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 300}, "max_tokens": 5} for i in range(3)]
+    page = page_of(simulate({"requests": requests}, config={"max_num_batched_tokens": 512}))
+    for step in range(page.view("view.store.numSteps")):
+        page.view("view.cursor.seek(argument)", step)
+        page.frame()
+        assert page.view("view.panel('rectangle').mode") in ("one", "batch")
+        assert not blank(page, "rectangle", 90, 400)
+
+
+def test_only_a_request_that_runs_can_be_aborted(open_page, serve, engine):
+    engine.run(progress=False)
+    page = open_page(serve(engine))
+    page.wait("view.status.state === 'idle' && view.store.numSteps > 4")
+    press(page, "Home", "ArrowRight")
+    assert page.root.get_by_role("button", name="Abort", exact=False).count() == 0
+    engine.abort("long")
+    assert engine.state == "idle"
+
+
+def test_texts_name_their_end_and_show_whole_prompts(page_of, smollm2):
+    prompt = "word " * 200 + "the end"
+    with Engine(smollm2, max_num_batched_tokens=512, num_blocks=64) as engine:
+        engine.generate([[{"role": "user", "content": "What is the capital of France?"}]], max_tokens=12)
+        engine.generate(prompt, max_tokens=1)
+        trace = engine.trace
+    page = page_of(trace, height=2600)
+    page.view("view.cursor.toLive()")
+    page.frame()
+    card = page.root.locator("[data-request='0']")
+    assert "model ended" in card.text_content() and "<|im_start|>" not in card.text_content()
+    page.root.locator("[data-request='1']").get_by_role("button", name="show all").click()
+    assert prompt in page.root.locator("[data-request='1']").text_content()
+    press(page, "t")
+    cells = page.root.locator("[data-panel=texts] .wb-table-view tbody tr").first.locator("td").all_text_contents()
+    assert cells[-1] == "The capital of France is Paris."
+
+
+def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
+    engine.step()
+    page = open_page(serve(engine), width=390, height=844)
+    page.wait("view.store.numSteps === 1")
+    for view in ("story", "scheduler", "kernel"):
+        page.view("view.show(argument)", view)
+        page.frame()
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+        for button in page.root.locator("button:visible").all():
+            box = button.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, button.text_content()
+
+
+# -- four questions -----------------------------------------------------------------------------------------------
+
+
+def test_why_was_a_request_not_scheduled_is_one_hover(page_of):
+    trace = simulate(workload(3, num_requests=12, max_num_batched_tokens=24, max_num_seqs=3))
+    step = next(record.step for record in trace if record.not_scheduled)
+    request, reason = next(iter(trace[step].not_scheduled.items()))
+    page = page_of(trace)
+    page.view("view.show('story')")
+    page.frame()
+    x = page.view("(view.panel('gantt').axis().x(argument) + view.panel('gantt').axis().end(argument)) / 2", step)
+    row = page.view("view.panel('gantt').shown().findIndex((r) => r.id === argument)", request)
+    page.root.locator("[data-panel=gantt] canvas").first.hover(position={"x": x, "y": 18 + row * 16 + 8})
+    assert reason[:80] in page.root.get_by_role("tooltip").text_content()
+
+
+def test_which_block_holds_a_token_is_one_search(page_of):
+    requests = [
+        {"id": "long", "prompt": {"len": 900}, "max_tokens": 4},
+        {"id": "other", "prompt": {"len": 30}, "max_tokens": 4},
+    ]
+    trace = simulate({"requests": requests}, config={"max_num_batched_tokens": 128, "long_prefill_token_threshold": 96})
+    step = next(r.step for r in trace for c in r.chunks if c.request_id == "long" and c.start <= 700 < c.end)
+    block = trace[step].block_tables["long"][700 // 16]
+    page = page_of(trace)
+    press(page, "/")
+    page.page.keyboard.type("long 700")
+    answer = page.root.locator(".wb-answers li")
+    assert answer.text_content() == f"Token 700 of long: block {block}, slot {700 % 16} of 16, written in step {step}."
+    press(page, "Enter")
+    assert page.root.locator(".wb-drawer").get_by_role("heading").text_content() == f"KV block {block}"
+    press(page, "/")
+    page.page.keyboard.type("step 5")
+    press(page, "Enter")
+    assert page.view("view.cursor.step") == 5
+    press(page, "/")
+    page.page.keyboard.type("finished")
+    assert answer.count() == 2
+
+
+def test_the_mask_of_a_step_is_two_actions(page_of, long_trace):
+    page = page_of(long_trace)
+    page.view("view.show('story')")
+    press(page, "3")
+    press(page, "/")
+    page.page.keyboard.type("step 12")
+    press(page, "Enter")
+    chunk = page.view("view.panel('rectangle').mode === 'one' ? view.panel('rectangle').shape : null")
+    record = long_trace[12]
+    sizes = [[c.num_tokens, c.end] for c in record.chunks]
+    assert chunk in sizes or page.view("view.panel('rectangle').shape") == [
+        record.num_tokens,
+        sum(c.end for c in record.chunks),
+    ]
+    assert not blank(page, "rectangle", 90, 400)
+
+
+def test_what_a_smaller_budget_would_have_done_is_two_actions(open_page, serve, tiny_llama, engine):
+    engine.run(progress=False)
+    page = open_page(serve(engine).rstrip("/") + "/#story")
+    card = page.root.get_by_role("region", name="The run is over")
+    card.wait_for()
+    card.get_by_role("button", name="Try a budget of 12").click()
+    page.wait("view.other && view.other.comparison")
+    page.frame()
+    assert page.root.locator("[data-panel=compare] .wb-verdict").is_visible()
+    press(page, "w")
+    assert page.root.get_by_role("dialog", name="What if").get_by_label("max_num_batched_tokens").input_value() == "12"
+    press(page, "Escape")
+    # Against a second real run.
+    with Engine(tiny_llama, engine.config, max_num_batched_tokens=12) as second:
+        for request_id in ("long", "short"):
+            info = engine.trace.requests[request_id]
+            second.add_request(list(info.prompt_token_ids), request_id=request_id, max_tokens=6)
+        second.run(progress=False)
+    chunks = page.view(
+        """Array.from({ length: view.other.numSteps }, (_, step) =>
+            view.other.chunks(step).map((c) => [c.request.id, c.start, c.n]))"""
+    )
+    assert chunks == [[[c.request_id, c.start, c.num_tokens] for c in record.chunks] for record in second.trace]
+
+
+def test_every_step_is_told(page_of):
+    trace = random_trace(3)
+    page = page_of(trace)
+    for step in (0, 3, len(trace) - 1):
+        page.view("view.cursor.seek(argument)", step)
+        page.frame()
+        assert page.root.locator(".wb-sentence").text_content() == str(trace[step])
+        assert str(trace[step]) in page.root.locator("[data-panel=timeline] canvas").first.get_attribute("aria-label")
+
+
+def test_every_token_of_a_speculative_step_is_shown(page_of):
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 12, "accepts": [2, 0, 3, 1], "arrival_step": i}
+        for i in range(3)
+    ]
+    config = {"max_num_batched_tokens": 64, "num_speculative_tokens": 3, "block_size": 4, "num_blocks": 64}
+    trace = simulate({"config": config, "requests": requests})
+    appended = {request_id: [] for request_id in trace.requests}
+    for record in trace:
+        for chunk in record.chunks:
+            appended[chunk.request_id] += chunk.accepted
+    assert max(len(c.accepted) for r in trace for c in r.chunks) > 1, "drafts are accepted"
+    page = page_of(trace)
+    shown = page.view("view.store.requests.map((r) => [r.id, r.tokens.map((t) => t.id)])")
+    assert dict(shown) == appended
+    page.view("view.cursor.toLive()")
+    page.frame()
+    counts = page.view("view.store.requests.map((r) => view.store.numOutput(r, view.cursor.step))")
+    assert counts == [len(tokens) for tokens in appended.values()] == [12, 12, 12]

@@ -1,0 +1,80 @@
+"""Parts of the dashboard by themselves: widgets, Panel components and figures, under one cursor."""
+
+import pytest
+from bokeh.models import Column
+from viz_traces import random_trace
+
+from workbench.viz.cursor import Cursor, cursor_of
+from workbench.viz.panes import AttentionMask, Pane, Pool, Timeline
+from workbench.viz.widget import PANELS, view, watch
+
+
+@pytest.fixture(autouse=True)
+def headless(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+
+
+@pytest.fixture
+def trace():
+    return random_trace(3)
+
+
+def test_one_cursor_moves_every_view_of_a_trace(trace):
+    pool, timeline, other = trace.view("pool"), watch(trace), watch(random_trace(4))
+    assert pool.shared_cursor is timeline.shared_cursor is cursor_of(trace) is not other.shared_cursor
+    assert pool.options == {"panels": ["pool"], "theme": "auto", "bare": True}
+    cursor_of(trace).step = 3
+    assert pool.cursor == timeline.cursor == {"step": 3, "follow": True, "request": None} and other.cursor == {}
+    # As the browser sends it.
+    timeline.cursor = {"step": 7, "follow": False, "request": "r1"}
+    assert (pool.shared_cursor.step, pool.shared_cursor.request) == (7, "r1") and pool.cursor == timeline.cursor
+    assert view(trace, "events").cursor["step"] == 7, "a new view begins where the others are"
+    seen = []
+    cursor_of(trace).param.watch(lambda event: seen.append(event.new), "step")
+    pool.cursor = {"step": 2, "follow": False, "request": None}
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("sent", [{"step": -1}, {"step": True}, {"step": "3"}, {"step": 1, "request": 5}])
+def test_nonsense_from_a_browser_does_not_move_the_cursor(trace, sent):
+    shown = watch(trace)
+    shown.cursor = {"step": 4, "follow": False, "request": None}
+    shown.cursor = sent
+    assert shown.shared_cursor.step == 4
+    with pytest.raises(ValueError, match="step"):
+        Cursor().step = -1
+
+
+def test_unknown_names_are_refused(trace):
+    with pytest.raises(ValueError, match="panels: unknown"):
+        trace.view("pols")
+    with pytest.raises(ValueError, match="view must be one of story, scheduler"):
+        watch(trace, view="storry")
+
+
+def test_panes_are_panel_components_under_the_same_cursor(trace):
+    pool, timeline = Pool(trace), Timeline(trace, theme="dark")
+    assert pool.cursor is timeline.cursor is cursor_of(trace)
+    page = timeline.__panel__()
+    assert page.options == {"panels": ["timeline"], "theme": "dark", "bare": True} and len(page.packet) > 1000
+    pool.cursor.step = 5
+    assert page.cursor["step"] == 5
+    assert AttentionMask(trace, cursor=(own := Cursor())).cursor is own
+    with pytest.raises(ValueError, match="theme"):
+        Pool(trace, theme="pink")
+    assert {kind.panel_name for kind in Pane.__subclasses__()} <= set(PANELS)
+
+
+def test_figures_hold_the_numbers_of_the_metrics(trace):
+    metrics = trace.metrics()
+    figure = trace.figure()
+    assert isinstance(figure, Column) and isinstance(metrics.figure(), Column)
+    tokens = figure.children[0].renderers[0].data_source
+    assert tokens.data["top"].tolist() == [record.num_tokens for record in trace]
+    assert tokens.data["prefill"].tolist() == [record.num_prefill_tokens for record in trace]
+    latencies = figure.children[1].renderers[0].data_source.data
+    assert dict(zip(latencies["request"], latencies["first"])) == {
+        request_id: request.ttft.steps for request_id, request in metrics.requests.items() if request.ttft
+    }
+    tokens.selected.indices = [6, 5, 9]
+    assert (cursor_of(trace).step, cursor_of(trace).follow) == (5, False)

@@ -1,0 +1,282 @@
+"""Static pictures, the joined ES module, the notebook view and the single-file page."""
+
+import base64
+import gzip
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
+
+from workbench import simulate
+from workbench.trace import Trace, TraceMeta
+from workbench.viz import bundle as bundling
+from workbench.viz import reprs, svg, watch, words
+from workbench.viz.export_html import html_page
+from workbench.viz.layout.packet import decode_packet
+
+
+class Collector(HTMLParser):
+    """Tags, attribute names and text of a piece of HTML."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def check_fragment(html):
+    """Check that HTML has no script, handler, link or resource to fetch, and that every SVG is well formed."""
+    found = Collector(html)
+    assert not {"script", "img", "iframe", "link", "object", "embed", "textarea"} & set(found.tags)
+    for name, value in found.attributes:
+        assert not name.startswith("on") and name not in ("src", "href")
+        assert "url(" not in (value or "")
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(picture)
+    return found
+
+
+def test_a_step_shows_its_batch_tables_events_and_reasons():
+    trace = random_trace(1, num_blocks=60)
+    for record in trace:
+        found = check_fragment(record._repr_html_())
+        for chunk in record.chunks:
+            assert f"q[{record.cu_seqlens_q[record.chunks.index(chunk)]}, " in found.text
+        for request_id, why in record.not_scheduled.items():
+            assert request_id in found.text and why in found.text
+        for event in record.events:
+            assert event.kind in found.text
+        assert found.tags.count("svg") == (2 if record.chunks else 0)
+
+
+def test_traces_and_pools_are_drawn():
+    trace = random_trace(1)
+    found = check_fragment(trace._repr_html_())
+    assert all(request_id in found.text for request_id in trace.requests) and "svg" in found.tags
+    pool = trace.pool_state(len(trace) // 2)
+    check_fragment(pool._repr_html_())
+    check_fragment(Trace(TraceMeta())._repr_html_())
+    check_fragment(reprs.engine_html({"model": "tiny", "state": "idle"}, trace))
+
+
+def test_a_long_block_table_keeps_its_end():
+    trace = simulate(
+        {
+            "config": {"block_size": 4, "num_blocks": 400},
+            "requests": [{"id": "a", "prompt": {"len": 700}, "max_tokens": 2}],
+        }
+    )
+    record = trace[-1]
+    text = check_fragment(record._repr_html_()).text
+    assert str(record.block_table(0)[-1]) in text and "…" in text
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=["script", "end-tags", "bidi", "long-word", "entities"])
+def test_untrusted_text_stays_text(text):
+    trace = hostile_trace([text] * 5)
+    for html in (
+        trace._repr_html_(),
+        trace[0]._repr_html_(),
+        trace.pool_state(0)._repr_html_(),
+        reprs.engine_html({"model": text}, trace),
+    ):
+        check_fragment(html)
+    shown = Collector(trace._repr_html_()).text
+    assert text[:40].replace("\x00", "\ufffd") in shown or text[:40] in shown
+
+
+def test_many_sequences_are_counted_not_drawn():
+    requests = [{"id": f"request-with-a-long-name-{i}", "prompt": {"len": 2}, "max_tokens": 3} for i in range(50)]
+    trace = simulate(
+        {"config": {"max_num_seqs": 64, "max_num_batched_tokens": 256, "num_blocks": 200}, "requests": requests}
+    )
+    assert "and 18 more sequences" in check_fragment(trace[1]._repr_html_()).text
+
+
+# -- the ES module ----------------------------------------------------------------------------------------------
+
+
+def test_the_module_uses_nothing_of_its_host_beyond_anywidget():
+    """So it runs wherever anywidget does, including VS Code's notebooks, which no test here can run."""
+    source = bundling.bundle()
+    asked = set(re.findall(r"(?<![.\w])(?:this\.)?model\.(\w+)", source))
+    assert asked == {"get", "set", "save_changes", "on", "off"}
+    assert not re.search(
+        r"\b(?:import\s*\(|require\s*\(|acquireVsCodeApi|Jupyter\b|window\.parent|postMessage)", source
+    )
+    assert re.findall(r"^import .*$", source, re.MULTILINE) == []
+
+
+def test_the_module_is_whole():
+    source = bundling.bundle()
+    assert "import " not in re.sub(r"^\s*(//|\*|/\*).*$", "", source, flags=re.MULTILINE).split("const $")[0]
+    assert not re.search(r"^import\b", source, re.MULTILINE)
+    assert source.count("export default { render };") == 1
+    assert "__PALETTE__" not in source and "__STYLE__" not in source
+    for name in bundling.JS_DIRECTORY.glob("*.js"):
+        assert f"const ${name.stem} =" in source, f"{name.name} is not part of the view"
+
+
+def test_lines_of_the_modules_fit_a_screen():
+    """Deno's formatter breaks code, and neither strings nor comments."""
+    for path in bundling.JS_DIRECTORY.iterdir():
+        too_long = [line for line in path.read_text(encoding="utf-8").splitlines() if len(line) > 120]
+        assert not too_long, f"{path.name} has lines of more than 120 characters: {too_long}"
+
+
+def test_nothing_in_the_module_can_reach_the_network_or_parse_html():
+    for path in bundling.JS_DIRECTORY.iterdir():
+        source = path.read_text(encoding="utf-8")
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "fetch(",
+            "XMLHttpRequest",
+            "http:",
+            "https:",
+            "url(",
+            "@import",
+            "@font-face",
+        ):
+            assert word not in source, f"{path.name} contains {word}"
+
+
+def test_a_module_that_imports_what_is_not_exported_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "dashboard.js").write_text('import { missing } from "./other.js";\nexport function render() {}\n')
+    (tmp_path / "other.js").write_text("export const present = 1;\n")
+    monkeypatch.setattr(bundling, "JS_DIRECTORY", tmp_path)
+    with pytest.raises(ValueError, match="missing"):
+        bundling.bundle.__wrapped__()
+    (tmp_path / "other.js").write_text('import { render } from "./dashboard.js";\nexport const missing = 1;\n')
+    with pytest.raises(ValueError, match="circle"):
+        bundling.bundle.__wrapped__()
+
+
+# -- the notebook view -------------------------------------------------------------------------------------------
+
+
+def test_every_watch_is_a_new_view(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+    trace = random_trace(1)
+    first, second = watch(trace), watch(trace)
+    assert first is not second and first.model_id != second.model_id
+    assert decode_packet(first.packet)[0]["num_steps"] == len(trace)
+    assert first.packet == second.packet
+
+
+def test_a_view_follows_a_controller(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+    controller = ReplayingController(random_trace(1))
+    view = watch(controller, panels=("packed",), theme="dark")
+    assert view.options == {"panels": ["packed"], "theme": "dark"}
+    controller.step()
+    view.refresh()
+    assert decode_packet(view.packet)[0]["num_steps"] == 1
+    view.command = {"id": 1, "name": "add_request", "args": {"prompt": "hi"}}
+    assert controller.added == [("hi", {})]
+    view.command = {"id": 2, "name": "add_request", "args": {"prompt": ""}}
+    view.refresh()
+    assert view.status["message"] == "prompt must not be empty"
+
+
+def test_unknown_panels_and_themes_are_refused():
+    with pytest.raises(ValueError, match="panels"):
+        watch(random_trace(1), panels=("pakced",))
+    with pytest.raises(ValueError, match="theme"):
+        watch(random_trace(1), theme="blue")
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def packet_of(page, name="packet"):
+    data = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', page)[1]
+    return decode_packet(gzip.decompress(base64.b64decode(data)))
+
+
+def test_the_page_holds_the_whole_trace():
+    trace = random_trace(1)
+    header, arrays = packet_of(html_page(trace))
+    assert header["num_steps"] == len(trace) and header["facts"]["source"] == "simulation"
+    assert arrays["chunk.num_tokens"].sum() == sum(record.num_tokens for record in trace)
+
+
+def test_the_page_is_one_file_that_connects_to_nothing():
+    page = html_page(hostile_trace())
+    assert "default-src 'none'" in page
+    found = Collector(page)
+    assert not {name for name, _ in found.attributes} & {"src", "href"}
+    assert page.count("</script>") == 2, "a string of the module or the trace ends the script element"
+    assert HOSTILE_TEXTS[0] not in page
+
+
+def test_a_page_of_500_steps_is_small(tmp_path):
+    import random
+
+    rng = random.Random(0)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(50, 1500)}, "max_tokens": 470, "arrival_step": i}
+        for i in range(24)
+    ]
+    trace = simulate(
+        {
+            "config": {"max_num_batched_tokens": 512, "max_num_seqs": 24, "num_blocks": 4000, "max_model_len": 8192},
+            "requests": requests,
+        }
+    )
+    assert len(trace) >= 490
+    trace.to_html(tmp_path / "trace.html")
+    assert (tmp_path / "trace.html").stat().st_size < 1_000_000
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    target = tmp_path / "trace.html"
+    target.write_text("old")
+    monkeypatch.setattr(
+        "workbench.viz.export_html.os.replace", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    with pytest.raises(OSError, match="disk full"):
+        random_trace(1).to_html(target)
+    assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        (0, 1, [0]),
+        (0, 8, list(range(8))),
+        (0, 12, [0, 2, 4, 6, 8, 10]),
+        (3, 44, [10, 20, 30, 40]),
+        (95, 130, [95, 100, 105, 110, 115, 120, 125]),
+        (0, 20_000, [0, 5_000, 10_000, 15_000]),
+    ],
+)
+def test_ticks_are_round_steps_equally_far_apart(first, last, expected):
+    assert list(svg.step_ticks(first, last)) == expected
+
+
+def test_tooltips_name_the_kind_of_a_chunk_and_the_reason_for_its_length():
+    trace = simulate({"config": {"max_num_batched_tokens": 16}, "requests": [{"id": "r", "prompt": {"len": 40}}]})
+    first, last = (svg.packed_batch(trace[step], {}) for step in (0, 2))
+    assert "r: part of a prompt, q[0, 16)  16 rows  kv 0 → 16, limited by token budget" in first
+    assert "r: last chunk of a prompt, q[0, 8)  8 rows  kv 32 → 40, not limited" in last
+
+
+def test_live_views_and_static_pictures_use_the_same_words():
+    source = (bundling.JS_DIRECTORY / "words.js").read_text(encoding="utf-8")
+    assert dict(re.findall(r'^  (\w+): "(.*)",$', source, re.MULTILINE)) == words.KINDS
+    assert f'"{words.limit_of("complete")}"' in source

@@ -1,0 +1,1 @@
+"""Paged varlen attention compiled for this processor."""

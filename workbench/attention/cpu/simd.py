@@ -1,0 +1,289 @@
+"""Vector registers for numba: a value type of LANES float32 numbers, with arithmetic, exp, exp2 and tanh.
+
+LLVM's loop vectoriser decides which loops become vector instructions, and a kernel that relies on it can become slow
+without notice. Code written with vector values is vector code by construction::
+
+    maximum = load(scores, 0)
+    for key in range(1, num_keys):
+        maximum = larger(maximum, load(scores, key * LANES))
+
+Indices count float32 elements from an array's first one, in memory order, and are not checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, overload, register_model
+
+config: Any = numba.config  # numba sets its attributes at import, so a type checker does not know them
+
+
+def _vector_width() -> int:
+    """Number of float32 elements in a vector register of the processor that numba compiles for."""
+    if config.CPU_FEATURES is None:
+        features = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    else:
+        features = {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+    return 16 if "avx512f" in features else 8 if "avx2" in features else 4
+
+
+LANES = _vector_width()
+"""Number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, else 4."""
+
+FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
+VECTOR = ir.VectorType(FLOAT, LANES)
+_BITS = ir.VectorType(ir.IntType(32), LANES)
+
+
+class VectorType(types.Type):
+    """Numba's type of a vector register."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"Vector{LANES}")
+
+
+vector_type = VectorType()
+
+
+@register_model(VectorType)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: types.Type):
+        super().__init__(manager, numba_type, VECTOR)
+
+
+# -- instructions, as LLVM builds them -------------------------------------------------------------------------
+
+
+def element_pointer(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, at: ir.Value) -> ir.Value:
+    """Address of the element ``at`` of an array."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
+
+
+def load_vector(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
+    """Load LANES elements, starting at ``pointer``."""
+    return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+
+
+def store_vector(builder: ir.IRBuilder, vector: ir.Value, pointer: ir.Value) -> None:
+    """Store LANES elements, starting at ``pointer``."""
+    builder.store(vector, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+
+
+def splat_scalar(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
+    """Copy a float32 to all lanes."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(INDEX, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(_BITS, [0] * LANES))
+
+
+def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """``a * b + c``, rounded once."""
+    function_type = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    function = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32")
+    return builder.call(function, [a, b, c])
+
+
+def sum_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """The sum of all lanes, added pairwise."""
+    function_type = ir.FunctionType(FLOAT, [FLOAT, VECTOR])
+    name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+    function = cgutils.get_or_insert_function(builder.module, function_type, name)
+    return builder.call(function, [ir.Constant(FLOAT, 0.0), vector], fastmath=("reassoc",))
+
+
+def _max_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    function_type = ir.FunctionType(FLOAT, [VECTOR])
+    name = f"llvm.vector.reduce.fmax.v{LANES}f32"
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [vector])
+
+
+def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered("<", a, b), b, a)
+
+
+def _smaller(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", a, b), b, a)
+
+
+def _times_power_of_two(builder: ir.IRBuilder, factor: ir.Value, rounded: ir.Value) -> ir.Value:
+    exponent = builder.shl(builder.bitcast(rounded, _BITS), ir.Constant(_BITS, [23] * LANES))
+    power = builder.add(exponent, ir.Constant(_BITS, [0x3F800000] * LANES))
+    return builder.fmul(factor, builder.bitcast(power, VECTOR))
+
+
+# -- the same instructions as functions for compiled code ------------------------------------------------------
+
+
+def _function(result: types.Type, num_vectors: int, emit: Callable[..., ir.Value]) -> Callable[..., Any]:
+    """A function of ``num_vectors`` vectors that emits one or a few instructions."""
+    arguments = (vector_type,) * num_vectors
+
+    def codegen(context, builder, signature, values):
+        return emit(builder, *values)
+
+    def function(typing_context, *given):
+        return (result(*arguments), codegen) if given == arguments else None
+
+    # numba counts the parameters in a function's signature, and *given would count as one.
+    names = ("typing_context", "a", "b", "c", "d")[: num_vectors + 1]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(function)
+
+
+_add = _function(vector_type, 2, lambda builder, a, b: builder.fadd(a, b))
+_subtract = _function(vector_type, 2, lambda builder, a, b: builder.fsub(a, b))
+_multiply = _function(vector_type, 2, lambda builder, a, b: builder.fmul(a, b))
+_divide = _function(vector_type, 2, lambda builder, a, b: builder.fdiv(a, b))
+_scale = _function(vector_type, 2, _times_power_of_two)
+
+fma = _function(vector_type, 3, multiply_add)
+"""``a * b + c``, rounded once."""
+larger = _function(vector_type, 2, _larger)
+"""The larger of two lanes; ``a`` if either is NaN."""
+smaller = _function(vector_type, 2, _smaller)
+"""The smaller of two lanes; ``a`` if either is NaN."""
+where_less = _function(
+    vector_type, 4, lambda builder, a, b, c, d: builder.select(builder.fcmp_ordered("<", a, b), c, d)
+)
+"""Lane by lane, ``c`` if ``a < b``, else ``d``."""
+total_of = _function(types.float32, 1, sum_lanes)
+"""The sum of all lanes."""
+largest_of = _function(types.float32, 1, _max_lanes)
+"""The largest lane; NaN is skipped."""
+
+
+def _overload(symbol: Callable[..., Any], implementation: Callable[..., Any]) -> None:
+    """Give vectors an arithmetic operator."""
+
+    @overload(symbol)
+    def choose(a, b):
+        if a == vector_type and b == vector_type:
+            return lambda a, b: implementation(a, b)
+        return None
+
+
+_overload(operator.add, _add)
+_overload(operator.sub, _subtract)
+_overload(operator.mul, _multiply)
+_overload(operator.truediv, _divide)
+
+
+@intrinsic
+def load(typing_context, array, at):
+    """Load LANES elements of a float32 array, starting at element ``at``."""
+
+    def codegen(context, builder, signature, values):
+        return load_vector(builder, element_pointer(context, builder, signature.args[0], *values))
+
+    return vector_type(array, types.intp), codegen
+
+
+@intrinsic
+def store(typing_context, array, at, vector):
+    """Store LANES elements of a float32 array, starting at element ``at``."""
+
+    def codegen(context, builder, signature, values):
+        store_vector(builder, values[2], element_pointer(context, builder, signature.args[0], *values[:2]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector_type), codegen
+
+
+@intrinsic
+def splat(typing_context, scalar):
+    """Copy a float32 to all lanes."""
+
+    def codegen(context, builder, signature, values):
+        return splat_scalar(builder, values[0])
+
+    return vector_type(types.float32), codegen
+
+
+@intrinsic
+def prefetch(typing_context, array, at):
+    """Fetch the cache line of element ``at`` into the second-level cache (the first is soon full)."""
+
+    def codegen(context, builder, signature, values):
+        pointer = element_pointer(context, builder, signature.args[0], *values)
+        flag = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        builder.call(function, [pointer, flag(0), flag(2), flag(1)])  # to read, second level, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
+jit = numba.njit(nogil=True, error_model="numpy")
+"""Compile a function; floating-point arithmetic follows IEEE rules, so NaN and -inf keep their meaning."""
+
+_ROUND = np.float32(1.5 * 2**23)
+"""Adding this to a small float32 rounds it to an integer, which is then in the low bits of the sum."""
+
+# Minimax polynomials (Remez exchange in float64, relative error), constant term first.
+_EXP2 = tuple(
+    map(np.float32, (1.0, 0.693147206, 0.240226469, 0.0555032878, 0.00961848896, 0.00133999312, 0.00015345812))
+)
+"""2**f on [-0.5, 0.5] to 2e-9."""
+_TANH = tuple(map(np.float32, (1.0, -0.33333261, 0.13331128, -0.05372107, 0.02059099, -0.00565999)))
+"""tanh(x) / x in powers of x**2 on [0, 0.625] to 4e-9."""
+_TANH_NEAR = np.float32(0.625)
+
+_LOWEST, _HIGHEST = np.float32(-127.0), np.float32(128.0)
+_EXP_LOWEST, _EXP_HIGHEST = np.float32(-88.02), np.float32(88.9)
+_LOG2_E = np.float32(1.4426950408889634)
+_LOG2_E_REST = np.float32(1.4426950408889634 - float(_LOG2_E))
+_ZERO, _ONE, _MINUS_TWO, _TWO_LOG2_E = map(np.float32, (0.0, 1.0, -2.0, 2.8853900817779268))
+
+
+@jit
+def exp2(x):
+    """2**x to one unit in the last place; 0 below -126.5, inf from 127.5, and NaN stays NaN.
+
+    (libm's exp costs as much as the rest of an attention kernel.)
+    """
+    x = smaller(larger(x, splat(_LOWEST)), splat(_HIGHEST))
+    rounded = x + splat(_ROUND)
+    return _scale(_exp2_of_fraction(x - (rounded - splat(_ROUND))), rounded)
+
+
+@jit
+def exp(x):
+    """e**x to two units in the last place; 0 below -87.7, inf from 88.4, and NaN stays NaN."""
+    x = smaller(larger(x, splat(_EXP_LOWEST)), splat(_EXP_HIGHEST))
+    rounded = fma(x, splat(_LOG2_E), splat(_ROUND))
+    f = fma(x, splat(_LOG2_E), splat(_ROUND) - rounded)
+    return _scale(_exp2_of_fraction(fma(x, splat(_LOG2_E_REST), f)), rounded)
+
+
+@jit
+def _exp2_of_fraction(f):
+    polynomial = fma(splat(_EXP2[6]), f, splat(_EXP2[5]))
+    polynomial = fma(polynomial, f, splat(_EXP2[4]))
+    polynomial = fma(polynomial, f, splat(_EXP2[3]))
+    polynomial = fma(polynomial, f, splat(_EXP2[2]))
+    polynomial = fma(polynomial, f, splat(_EXP2[1]))
+    return fma(polynomial, f, splat(_EXP2[0]))
+
+
+@jit
+def tanh(x):
+    """Hyperbolic tangent to 2 units in the last place; NaN stays NaN."""
+    square = x * x
+    polynomial = fma(splat(_TANH[5]), square, splat(_TANH[4]))
+    polynomial = fma(polynomial, square, splat(_TANH[3]))
+    polynomial = fma(polynomial, square, splat(_TANH[2]))
+    polynomial = fma(polynomial, square, splat(_TANH[1]))
+    polynomial = fma(polynomial, square, splat(_TANH[0]))
+    far = fma(splat(_MINUS_TWO), splat(_ONE) / (exp2(x * splat(_TWO_LOG2_E)) + splat(_ONE)), splat(_ONE))
+    return where_less(square, splat(_TANH_NEAR * _TANH_NEAR), x * polynomial, far)

@@ -1,0 +1,70 @@
+"""The arguments of attention that belong to a layer of the model rather than to the batch of a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """Scale, window, soft cap and sinks of a layer, under the names that flash-attn and vLLM use.
+
+    >>> AttentionOptions(0.125, window_size=(4095, 0)).left_window
+    4095
+
+    Attributes:
+        softmax_scale: Factor on q · k.
+        window_size: (left, right) as in flash-attn. A row at position p sees [p - left, p], or [0, p] when left is -1.
+            Attention is causal, so right is 0 or -1 and both mean the same.
+        softcap: Scores become ``softcap * tanh(score / softcap)``; 0 turns it off.
+        sinks: Attention sinks, [num_heads]: a score per head that takes part in the softmax but has no value. None for
+            a layer without sinks.
+
+    Raises:
+        ValueError: A number is outside its range.
+    """
+
+    softmax_scale: float
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    sinks: mx.array | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_finite(self.softmax_scale):
+            raise ValueError(f"softmax_scale is {self.softmax_scale!r}; it must be finite")
+        if not (_is_finite(self.softcap) and self.softcap >= 0):
+            raise ValueError(f"softcap is {self.softcap}; it must be finite and at least 0 (0 turns it off)")
+        if len(self.window_size) != 2 or not all(isinstance(side, int | np.integer) for side in self.window_size):
+            raise ValueError(f"window_size is {self.window_size!r}; it must be two integers, (left, right)")
+        left, right = self.window_size
+        if left < -1:
+            raise ValueError(f"window_size has left {left}; it must be at least 0, or -1 for no window")
+        if right not in (0, -1):
+            raise ValueError(f"window_size has right {right}; it must be 0 or -1: attention is causal")
+        object.__setattr__(self, "softmax_scale", float(self.softmax_scale))
+        object.__setattr__(self, "softcap", float(self.softcap))
+
+    @cached_property
+    def arguments(self) -> tuple[float, int, float]:
+        """Scale, left window and soft cap: layers in which they are equal can share all of a launch but its arrays."""
+        return self.softmax_scale, self.left_window, self.softcap
+
+    @property
+    def left_window(self) -> int:
+        """Number of positions before its own that a row sees; -1 for all of them."""
+        return self.window_size[0]
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
+        return False

@@ -1,0 +1,42 @@
+"""The ``workbench`` command: one file per command, each with ``add_parser(commands)`` and ``run(options)``.
+
+A command imports what it needs when it runs, so that ``--help`` is answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import workbench
+from workbench.cli import bench, demo, doctor, kernel, notebooks, serve, simulate, trace
+from workbench.field_checks import printable
+
+MAX_REASON = 2000
+"""Maximum number of characters of an error message; files and options appear in it."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(prog="workbench", description="An LLM engine you can look inside.")
+    parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (demo, simulate, serve, trace, bench, kernel, notebooks, doctor):
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; bad input is one line on standard error and exit status 2."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as problem:
+        reason = str(problem)
+        if isinstance(problem, OSError) and problem.filename:
+            reason = f"{problem.filename}: {problem.strerror}"
+        print(f"workbench {options.command}: {printable(reason)[:MAX_REASON]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130

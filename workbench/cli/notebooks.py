@@ -1,0 +1,81 @@
+"""``workbench notebooks``: the course, copied into a folder of the reader's."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import workbench
+from workbench.cli.options import Commands
+
+# In a checkout a link to notebooks/, in an installed package a folder.
+COURSE = Path(workbench.__file__).parent / "course" / "notebooks"
+FIRST = "00_tour.ipynb"
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``notebooks`` to the commands."""
+    parser = commands.add_parser("notebooks", help="copy the course into a folder and say how to open it")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default="workbench-notebooks",
+        metavar="DIR",
+        help="created if needed (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace notebooks that you changed")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Copy the course and print the command that opens it.
+
+    Returns:
+        Exit status.
+
+    Raises:
+        ValueError: The folder is a file, or the package was installed without its notebooks.
+        OSError: A file cannot be read or written.
+    """
+    kept = copy_course(options.folder, force=options.force)
+    if kept:
+        print(f"kept your version of {', '.join(kept)} (--force replaces it)")
+    jupyter = "jupyter" if shutil.which("jupyter") else str(Path(sys.executable).with_name("jupyter"))
+    print(f"the course is in {options.folder}; open it with\n")
+    print(f"    {shlex.join([jupyter, 'lab', str(options.folder / FIRST)])}")
+    return 0
+
+
+def copy_course(folder: Path, *, force: bool = False) -> list[str]:
+    """Copy the notebooks and their data into a folder.
+
+    Args:
+        folder: Created if it does not exist.
+        force: Replace files that differ from the course's.
+
+    Returns:
+        Files in ``folder`` that differ from the course's and were kept.
+
+    Raises:
+        ValueError: ``folder`` is a file, or the package was installed without its notebooks.
+        OSError: A file cannot be read or written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder, or one that does not exist yet")
+    sources = sorted([*COURSE.glob("*.ipynb"), *COURSE.glob("data/*")])
+    if not sources:
+        raise ValueError(f"{COURSE} holds no notebooks: install inference-workbench again")
+    kept = []
+    for source in sources:
+        name = source.relative_to(COURSE)
+        target, content = folder / name, source.read_bytes()
+        if target.exists() and target.read_bytes() != content and not force:
+            kept.append(str(name))
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return kept

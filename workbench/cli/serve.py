@@ -1,0 +1,118 @@
+"""``workbench serve``: an OpenAI-compatible server over one engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from workbench.cli.options import Commands, add_model_option
+from workbench.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from workbench.distributed.job import MakeEngine
+    from workbench.models.load import LoadedModel
+
+API_KEY_VARIABLE = "WORKBENCH_API_KEY"
+
+KEEP_STEPS = 10_000
+"""Steps that a server's trace keeps: minutes of traffic, at about 11 kB per step with 16 sequences."""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``serve`` to the commands."""
+    parser = commands.add_parser("serve", help="an OpenAI-compatible server, with the dashboard beside it")
+    defaults = ServeSettings()
+    add_model_option(parser)
+    parser.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--api-key", help=f"key that clients must send; better set as {API_KEY_VARIABLE}")
+    parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="a name of this server; may be repeated"
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=int,
+        default=defaults.max_queue,
+        help=f"maximum number of waiting requests; one more gets status 429 (default {defaults.max_queue})",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=int,
+        default=defaults.max_connections,
+        help=f"maximum number of open connections; one more gets status 503 (default {defaults.max_connections})",
+    )
+    parser.add_argument(
+        "--max-connections-per-client",
+        type=int,
+        default=defaults.max_connections_per_client,
+        help=f"the same for the connections of one address (default {defaults.max_connections_per_client})",
+    )
+    parser.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address of a reverse proxy, whose word on clients is taken; may be repeated",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate and chain (PEM): serve https")
+    parser.add_argument("--tls-key", metavar="FILE", help="private key, if the certificate's file does not hold it")
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=defaults.drain_seconds,
+        help=f"time that open requests have to finish after SIGTERM (default {defaults.drain_seconds:g})",
+    )
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="token budget of a step (default 512)")
+    parser.add_argument("--max-num-seqs", type=int, default=16, help="maximum number of running requests (default 16)")
+    parser.add_argument("--num-blocks", type=int, default=512, help="KV blocks in the pool (default 512)")
+    parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
+    parser.add_argument(
+        "--keep-steps",
+        type=int,
+        default=KEEP_STEPS,
+        help=f"maximum number of steps that the trace keeps, the newest (default {KEEP_STEPS})",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ValueError: An option is outside its range, or the server would be open to everyone.
+        OSError: The port is in use.
+    """
+    settings = ServeSettings(
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key or os.environ.get(API_KEY_VARIABLE),
+        insecure=options.insecure,
+        allowed_hosts=tuple(options.allowed_host),
+        max_queue=options.max_queue,
+        max_connections=options.max_connections,
+        max_connections_per_client=options.max_connections_per_client,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        trusted_proxies=tuple(options.trusted_proxy),
+        drain_seconds=options.drain_seconds,
+    )
+    settings.tls_context()  # before the model is loaded
+    from workbench.config import EngineConfig
+    from workbench.distributed.job import run_job
+    from workbench.serve.server import serve
+
+    config = EngineConfig(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        num_blocks=options.num_blocks,
+        max_model_len=options.max_model_len,
+    )
+
+    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
+        with make_engine(config, keep_steps=options.keep_steps) as engine:
+            serve(engine, settings)
+        return 0
+
+    return run_job(options.model, lead)

@@ -1,0 +1,107 @@
+"""``workbench trace``: look at trace files from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.cli import trace_decide
+from workbench.cli.options import Commands, add_dashboard_port_option, check_port
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``trace`` and its own commands to the command line."""
+    trace = commands.add_parser("trace", help="summarise, explain, predict, compare or convert trace files")
+    actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+
+    info = actions.add_parser("info", help="summarise the contents and latencies of a trace")
+    info.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    info.set_defaults(run=_info)
+
+    story = actions.add_parser("narrate", help="tell every step of a trace in one sentence")
+    story.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    story.set_defaults(run=_narrate)
+
+    html = actions.add_parser("html", help="one page that shows the trace, for any browser, without a network")
+    html.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    html.add_argument("out", type=Path, nargs="?", help="page to write (default: beside the trace, .html)")
+    html.set_defaults(run=_html)
+
+    perfetto = actions.add_parser("perfetto", help="convert to a Chrome trace, which opens in ui.perfetto.dev")
+    perfetto.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
+    perfetto.set_defaults(run=_perfetto)
+
+    watch = actions.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
+    watch.add_argument("trace", type=Path, help="trace file, or a folder: the file that was written last")
+    add_dashboard_port_option(watch)
+    watch.set_defaults(run=_watch)
+
+    diff = actions.add_parser("diff", help="compare two traces of the same requests")
+    diff.add_argument("a", type=Path, help="trace file")
+    diff.add_argument("b", type=Path, help="trace file")
+    diff.set_defaults(run=_diff)
+
+    trace_decide.add_parsers(actions)
+
+
+def _load(path: Path) -> Trace:
+    from workbench.trace.trace import Trace
+
+    return Trace.load(path)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + suffix)
+
+
+def _info(options: argparse.Namespace) -> int:
+    trace = _load(options.trace)
+    print(trace)
+    print(trace.metrics())
+    return 0
+
+
+def _narrate(options: argparse.Namespace) -> int:
+    for step in _load(options.trace):
+        print(step)
+    return 0
+
+
+def _html(options: argparse.Namespace) -> int:
+    out = options.out or _beside(options.trace, ".html")
+    _load(options.trace).to_html(out)
+    print(f"wrote {out}")
+    return 0
+
+
+def _perfetto(options: argparse.Namespace) -> int:
+    out = options.out or _beside(options.trace, ".perfetto.json")
+    _load(options.trace).to_chrome_trace(out)
+    print(f"wrote {out}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from workbench.trace.follower import TraceFollower
+    from workbench.viz import app
+
+    port = check_port(options)
+    with TraceFollower(options.trace) as follower:
+
+        def say() -> None:
+            print(f"{follower.path.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+
+        app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say)
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from workbench.trace.compare import compare
+
+    print(compare(_load(options.a), _load(options.b)))
+    return 0

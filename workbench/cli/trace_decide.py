@@ -1,0 +1,191 @@
+"""``workbench trace explain``, ``whatif`` and ``tune``: from a recording to a decision."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.cli.options import Commands
+from workbench.field_checks import integer
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
+
+_WHATIF = """\
+examples:
+  workbench trace whatif run.jsonl.gz --set max_num_batched_tokens=2048
+  workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --save predicted.jsonl
+"""
+
+_TUNE = """\
+examples:
+  workbench trace tune run.jsonl.gz --slo ttft_p99=1s,itl_p99=100ms
+  workbench trace tune access.csv --cost-from run.jsonl.gz --slo ttft_p99=1s
+  workbench trace tune run.jsonl.gz --slo ttft_p99=1s --sweep max_num_batched_tokens=512,1024,2048 --plot front.svg
+"""
+
+_EXPLAIN = """\
+examples:
+  workbench trace explain run.jsonl.gz r17
+  workbench trace explain run.jsonl.gz --slowest 10
+"""
+
+_SHOWN = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+
+
+def add_parsers(actions: Commands) -> None:
+    """Add the commands to ``workbench trace``."""
+    explain = actions.add_parser(
+        "explain",
+        help="say why requests took as long as they did",
+        epilog=_EXPLAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    explain.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    explain.add_argument("request_id", nargs="*", help="requests to explain in full")
+    explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
+    explain.add_argument(
+        "--by", choices=("ttft", "e2e"), default="ttft", help="slowest by this latency (default: ttft)"
+    )
+    explain.set_defaults(run=_explain)
+
+    whatif = _parser(actions, "whatif", "predict a recorded run under other settings", _WHATIF)
+    whatif.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a changed setting; repeatable"
+    )
+    whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
+    whatif.set_defaults(run=_whatif)
+
+    tune = _parser(actions, "tune", "find the setting that meets a target on a recorded run", _TUNE)
+    tune.add_argument("--slo", required=True, metavar="NAME=TIME,...", help="target, such as ttft_p99=1s,itl_p99=100ms")
+    tune.add_argument(
+        "--sweep", action="append", default=[], metavar="FIELD=A,B,...", help="values to try; may be repeated"
+    )
+    tune.add_argument("--out", type=Path, metavar="OUT.csv", help="table of all settings (.csv, .parquet)")
+    tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
+    tune.set_defaults(run=_tune)
+
+
+def _parser(actions: Commands, name: str, help_text: str, epilog: str) -> argparse.ArgumentParser:
+    parser = actions.add_parser(
+        name, help=help_text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or an access log (.csv, .jsonl) with --cost-from"
+    )
+    parser.add_argument(
+        "--also",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="TRACE",
+        help="another recording to fit the durations of steps to; may be repeated",
+    )
+    parser.add_argument(
+        "--cost-from", type=Path, metavar="TRACE", help="fit the durations of steps to this recording instead"
+    )
+    return parser
+
+
+def _load(path: Path) -> Trace:
+    from workbench.trace import Trace
+
+    return Trace.load(path)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from workbench.simulation.explain import Explainer, slowest
+
+    if bool(options.request_id) == (options.slowest is not None):
+        raise ValueError("name the requests to explain, or give --slowest N")
+    trace = _load(options.trace)
+    if options.slowest is None:
+        explainer = Explainer(trace)
+        for request_id in options.request_id:
+            print(explainer.explain(request_id))
+        return 0
+    integer("--slowest", options.slowest, 1)
+    print(f"{'request':<24}{options.by:>10}  {'share':>5}  cause")
+    for explanation in slowest(trace, options.slowest, options.by):
+        span = explanation.ttft if options.by == "ttft" else None
+        total = span.total if span is not None else explanation.total
+        part = span.biggest if span is not None else explanation.biggest
+        amount = f"{total:.3f}" if explanation.unit == "s" else f"{total:g} steps"
+        share = f"{part.amount / total:.0%}" if part is not None and total else "-"
+        cause = f"{part.cause}: {', '.join(part.culprits[:3])}" if part is not None else "its own computation"
+        print(f"{explanation.request_id:<24}{amount:>10}  {share:>5}  {cause}")
+    return 0
+
+
+def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
+    """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
+    from workbench.simulation.access_log import is_access_log, simulate_log
+    from workbench.simulation.cost_model import CostModel
+    from workbench.simulation.fork import recorded_config
+
+    others = [_load(path) for path in options.also]
+    if options.cost_from is None:
+        if is_access_log(options.trace):
+            raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
+        return _load(options.trace), others, []
+    if others:
+        raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
+    costs = _load(options.cost_from)
+    if not is_access_log(options.trace):
+        return _load(options.trace), [], [costs]
+    trace = simulate_log(options.trace, recorded_config(costs), CostModel.fit(costs)[0])
+    print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
+    return trace, [], [costs]
+
+
+def _whatif(options: argparse.Namespace) -> int:
+    from workbench.simulation.predict import Predictor
+    from workbench.simulation.sweep import read_grid
+    from workbench.simulation.tune import vllm_flags
+
+    changes: dict[str, Any] = {}
+    for name, values in read_grid(options.set).items():
+        if len(values) != 1:
+            raise ValueError(f"--set {name} has {len(values)} values: give one, or use trace tune --sweep")
+        changes[name] = values[0]
+    trace, others, fit_from = _sources(options)
+    predictor = Predictor(trace, others=others, fit_from=fit_from)
+    prediction = predictor.predict(**changes) if changes else predictor.unchanged
+    print(f"{'':<20}{'recorded':>12}{'predicted':>12}{'interval':>26}{'unchanged off by':>18}")
+    for name in _SHOWN:
+        if (interval := prediction.intervals.get(name)) is None:
+            continue
+        recorded = f"{predictor.recorded[name]:.4g}" if name in predictor.recorded else "-"
+        spread = f"{interval.low:.4g} to {interval.high:.4g}"
+        error = f"{predictor.errors[name]:+.1%}" if name in predictor.errors else "-"
+        print(f"{name:<20}{recorded:>12}{interval.value:>12.4g}{spread:>26}{error:>18}")
+    for note in prediction.notes:
+        print(f"note: {note}")
+    if flags := vllm_flags(changes):
+        print(f"vllm serve MODEL {flags}")
+    if options.save:
+        prediction.trace.save(options.save)
+        print(f"{len(prediction.trace)} predicted steps saved to {options.save}")
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from workbench.simulation.sweep import read_grid, save_table
+    from workbench.simulation.tune import read_slo, tune
+    from workbench.viz.pareto import pareto_svg
+
+    if options.plot and options.plot.suffix != ".svg":
+        raise ValueError(f"--plot {options.plot} must end in .svg")
+    if options.out and options.out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out {options.out} must end in .csv or .parquet")
+    read_slo(options.slo)
+    trace, others, fit_from = _sources(options)
+    grid = read_grid(options.sweep) if options.sweep else None
+    tuning = tune(trace, options.slo, grid=grid, others=others, fit_from=fit_from, progress=True)
+    print(tuning)
+    if options.out:
+        save_table(list(tuning.rows), options.out)
+    if options.plot:
+        options.plot.write_text(pareto_svg(list(tuning.rows), tuning.settings), encoding="utf-8")
+    return 0

@@ -1,0 +1,403 @@
+"""The configuration of an engine (`EngineConfig`) and of one request (`SamplingParams`).
+
+Both are frozen and checked when they are made, so no later code checks again. Names are vLLM's. A value that cannot
+work is rejected with the field, the value, the allowed range and what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+from workbench.attention.selection import BACKEND_NAMES
+from workbench.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
+from workbench.speculation import Speculation
+from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
+from workbench.trace.kv_groups import KVCacheGroup, read_groups
+
+POLICIES = ("fcfs", "priority")
+
+
+class _Frozen:
+    """The common part of both configurations: storing checked values, listing those that differ from the defaults."""
+
+    def _keep(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _changed(self) -> dict[str, Any]:
+        default = type(self)()
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(default, name)}
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"{type(self).__name__}({given})"
+
+
+@dataclass(frozen=True, repr=False)
+class EngineConfig(_Frozen):
+    """Configuration of an engine: scheduling, size of the KV cache, attention backend.
+
+    Attributes:
+        max_num_batched_tokens: Token budget of a step: maximum number of rows of the packed batch.
+        max_num_scheduled_tokens: Token budget of the scheduler if it should be smaller than
+            ``max_num_batched_tokens``; None for the same.
+        max_num_seqs: Maximum number of running requests.
+        max_num_active_seqs: A lower limit on running requests than ``max_num_seqs``; None for the same.
+        block_size: Tokens per KV block.
+        num_blocks: KV blocks of the pool. Block 0 is never handed out, so ``num_blocks - 1`` can be used. "auto": a
+            share of the memory that is free when the model has been loaded; a simulation needs a number.
+        max_model_len: Longest sequence in tokens, prompt and output; None for the model's own limit.
+        enable_prefix_caching: Find KV blocks of an equal prefix instead of computing them again.
+        policy: Order of the waiting queue: "fcfs", or "priority" (smaller first, then time of arrival).
+        watermark: Fraction of the pool that stays free when a request is admitted while others run.
+        scheduler_reserve_full_isl: Admit a request only when all of its tokens fit into free blocks now;
+            False requires it of the first chunk only.
+        long_prefill_token_threshold: With both limits on partial prefills off, maximum number of tokens of one request
+            in a step while others run or wait; 0 for no cap. With a limit on, a prompt is long while more than this
+            many of its tokens are neither cached nor computed; 0 for the token budget.
+        long_prefill_token_threshold_adaptive: Raise that cap to the fair share
+            ``max_num_batched_tokens // requests``.
+        max_num_partial_prefills: Number of prompts that are guaranteed to progress in every step and share its budget;
+            None for off (``workbench.scheduler.partial_prefills``).
+        max_long_partial_prefills: Maximum number of prompts in progress that are long; None for no limit.
+        enable_chunked_prefill: Split prompts over steps; False computes each prompt in one step.
+        async_scheduling: Schedule a step while the step before it is being computed, as vLLM does by default.
+        num_speculative_tokens: Draft tokens per request and step; 0 for no speculation.
+        speculative: The proposer of drafts, such as ``{"method": "ngram", "prompt_lookup_max": 4}``; None for n-gram
+            lookup with its defaults. The keys are the fields of ``workbench.speculation.Speculation``.
+        attention_backend: "auto" takes the best backend of the device.
+        kv_cache_groups: Layers that share block tables, such as ``[{"kind": "full_attention"}, {"kind":
+            "sliding_window", "sliding_window": 512}]``; None for one group of full attention. The keys of a group are
+            the fields of ``workbench.trace.kv_groups.KVCacheGroup``.
+        prefix_cache_retention_interval: Windows and states that the prefix cache keeps. 0: those at the ends of prompts
+            and of shared prefixes. A number of tokens: also those at each multiple of it. "dense": all that a hit can
+            use.
+        seed: Seed of the requests that have none.
+        shadow_metal: ``{"layer": 3, "every": 10}`` hands that layer's attention of every 10th step to the Metal
+            source as well, run on the CPU in a second process with every access checked; None for off. The result
+            becomes the step's supplement "shadow" (``Trace.supplement``).
+
+    Raises:
+        ValueError: A value is outside its range; the message names field, value and range.
+    """
+
+    max_num_batched_tokens: int = 512
+    max_num_scheduled_tokens: int | None = None
+    max_num_seqs: int = 16
+    max_num_active_seqs: int | None = None
+    block_size: int = 16
+    num_blocks: int | Literal["auto"] = 512
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_partial_prefills: int | None = None
+    max_long_partial_prefills: int | None = None
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = False
+    num_speculative_tokens: int = 0
+    speculative: Mapping[str, Any] | None = None
+    kv_cache_groups: Sequence[Mapping[str, Any]] | None = None
+    prefix_cache_retention_interval: int | str = 0
+    attention_backend: str = "auto"
+    seed: int = 0
+    shadow_metal: Mapping[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        budget = integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
+        seqs = integer("max_num_seqs", self.max_num_seqs, 1, MAX_INT32)
+        if self.max_model_len is not None:
+            self._keep(max_model_len=integer("max_model_len", self.max_model_len, 1, MAX_TOKENS))
+        self._keep(
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            block_size=integer("block_size", self.block_size, 1, 65536),
+            num_blocks=self.num_blocks if self.num_blocks == "auto" else self._checked_num_blocks(),
+            enable_prefix_caching=flag("enable_prefix_caching", self.enable_prefix_caching),
+            policy=choice("policy", self.policy, POLICIES),
+            watermark=number("watermark", self.watermark, 0.0, 1.0, high_open=True),
+            scheduler_reserve_full_isl=flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
+            long_prefill_token_threshold=integer(
+                "long_prefill_token_threshold",
+                self.long_prefill_token_threshold,
+                0,
+                self.max_model_len or MAX_TOKENS,
+            ),
+            long_prefill_token_threshold_adaptive=flag(
+                "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
+            ),
+            attention_backend=choice("attention_backend", self.attention_backend, BACKEND_NAMES),
+            seed=integer("seed", self.seed, 0, 2**64 - 1),
+            shadow_metal=self._checked_shadow_metal(),
+        )
+        for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
+            if (value := getattr(self, name)) is not None:
+                self._keep(**{name: integer(name, value, 1, high)})
+        self._check_partial_prefills()
+        self._check_steps_ahead()
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Check the KV cache groups, and refuse what vLLM's rules for them do not cover."""
+        groups = self.cache_groups
+        if self.kv_cache_groups is not None:
+            self._keep(kv_cache_groups=[dict(group) for group in self.kv_cache_groups])
+        interval, unit = self.prefix_cache_retention_interval, math.lcm(*[group.block_size for group in groups])
+        if interval != "dense":
+            hint = f' ("dense", or a multiple of the least common multiple of the block sizes, {unit})'
+            interval = integer("prefix_cache_retention_interval", interval, 0, MAX_TOKENS, hint)
+            is_of_use = any(group.kind != "full_attention" for group in groups)
+            if interval and (not is_of_use or (self.enable_prefix_caching and interval % unit)):
+                allowed = f'0, a multiple of {unit}, or "dense"' if is_of_use else "0 without windows and states"
+                raise ValueError(f"prefix_cache_retention_interval must be {allowed}, got {interval}")
+            self._keep(prefix_cache_retention_interval=interval)
+        if all(group.kind == "full_attention" for group in groups) and len(groups) == 1:
+            return
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"{name}={value} does not work together with kv_cache_groups: set it to None")
+        if self.enable_prefix_caching and any(group.kind == "mamba" for group in groups):
+            unit = math.gcd(*[group.block_size for group in groups])
+            coarse = [group for group in groups if group.kind == "sliding_window" and group.block_size != unit]
+            if unit < self.block_size and not coarse:
+                raise ValueError(
+                    f"kv_cache_groups: the block sizes have the common divisor {unit}, below the {self.block_size} of "
+                    "the mamba groups, and hits inside a block of states are not implemented; give every group a "
+                    f"multiple of block_size={self.block_size}"
+                )
+
+    def _check_steps_ahead(self) -> None:
+        """Check asynchronous scheduling and speculation, and refuse what does not work together with them."""
+        speculation = Speculation.checked(self.num_speculative_tokens, self.speculative)
+        self._keep(
+            async_scheduling=flag("async_scheduling", self.async_scheduling),
+            num_speculative_tokens=speculation.num_tokens,
+            speculative=None if self.speculative is None else dict(self.speculative),
+        )
+        on = [name for name in ("async_scheduling", "num_speculative_tokens") if getattr(self, name)]
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
+            if on and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} does not work together with {on[0]}={getattr(self, on[0])}: "
+                    f"set {name} to None, or turn {on[0]} off"
+                )
+        if speculation.num_draft_slots and self.max_num_batched_tokens < 2:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} leaves no row for a token: the method "
+                "'draft_model' takes one row per request for itself; use 2 or more"
+            )
+
+    def _checked_num_blocks(self) -> int:
+        hint = ' or "auto" (block 0 is never handed out: 2 is one usable block)'
+        return integer("num_blocks", self.num_blocks, 2, MAX_BLOCKS, hint)
+
+    def _check_partial_prefills(self) -> None:
+        """Refuse limits that contradict each other, by name."""
+        num, long = self.max_num_partial_prefills, self.max_long_partial_prefills
+        self._keep(enable_chunked_prefill=flag("enable_chunked_prefill", self.enable_chunked_prefill))
+        if num is not None:
+            hint = " (each of them gets at least one token of the budget in every step)"
+            num = integer("max_num_partial_prefills", num, 1, self.token_budget, hint)
+        if long is not None:
+            hint = "" if num is None else " (max_num_partial_prefills, which counts long ones too)"
+            long = integer("max_long_partial_prefills", long, 1, num or MAX_INT32, hint)
+        self._keep(max_num_partial_prefills=num, max_long_partial_prefills=long)
+        if self.enable_chunked_prefill:
+            return
+        for name, most in (("max_num_partial_prefills", 1), ("long_prefill_token_threshold", 0)):
+            if (value := getattr(self, name) or 0) > most:
+                raise ValueError(
+                    f"{name}={value} splits prompts over steps, which enable_chunked_prefill=False forbids: "
+                    f"use at most {most}, or turn chunked prefill on"
+                )
+        if (self.max_model_len or 0) > self.token_budget:
+            raise ValueError(
+                f"max_model_len={self.max_model_len} is over the token budget of {self.token_budget}: with "
+                "enable_chunked_prefill=False a prompt has to fit into one step; raise max_num_batched_tokens"
+            )
+
+    def _checked_shadow_metal(self) -> dict[str, int] | None:
+        if self.shadow_metal is None:
+            return None
+        if not isinstance(self.shadow_metal, Mapping) or set(self.shadow_metal) - {"layer", "every"}:
+            raise ValueError(
+                f'shadow_metal must be None or like {{"layer": 0, "every": 10}}, got {self.shadow_metal!r}'
+            )
+        return {
+            "layer": integer('shadow_metal["layer"]', self.shadow_metal.get("layer", 0), 0, MAX_INT32),
+            "every": integer('shadow_metal["every"]', self.shadow_metal.get("every", 1), 1, MAX_INT32),
+        }
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        """``num_speculative_tokens`` and ``speculative`` with all defaults."""
+        return Speculation.checked(self.num_speculative_tokens, self.speculative)
+
+    @cached_property
+    def cache_groups(self) -> tuple[KVCacheGroup, ...]:
+        """``kv_cache_groups`` with all defaults."""
+        return read_groups(self.to_dict())
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens the scheduler may hand out in a step."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """KV blocks of the pool as a number.
+
+        Raises:
+            ValueError: ``num_blocks`` is "auto", and no model has been loaded that it could follow from.
+        """
+        if self.num_blocks == "auto":
+            raise ValueError('num_blocks is "auto", which needs a model to follow from; give a number of blocks here')
+        return self.num_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """KV blocks that can hold tokens: all but the null block 0."""
+        return self.num_pool_blocks - 1
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some fields changed, checked like a new one.
+
+        Raises:
+            ValueError: An unknown field, or a value outside its range.
+        """
+        return self.from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, as JSON can hold them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """A configuration from names and values; None stands for the default.
+
+        Raises:
+            ValueError: An unknown field, or a value outside its range.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ValueError(f"unknown EngineConfig field {name!r}; the fields are {', '.join(known)}")
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True, repr=False)
+class SamplingParams(_Frozen):
+    """Parameters by which the tokens of one request are chosen and by which it ends.
+
+    Attributes:
+        max_tokens: Maximum number of output tokens.
+        temperature: 0 is greedy.
+        top_k: Keep the k most likely tokens; 0 or -1 for all.
+        top_p: Keep the smallest set of most likely tokens whose probability reaches this.
+        min_p: Drop tokens less likely than this fraction of the most likely one.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output.
+        presence_penalty: Taken from the logit of every token seen in the output.
+        frequency_penalty: Taken from the logit once for each time the token was seen in the output.
+        logit_bias: Added to the logits of these token ids.
+        stop: Strings that end the output.
+        stop_token_ids: Tokens that end the output.
+        ignore_eos: Continue after the model's end-of-sequence token.
+        logprobs: Also report this many log-probabilities per token; None for none.
+        seed: Seed of this request; None takes the engine's.
+        sampler: Chooses the token instead of temperature, top_k, top_p and min_p: a callable as mlx-lm's
+            ``make_sampler`` returns.
+        logits_processors: Callables as mlx-lm's ``make_logits_processors`` returns, applied in order.
+
+    Raises:
+        ValueError: A value is outside its range; the message names field, value and range.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+    sampler: Callable[..., Any] | None = None
+    logits_processors: Sequence[Callable[..., Any]] = ()
+
+    def __post_init__(self) -> None:
+        self._keep(
+            max_tokens=integer("max_tokens", self.max_tokens, 1, MAX_INT32),
+            temperature=computable("temperature", number("temperature", self.temperature, 0.0), zero=" 0 (greedy) or"),
+            top_k=max(0, integer("top_k", self.top_k, -1, MAX_INT32, " (0 or -1 keeps all tokens)")),
+            top_p=number("top_p", self.top_p, 0.0, 1.0, low_open=True),
+            min_p=number("min_p", self.min_p, 0.0, 1.0),
+            repetition_penalty=computable(
+                "repetition_penalty", number("repetition_penalty", self.repetition_penalty, 0.0, low_open=True)
+            ),
+            presence_penalty=number("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            frequency_penalty=number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            logit_bias=self._checked_logit_bias(),
+            stop=self._checked_stop(),
+            stop_token_ids=tuple(
+                integer(f"stop_token_ids[{i}]", token, 0, MAX_INT32)
+                for i, token in enumerate(items("stop_token_ids", self.stop_token_ids, "token ids"))
+            ),
+            ignore_eos=flag("ignore_eos", self.ignore_eos),
+            logits_processors=tuple(items("logits_processors", self.logits_processors, "callables")),
+        )
+        if self.logprobs is not None:
+            self._keep(logprobs=integer("logprobs", self.logprobs, 0, MAX_INT32))
+        if self.seed is not None:
+            self._keep(seed=integer("seed", self.seed, 0, 2**64 - 1))
+        if self.sampler is not None and not callable(self.sampler):
+            raise ValueError(f"sampler must be callable, got {self.sampler!r}")
+        for i, processor in enumerate(self.logits_processors):
+            if not callable(processor):
+                raise ValueError(f"logits_processors[{i}] must be callable, got {processor!r}")
+
+    def _checked_logit_bias(self) -> dict[int, float]:
+        if self.logit_bias is None:
+            return {}
+        if not isinstance(self.logit_bias, Mapping):
+            raise ValueError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+        return {
+            integer("logit_bias token id", token, 0, MAX_INT32): number(f"logit_bias[{token}]", bias, -100, 100)
+            for token, bias in self.logit_bias.items()
+        }
+
+    def _checked_stop(self) -> tuple[str, ...]:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(items("stop", self.stop, "strings"))
+        for i, text in enumerate(stop):
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop[{i}] must be a string that is not empty, got {text!r}")
+        return stop
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked like a new one."""
+        return dataclasses.replace(self, **changes)
+
+    def non_default(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, as JSON can hold them (callables by their repr)."""
+        return {name: _jsonable(value) for name, value in self._changed().items()}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_jsonable(item) for item in value]
+    return repr(value) if callable(value) else value

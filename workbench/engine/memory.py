@@ -1,0 +1,119 @@
+"""Memory for weights, KV cache and activations: how much there is, and MLX's limits on a Mac.
+
+An Apple GPU shares the memory of the machine. Metal recommends a working set for it, beyond which the system pages; a
+model that fits into memory and not into the working set is slow without a reason that anybody can see. So sizes are
+checked against the working set, as mlx-lm does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from workbench.device import runs_on_gpu
+
+if TYPE_CHECKING:
+    from workbench.config import EngineConfig
+
+MAX_CACHE_BYTES = 2 * 2**30
+"""Maximum size of MLX's cache of freed buffers. Its own limit is nearly all memory. Every number of tokens in a step
+has buffers of another size, so the cache of a server would grow to it."""
+
+AUTO_SHARE_GPU = 0.6
+AUTO_SHARE_CPU = 0.2
+"""Share of the free memory that ``num_blocks="auto"`` takes for the KV cache. On a CPU the machine has other work."""
+
+_OUT_OF_MEMORY = re.compile(r"malloc|allocat|out of memory|insufficient memory", re.IGNORECASE)
+
+
+def usable_memory() -> int:
+    """Bytes that MLX can use: Metal's recommended working set on an Apple GPU, else the memory of the machine."""
+    info: dict[str, Any] = mx.device_info()
+    for name in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if isinstance(size := info.get(name), int) and size > 0:
+            return size
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # Pythons that were built for an old macOS do not know the first
+        info = mx.device_info(mx.gpu)
+        return int(info.get("memory_size", 8 * 2**30))
+
+
+def limit_memory() -> dict[str, int]:
+    """Set MLX's limits for this process: on an Apple GPU the wired limit, as mlx-lm does, and the cache limit.
+
+    Returns:
+        The limits that were set, in bytes by name; none without an Apple GPU.
+    """
+    if not (runs_on_gpu() and mx.metal.is_available()):
+        return {}
+    working_set = usable_memory()
+    limits = {"wired_limit": working_set, "cache_limit": min(MAX_CACHE_BYTES, working_set // 8)}
+    mx.set_wired_limit(limits["wired_limit"])
+    mx.set_cache_limit(limits["cache_limit"])
+    return limits
+
+
+def choose_num_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """The number of KV blocks that ``num_blocks="auto"`` stands for, when the weights have been loaded.
+
+    A share of the free memory, and no more blocks than ``max_num_seqs`` sequences of ``max_model_len`` tokens can fill.
+
+    Args:
+        config: The configuration.
+        block_bytes: Bytes of one block over all layers.
+
+    Raises:
+        ValueError: There is no room for two blocks.
+    """
+    free = max(0, usable_memory() - mx.get_active_memory())
+    share = AUTO_SHARE_GPU if runs_on_gpu() else AUTO_SHARE_CPU
+    fitting = int(share * free) // block_bytes
+    if fitting < 2:
+        raise ValueError(
+            f"num_blocks='auto' takes {share:.0%} of the free {free / 2**30:.2f} GiB, less than two blocks of "
+            f"{block_bytes / 2**20:.2f} MiB: lower block_size={config.block_size}, or load a smaller model"
+        )
+    if config.max_model_len is None:
+        return fitting
+    return min(fitting, 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size))
+
+
+def check_pool_fits(num_blocks: int, block_bytes: int, memory: int, weights: int = 0) -> None:
+    """Reject a pool that is larger than memory, before the attempt to allocate it ends the process.
+
+    Args:
+        num_blocks: Blocks in the pool.
+        block_bytes: Bytes of one block over all layers.
+        memory: `usable_memory`.
+        weights: Bytes of it that are taken already.
+
+    Raises:
+        ValueError: It does not fit; the message gives the largest number of blocks that does.
+    """
+    if num_blocks * block_bytes > memory - weights:
+        taken = f", of which {weights / 2**30:.1f} GiB hold the model" if weights else ""
+        raise ValueError(
+            f"num_blocks={num_blocks} needs {num_blocks * block_bytes / 2**30:.1f} GiB of KV cache "
+            f"({block_bytes / 2**20:.2f} MiB per block), this machine has {memory / 2**30:.1f} GiB{taken}: "
+            f"use at most {max(0, memory - weights) // (2 * block_bytes)} blocks"
+        )
+
+
+def explained(problem: Exception, config: EngineConfig, num_tokens: int) -> Exception:
+    """An error of MLX's allocator with what to do about it; every other exception as it is.
+
+    Args:
+        problem: The exception that a forward pass raised.
+        config: The configuration.
+        num_tokens: Rows of the batch.
+    """
+    if not isinstance(problem, RuntimeError) or not _OUT_OF_MEMORY.search(str(problem)):
+        return problem
+    return MemoryError(
+        f"no memory for a step of {num_tokens} tokens ({problem}): lower "
+        f"max_num_batched_tokens={config.max_num_batched_tokens} or num_blocks={config.num_blocks}"
+    )

@@ -1,0 +1,141 @@
+"""Short ways to use an engine: an answer to a question, texts for prompts, a picture, a summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from workbench.models.tokenizer import ChatTemplateError
+
+if TYPE_CHECKING:
+    from workbench.engine.output_processor import RequestOutput
+    from workbench.trace import Trace
+    from workbench.trace.metrics import TraceMetrics
+
+CHAT_MAX_TOKENS = 256
+"""Maximum number of tokens of an answer unless the caller says otherwise."""
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+
+
+class Shortcuts:
+    """The part of `Engine` that is made of its other methods."""
+
+    def generate(self: Any, prompts: Prompt | Sequence[Prompt], **sampling: Any) -> list[RequestOutput]:
+        """Add prompts and take steps until each has its output. Other requests of the engine advance too.
+
+        Args:
+            prompts: A list of prompts, or one prompt: text, token ids or chat messages as `add_request` takes them.
+            **sampling: Fields of SamplingParams by name, the same for all prompts.
+
+        Returns:
+            The outputs in the order of the prompts.
+
+        Raises:
+            TypeError: There is no such sampling field.
+            ValueError: As `add_request` raises it, before any prompt is queued twice; prompts before the refused one
+                are aborted.
+
+        Example:
+            >>> [output.text for output in engine.generate(["The capital of France is"], max_tokens=1)]
+            [' Paris']
+        """
+        request_ids: list[str] = []
+        try:
+            for prompt in _as_list(prompts):
+                request_ids.append(self.add_request(prompt, **sampling))
+        except Exception:
+            for request_id in request_ids:
+                self.abort(request_id)
+            raise
+        return self._finish(request_ids)
+
+    def chat(self: Any, messages: str | Sequence[dict[str, str]], **sampling: Any) -> str:
+        """The model's answer to a message, through its chat template.
+
+        Args:
+            messages: A message of the user, or the conversation so far as {"role": ..., "content": ...}.
+            **sampling: Fields of SamplingParams by name; ``max_tokens`` is 256 unless the context or the KV pool ends
+                earlier.
+
+        Raises:
+            ChatTemplateError: The model has no chat template.
+            TypeError: There is no such sampling field.
+            ValueError: As `add_request` raises it.
+
+        Example:
+            >>> engine.chat("What is the capital of France?", max_tokens=8)
+            'The capital of France is Paris.'
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        tokenizer = self.tokenizer
+        if not tokenizer.has_chat_template:
+            raise ChatTemplateError(f"{self.name!r} has no chat template: use generate(), which continues a text")
+        if "max_tokens" not in sampling and "sampling" not in sampling:
+            num_prompt_tokens = len(tokenizer.encode(tokenizer.apply_chat_template(list(messages))))
+            slots = (self.config.num_blocks - 1) * self.config.block_size
+            room = min(self.config.max_model_len or slots, slots + 1) - num_prompt_tokens
+            sampling["max_tokens"] = max(1, min(CHAT_MAX_TOKENS, room))
+        (output,) = self._finish([self.add_request(messages, **sampling)])
+        return output.text.strip()
+
+    def _finish(self: Any, request_ids: Sequence[str]) -> list[RequestOutput]:
+        """Take steps, or wait for a background run that does, until requests have ended."""
+        states = [self._outputs[request_id] for request_id in request_ids]
+        while any(state.finish_reason is None for state in states):
+            if self._loop.running:
+                time.sleep(0.005)
+            else:
+                self.step()
+        for state in states:
+            state.returned = True
+        return [state.output() for state in states]
+
+    def watch(self, **options: Any) -> Any:
+        """A live view of the engine for a notebook cell; each call makes a new view.
+
+        Args:
+            **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
+        """
+        from workbench.viz import watch
+
+        return watch(self, **options)
+
+    def show(self, **options: Any) -> Any:
+        """The same as ``watch()``."""
+        return self.watch(**options)
+
+    def view(self, name: str, **options: Any) -> Any:
+        """One panel of the live view as a widget, such as ``engine.view("pool")``; see `workbench.viz.widget.view`."""
+        from workbench.viz.widget import view
+
+        return view(self, name, **options)
+
+    def plot(self: Any) -> Any:
+        """The run so far as a Bokeh figure: latencies of tokens, and tokens per step."""
+        return self.trace.figure()
+
+    def summary(self: Any) -> TraceMetrics:
+        """Latencies, throughput and memory of the run so far, as a table; the same as ``trace.metrics()``."""
+        trace: Trace = self.trace
+        return trace.metrics()
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """A list of prompts from a list or from one prompt.
+
+    Raises:
+        ValueError: It is empty or neither.
+    """
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise ValueError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+    if len(prompts) == 0:
+        raise ValueError("prompts is empty: give at least one prompt")
+    one = isinstance(prompts[0], dict) or (hasattr(prompts[0], "__index__") and not hasattr(prompts[0], "__len__"))
+    return [prompts] if one else list(prompts)

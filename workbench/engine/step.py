@@ -1,0 +1,300 @@
+"""One step of an engine: schedule, prepare, forward, sample, draft, update, record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from workbench.engine.layer_by_layer import ForwardByLayer
+from workbench.engine.model_runner import ModelRunner
+from workbench.engine.output_processor import OutputProcessor
+from workbench.engine.packed_batch import PackedBatch, prepare_unified
+from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.shadow import ShadowLauncher
+from workbench.engine.speculation.proposer import Drafts
+from workbench.engine.speculation.speculator import Speculator
+from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.scheduler import Scheduler
+from workbench.trace import KernelLaunch, Keyframe, StepRecord, Trace
+
+MIN_KEEP_STEPS = 16
+
+log = logging.getLogger("workbench")
+
+Phases = Generator[tuple[str, Any], bool | None, None]
+"""The phases of a step: they yield (name, result), and are sent whether to stop at layers from there on."""
+
+
+class Computed(NamedTuple):
+    """The output of a step's forward pass.
+
+    Attributes:
+        kernel: The launch of the attention kernel.
+        sampled: One token or more for each chunk that samples.
+        drafts: Drafts for the next step, by request.
+    """
+
+    kernel: KernelLaunch | None = None
+    sampled: Sequence[Sequence[SampledToken]] = ()
+    drafts: Mapping[str, Drafts] = MappingProxyType({})
+
+
+class Step:
+    """The parts of an engine that take a step, and the step itself. Every method is for the engine's thread alone.
+
+    Args:
+        scheduler: Chooses the tokens to compute.
+        runner: Runs the model once.
+        sampler: Chooses tokens.
+        outputs: Turns tokens into the outputs of requests.
+        trace: Holds the records.
+        keep_steps: Maximum number of steps in the trace; None keeps every step.
+        shadow: Runs the Metal source beside the backend; None without.
+        speculator: Makes drafts and verifies them; None without speculative decoding.
+
+    Attributes:
+        computing: Index of the step whose forward pass ran last, or runs.
+        trace: The trace that the next record is added to.
+        inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
+        listeners: Functions that are called with the record of every step.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        sampler: Sampler,
+        outputs: OutputProcessor,
+        trace: Trace,
+        *,
+        keep_steps: int | None = None,
+        shadow: ShadowLauncher | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.sampler = sampler
+        self.outputs = outputs
+        self.trace = trace
+        self.shadow = shadow
+        self.speculator = speculator
+        self.computing = 0
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.listeners: list[Callable[[StepRecord], None]] = []
+        self._forget_interval = keep_steps // 2 if keep_steps is not None else None
+        self._keyframe: Keyframe | None = None
+
+    def begin(self) -> Phases | None:
+        """The phases of the next step; None when there is nothing to do."""
+        self.empty_inbox()
+        return self.phases() if self.has_work() else None
+
+    def empty_inbox(self) -> None:
+        """Do the work of the inbox; never in the middle of a step, whose requests must stay as they are."""
+        while self.inbox:
+            self.inbox.popleft()()
+
+    def has_work(self) -> bool:
+        """Whether there is a step to take. An abort that leaves no request needs one, without chunks, to be seen."""
+        return bool(self.scheduler.queues.requests or self.scheduler.queues.aborted)
+
+    def phases(self) -> Phases:
+        """One step, phase by phase.
+
+        Yields:
+            ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), ("sample", sampled tokens),
+            with speculative decoding ("draft", drafts by request), and ("record", StepRecord). When True is sent in
+            between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a
+            phase ends the requests of the batch with reason "error", and no others.
+        """
+        timed = Stopwatch()
+        with timed("schedule"):
+            batch = self.scheduler.schedule()
+        yield "schedule", batch
+        computed = Computed()
+        try:
+            if batch.chunks:
+                packed = self.prepare(batch, timed)
+                stops_at_layers = yield "prepare", packed
+                computed = yield from self.compute(batch, packed, timed, stops_at_layers)
+        except Exception as problem:
+            self.fail(batch, problem, batch)
+            record = batch.to_record()
+        else:
+            with timed("update"):
+                self.take_output(batch, computed, batch)
+                if self.speculator is not None:
+                    self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
+            record = batch.to_record(timings=timed.seconds, kernel=computed.kernel)
+        self.keep(record)
+        yield "record", record
+
+    def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
+        """Pack a batch."""
+        with timed("prepare"):
+            return prepare_unified(batch, batch.block_size, previous=self.runner.latest)
+
+    def compute(
+        self, batch: ScheduledBatch, packed: PackedBatch, timed: Stopwatch, stops_at_layers: bool | None = None
+    ) -> Generator[tuple[str, Any], bool | None, Computed]:
+        """The phases that run the model: "forward", "sample" and "draft", see `phases`."""
+        self.computing = batch.step
+        if stops_at_layers:
+            with closing(ForwardByLayer(self.runner, packed, batch.step)) as forward:
+                while True:
+                    with timed("forward"):
+                        layer = forward.advance()
+                    if layer is None:
+                        break
+                    if not (yield f"layer {layer.layer}", layer):
+                        forward.stop_no_more()
+                logits = forward.logits
+        else:
+            with timed("forward"):
+                logits = self.runner.forward(packed)
+        kernel = self.runner.kernel_launch(packed)
+        yield "forward", logits
+        with timed("sample"):
+            sampled: Sequence[Sequence[SampledToken]]
+            if self.speculator is not None:
+                sampled = self.speculator.sample(self.sampler, logits, batch)
+            else:
+                requests = [chunk.request for chunk in batch.chunks if chunk.samples]
+                sampled = [[token] for token in self.sampler.sample(logits, requests)]
+        yield "sample", list(chain.from_iterable(sampled))
+        if self.speculator is None:
+            return Computed(kernel, sampled)
+        with timed("draft"):
+            drafts = self.speculator.propose(batch, packed, sampled)
+        yield "draft", drafts
+        return Computed(kernel, sampled, drafts)
+
+    def take_output(self, batch: ScheduledBatch, computed: Computed, iteration: ScheduledBatch) -> None:
+        """Append the tokens of a step to its requests, and end those that are done.
+
+        Args:
+            batch: The step.
+            computed: Its output.
+            iteration: The batch that was scheduled last, whose record names the requests that end here.
+        """
+        tokens, finish = self.outputs.append_tokens(batch, computed.sampled, self.scheduler.max_model_len)
+        self.scheduler.update(batch, tokens, finish=finish)
+        self._finish(iteration)
+
+    def fail(self, batch: ScheduledBatch, problem: Exception, iteration: ScheduledBatch) -> None:
+        """End the requests of a batch with an error, see `take_output` for the arguments."""
+        log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step, exc_info=problem)
+        for chunk in chain(batch.chunks, iteration.chunks):
+            self.outputs[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
+        self.scheduler.fail(batch)
+        self._finish(iteration)
+
+    def _finish(self, iteration: ScheduledBatch) -> None:
+        self.outputs.finish(iteration.finish_reasons)
+        if self.speculator is not None:
+            for request_id in (*iteration.finish_reasons, *iteration.aborted):
+                self.speculator.forget(request_id)
+
+    def keep(self, record: StepRecord) -> None:
+        """Add a record to the trace and show it to the listeners."""
+        self.trace.append(record)
+        if self.shadow is not None:
+            self.shadow.launch(record, self.trace)
+        if self._forget_interval is not None and self.scheduler.step % self._forget_interval == 0:
+            self._forget_old_steps()
+        for listener in list(self.listeners):
+            try:
+                listener(record)
+            except Exception:  # a failing listener must not stop the engine
+                log.exception("a listener failed in step %d", record.step)
+
+    def _forget_old_steps(self) -> None:
+        """Let the trace begin at the latest keyframe, and take the next one.
+
+        The trace then holds between half of ``keep_steps`` and all of them, and nothing that is derived from it grows
+        with the number of steps or of requests.
+        """
+        previous, self._keyframe = self._keyframe, self.scheduler.keyframe()
+        if previous is not None:
+            self.trace = self.trace.continued_from(previous)
+
+
+class Stopwatch:
+    """Seconds per phase: ``with timed("forward"): ...`` adds the time of the block to that phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, phase: str) -> Stopwatch:
+        """Choose the phase of the next block."""
+        self._phase, self._started = phase, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._started
+
+
+class Stepper:
+    """Takes steps whole or phase by phase; a step that was begun phase by phase is finished by the next whole one.
+
+    Every method is for the engine's thread alone. The phases do not refer to this object, so that an engine that is
+    dropped in the middle of a step does not have to wait for the garbage collector.
+
+    Args:
+        step: The step.
+
+    Attributes:
+        phase: (name, result) of the latest phase until its step is complete; else None. Any thread may read it.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.phase: tuple[str, Any] | None = None
+        self._phases: Phases | None = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has been begun and is not complete."""
+        return self._phases is not None
+
+    def take(self) -> StepRecord | None:
+        """Take what is left of the current step, or a whole one; None when there is nothing to do."""
+        phases, self._phases, self.phase = self._phases or self.step.begin(), None, None
+        record: StepRecord | None = None
+        for _, made in phases or ():
+            record = made  # the last phase makes it
+        return record
+
+    def advance(self, *, stop_at_layers: bool) -> tuple[str, Any] | StepRecord | None:
+        """Take the next phase of the current step, or the first of a new one; the record after the last."""
+        choice = stop_at_layers if self._phases is not None else None  # a generator's first send() takes None
+        phases = self._phases = self._phases or self.step.begin()
+        if phases is None:
+            return None
+        try:
+            name, made = phases.send(choice)  # meanwhile views can read the phase before
+        except BaseException:
+            self._phases = self.phase = None
+            raise
+        if name == "record":
+            self._phases = self.phase = None
+            return made
+        self.phase = name, made
+        return self.phase
+
+    def give_up(self) -> None:
+        """Leave what is left of the current step undone."""
+        phases, self._phases, self.phase = self._phases, None, None
+        if phases is not None:
+            phases.close()
+
+    def close(self) -> None:
+        """Steps one after another need nothing to be given back."""

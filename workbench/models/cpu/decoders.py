@@ -1,0 +1,186 @@
+"""Rows of stored matrices as codes and scales: one compiled function per kind of block.
+
+Each takes a stored row and fills ``codes``, uint8 [num_columns], and the bits of its scales and minima; the layouts are
+those of ggml's block types, in the order of the structures' fields in ``ggml-common.h``, and MLX's affine quantisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.attention.cpu.simd import jit
+
+NIBBLES, BYTES, Q2_K, Q3_K, Q4_K, Q6_K = range(6)
+"""Kinds of ggml blocks."""
+
+KINDS = {
+    "Q4_0": NIBBLES,
+    "Q4_1": NIBBLES,
+    "Q5_0": NIBBLES,
+    "Q5_1": NIBBLES,
+    "IQ4_NL": NIBBLES,
+    "Q8_0": BYTES,
+    "Q2_K": Q2_K,
+    "Q3_K": Q3_K,
+    "Q4_K": Q4_K,
+    "Q5_K": Q4_K,
+    "Q6_K": Q6_K,
+}
+"""The kind of each ggml type's blocks."""
+
+_NO_TABLE = np.arange(16, dtype=np.uint8)
+_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
+"""The 16 values of IQ4_NL (``kvalues_iq4nl``), as codes with an offset of 128."""
+
+
+def nibble_table(type_name: str) -> np.ndarray:
+    """The code that each nibble of a type stands for, uint8 [16]."""
+    return _IQ4_NL.astype(np.uint8) if type_name == "IQ4_NL" else _NO_TABLE
+
+
+@jit
+def decode_ggml(kind, row, minima, extra, table, codes, scales, minimum, shared, shared_minimum):
+    """A row of ggml blocks.
+
+    Args:
+        kind: One of the kinds above.
+        row: uint8 [bytes of the row].
+        minima: Whether groups have minima.
+        extra: Bits beside the four or two low ones.
+        table: `nibble_table`.
+        codes: uint8 [num_columns]; written.
+        scales: uint32 [num_groups], bits of scales or codes; written.
+        minimum: uint32 [num_groups], likewise for minima.
+        shared: uint32 [num_columns / 256], bits of float16 super-scales; written if scales are codes.
+        shared_minimum: Likewise for minima, with the sign that makes them summands.
+    """
+    if kind in (NIBBLES, BYTES):
+        header = 4 if minima else 2
+        size = header + (32 if kind == BYTES else 16 + (4 if extra else 0))
+        for block in range(codes.size // 32):
+            at = block * size
+            scales[block] = _half(row, at)
+            if minima:
+                minimum[block] = _half(row, at + 2)
+            _decode_small(kind, row, at + header, extra, table, codes, block * 32)
+        return
+    for block in range(codes.size // 256):
+        if kind == Q2_K:
+            _decode_q2_k(row, block * 84, codes, block * 256)
+            for index in range(16):
+                both = row[block * 84 + index]
+                scales[block * 16 + index] = both & 15
+                minimum[block * 16 + index] = both >> 4
+            shared[block] = _half(row, block * 84 + 80)
+            shared_minimum[block] = _half(row, block * 84 + 82) ^ np.uint32(0x8000)
+        elif kind == Q3_K:
+            _decode_q3_k(row, block * 110, codes, block * 256)
+            for index in range(16):
+                at = block * 110 + 96
+                low = row[at + index % 8] >> (4 * (index // 8)) & 15
+                high = row[at + 8 + index % 4] >> (2 * (index // 4)) & 3
+                scales[block * 16 + index] = np.uint32((np.int64(low) + 16 * np.int64(high) - 32) & 255)
+            shared[block] = _half(row, block * 110 + 108)
+        elif kind == Q4_K:
+            at = block * (176 if extra else 144)
+            shared[block] = _half(row, at)
+            shared_minimum[block] = _half(row, at + 2) ^ np.uint32(0x8000)
+            _decode_six_bit_scales(row, at + 4, scales, minimum, block * 8)
+            _decode_q4_k(row, at + 16, extra, codes, block * 256)
+        else:
+            at = block * 210
+            _decode_q6_k(row, at, codes, block * 256)
+            for index in range(16):
+                scales[block * 16 + index] = row[at + 192 + index]
+            shared[block] = _half(row, at + 208)
+
+
+@jit
+def _half(row, at):
+    return np.uint32(row[at]) | np.uint32(row[at + 1]) << np.uint32(8)
+
+
+@jit
+def _decode_small(kind, row, at, extra, table, codes, first):
+    """32 codes of one byte, or of four bits and perhaps a fifth: byte j holds those of columns j and j + 16."""
+    if kind == BYTES:
+        for j in range(32):
+            codes[first + j] = row[at + j] ^ 0x80
+        return
+    low_at = at + 4 if extra else at
+    for j in range(16):
+        both = row[low_at + j]
+        low, high = table[both & 15], table[both >> 4]
+        if extra:
+            low |= (row[at + j // 8] >> (j % 8) & 1) << 4
+            high |= (row[at + 2 + j // 8] >> (j % 8) & 1) << 4
+        codes[first + j], codes[first + j + 16] = low, high
+
+
+@jit
+def _decode_q2_k(row, at, codes, first):
+    for half in range(2):
+        for part in range(4):
+            for j in range(32):
+                codes[first + half * 128 + part * 32 + j] = row[at + 16 + half * 32 + j] >> (2 * part) & 3
+
+
+@jit
+def _decode_q3_k(row, at, codes, first):
+    for half in range(2):
+        for part in range(4):
+            for j in range(32):
+                low = row[at + 32 + half * 32 + j] >> (2 * part) & 3
+                high = row[at + j] >> (half * 4 + part) & 1
+                codes[first + half * 128 + part * 32 + j] = low | high << 2
+
+
+@jit
+def _decode_six_bit_scales(row, at, scales, minimum, first):
+    """Eight scales and eight minima of six bits in twelve bytes."""
+    for j in range(4):
+        scales[first + j] = row[at + j] & 63
+        minimum[first + j] = row[at + 4 + j] & 63
+        scales[first + 4 + j] = (row[at + 8 + j] & 15) | (row[at + j] >> 6) << 4
+        minimum[first + 4 + j] = (row[at + 8 + j] >> 4) | (row[at + 4 + j] >> 6) << 4
+
+
+@jit
+def _decode_q4_k(row, at, extra, codes, first):
+    low_at = at + 32 if extra else at
+    for pair in range(4):
+        for j in range(32):
+            both = row[low_at + pair * 32 + j]
+            low, high = both & 15, both >> 4
+            if extra:
+                low |= (row[at + j] >> (2 * pair) & 1) << 4
+                high |= (row[at + j] >> (2 * pair + 1) & 1) << 4
+            codes[first + pair * 64 + j], codes[first + pair * 64 + 32 + j] = low, high
+
+
+@jit
+def _decode_q6_k(row, at, codes, first):
+    for half in range(2):
+        for part in range(4):
+            for j in range(32):
+                both = row[at + half * 64 + part % 2 * 32 + j]
+                high = row[at + 128 + half * 32 + j] >> (2 * part) & 3
+                codes[first + half * 128 + part * 32 + j] = (both >> (4 * (part // 2)) & 15) | high << 4
+
+
+@jit
+def decode_bits(row, bits, codes):
+    """A row of codes of equal width, lowest bits first, as MLX stores them.
+
+    Args:
+        row: uint8 [num_columns * bits / 8].
+        bits: Bits per code, at most 8.
+        codes: uint8 [num_columns]; written.
+    """
+    mask = np.uint32((1 << bits) - 1)
+    for column in range(codes.size):
+        at = column * bits
+        word = np.uint32(row[at // 8])
+        if at % 8 + bits > 8:
+            word |= np.uint32(row[at // 8 + 1]) << np.uint32(8)
+        codes[column] = word >> np.uint32(at % 8) & mask

@@ -1,0 +1,227 @@
+"""Compiled products with packed weights: ``y = x @ w.T`` in float32.
+
+One function is compiled per format (`product_kernel`) and called by its address, so compiled code that runs a whole
+model need not know formats when it is compiled.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from workbench.attention.cpu.compiled import entry_point, kept_code
+from workbench.attention.cpu.simd import INDEX, LANES, jit
+from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Format
+from workbench.models.cpu.tiles import PackedType, product_tile, tile_at
+
+MANY = 8 if LANES != 8 else 4
+"""Rows of the largest register tile: AVX-512 and Arm have 32 registers, AVX2 has 16."""
+
+_PAIR = VECTORS // 2
+_one, _two, _many = product_tile(1, VECTORS), product_tile(2, VECTORS), product_tile(MANY, _PAIR)
+_four = product_tile(4, VECTORS)
+
+_KERNEL_ARGUMENTS = 11
+
+
+@jit
+def _block(weights, units, x, x_row, sums, sums_row, y, y_row, left):
+    """Multiply some of ``left`` rows with a tile; return how many."""
+    if left >= MANY:
+        for first in range(0, VECTORS, _PAIR):
+            _many(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+        return MANY
+    if MANY > 4 and left >= 4:
+        _four(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
+        return 4
+    if left >= 2:
+        _two(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
+        return 2
+    _one(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
+    return 1
+
+
+def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, num_outputs, first_tile, last_tile):
+    """Outputs of the tiles [first_tile, last_tile) for all rows.
+
+    Args:
+        weights: Address of the packed weights.
+        x: Address of the prepared input, float32 [num_rows, x_row].
+        x_row: Distance of its rows in elements.
+        sums: Address of the sums of its groups, float32 [num_rows, sums_row].
+        sums_row: Distance of their rows in elements.
+        y: Address of the result, float32 [num_rows, y_row]; no element beyond ``num_outputs`` of a row is written.
+        y_row: Distance of its rows in elements.
+        num_rows: Number of input rows.
+        num_units: Units of 32 columns.
+        num_outputs: Outputs of the matrix.
+        first_tile: First tile.
+        last_tile: The tile to stop before.
+    """
+    for tile in range(first_tile, last_tile):
+        at, out, row = tile_at(weights, num_units, tile), y + 4 * TILE * tile, 0
+        if (tile + 1) * TILE <= num_outputs:
+            while row < num_rows:
+                row += _block(
+                    at,
+                    num_units,
+                    x + 4 * x_row * row,
+                    x_row,
+                    sums + 4 * sums_row * row,
+                    sums_row,
+                    out + 4 * y_row * row,
+                    y_row,
+                    num_rows - row,
+                )
+            continue
+        tail = np.empty(MANY * TILE, np.float32)
+        while row < num_rows:
+            count = _block(
+                at,
+                num_units,
+                x + 4 * x_row * row,
+                x_row,
+                sums + 4 * sums_row * row,
+                sums_row,
+                tail.ctypes.data,
+                TILE,
+                num_rows - row,
+            )
+            for index in range(count):
+                for lane in range(num_outputs - tile * TILE):
+                    store_float(out + 4 * (y_row * (row + index) + lane), tail[index * TILE + lane])
+            row += count
+
+
+@intrinsic
+def store_float(typing_context, address, value):
+    """Store a float32 at an address."""
+
+    def codegen(context, builder, signature, values):
+        builder.store(values[1], builder.inttoptr(values[0], values[1].type.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.float32), codegen
+
+
+@intrinsic
+def call_kernel(
+    typing_context,
+    kernel,
+    weights,
+    x,
+    x_row,
+    sums,
+    sums_row,
+    y,
+    y_row,
+    num_rows,
+    num_units,
+    num_outputs,
+    first_tile,
+    last_tile,
+):
+    """Call a product kernel by its address; see `_product` for the other arguments."""
+
+    def codegen(context, builder, signature, values):
+        kernel_type = ir.FunctionType(ir.VoidType(), [INDEX] * (len(values) - 1))
+        builder.call(builder.inttoptr(values[0], kernel_type.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 13), codegen
+
+
+@cache
+def product_kernel(form: Format) -> int:
+    """Address of the product kernel of a format, compiled or read from disk on first use."""
+    signature = types.void(PackedType(form), *[types.intp] * _KERNEL_ARGUMENTS)
+    with kept_code(_product):
+        try:
+            compiled = numba.cfunc(signature, cache=True, error_model="numpy")(_product)
+        except (OSError, RuntimeError):  # as in `entry_point`: no folder can be written
+            compiled = numba.cfunc(signature, error_model="numpy")(_product)
+    _KERNELS.append(compiled)
+    return int(compiled.address)  # type: ignore[arg-type]  # None only before it is compiled
+
+
+_KERNELS: list[object] = []
+"""Compiled kernels, kept so that their code stays in memory."""
+
+
+@cache
+def factors(form: Format) -> np.ndarray:
+    """The power of two that each column of a unit is multiplied with beforehand, float32 [32]."""
+    if form.is_plain:
+        return np.ones(UNIT, np.float32)
+    per_word = UNIT // form.base
+    index = np.arange(UNIT) % per_word
+    shift = np.where(index == per_word - 1, 0, form.base * index)
+    return np.float32(0.5) ** shift.astype(np.float32)
+
+
+@jit
+def prepare(x, num_columns, form_factors, group, prepared, sums):
+    """Scale the input for a format, pad it to whole units and sum its groups.
+
+    Args:
+        x: float32 [num_rows, at least num_columns].
+        num_columns: Columns of the matrix.
+        form_factors: `factors` of the format.
+        group: Columns per group.
+        prepared: float32 [num_rows, num_units * 32]; written.
+        sums: float32 [num_rows, num_units * 32 / group]; written.
+    """
+    whole = num_columns // UNIT * UNIT
+    for row in range(x.shape[0]):
+        for first in range(0, whole, UNIT):
+            for column in range(UNIT):
+                prepared[row, first + column] = x[row, first + column] * form_factors[column]
+        for column in range(whole, prepared.shape[1]):
+            prepared[row, column] = x[row, column] * form_factors[column - whole] if column < num_columns else 0.0
+        for index in range(sums.shape[1]):
+            total = np.float32(0.0)
+            for column in range(index * group, min((index + 1) * group, num_columns)):
+                total += x[row, column]
+            sums[row, index] = total
+
+
+@entry_point
+def multiply(kernel, weights, num_columns, num_units, form_factors, group, x, y, first_tile, last_tile):
+    """``y = x @ w.T`` for the outputs of the tiles [first_tile, last_tile).
+
+    Args:
+        kernel: Address of the format's kernel.
+        weights: Address of the packed weights.
+        num_columns: Columns of the matrix.
+        num_units: Units of 32 columns.
+        form_factors: `factors` of the format.
+        group: Columns per group.
+        x: float32 [num_rows, num_columns].
+        y: float32 [num_rows, num_outputs]; written.
+        first_tile: First tile.
+        last_tile: The tile to stop before.
+    """
+    num_rows = x.shape[0]
+    prepared = np.empty((num_rows, num_units * UNIT), np.float32)
+    sums = np.empty((num_rows, num_units * (UNIT // group)), np.float32)
+    prepare(x, num_columns, form_factors, group, prepared, sums)
+    call_kernel(
+        kernel,
+        weights,
+        prepared.ctypes.data,
+        prepared.shape[1],
+        sums.ctypes.data,
+        sums.shape[1],
+        y.ctypes.data,
+        y.shape[1],
+        num_rows,
+        num_units,
+        y.shape[1],
+        first_tile,
+        last_tile,
+    )

@@ -1,0 +1,359 @@
+"""All layers of a llama-like model in compiled code, over the paged pool, with nothing of MLX in between.
+
+The model is data: a row of numbers per layer (`Field`), a table of products, and one array with the weights of norms
+and biases. Several threads may run `run_layers` on the same arguments. Each takes its share of outputs, rows and work
+items, and all wait for each other where one needs what another has written. A number does not depend on the thread
+that computes it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from workbench.attention.cpu.chunk import attend_chunk
+from workbench.attention.cpu.compiled import entry_point
+from workbench.attention.cpu.decode import attend_decode
+from workbench.attention.cpu.layout import MAX_DECODE_GROUP, Scoring
+from workbench.attention.cpu.simd import FLOAT, LANES, exp, jit, load, splat, store, tanh, total_of
+from workbench.models.cpu.formats import TILE, UNIT
+from workbench.models.cpu.kernels import call_kernel, prepare
+from workbench.models.cpu.threads import wait_for_all
+
+_ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+_GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
+
+
+class Field(IntEnum):
+    """Columns of the table of layers; a product range is two columns, a weight is an index into `numbers` or -1."""
+
+    QKV = 0
+    OUT = 2
+    GATE_UP = 4
+    DOWN = 6
+    INPUT_NORM = 8
+    ATTENTION_NORM = 9
+    MLP_NORM = 10
+    DOWN_NORM = 11
+    Q_NORM = 12
+    K_NORM = 13
+    ROPE = 14
+    K_CACHE = 15
+    V_CACHE = 16
+    LEFT = 17
+    NUM_FIELDS = 18
+
+
+class ProductField(IntEnum):
+    """Columns of the table of products."""
+
+    KERNEL = 0
+    WEIGHTS = 1
+    NUM_COLUMNS = 2
+    NUM_UNITS = 3
+    GROUP = 4
+    NUM_OUTPUTS = 5
+    FIRST_OUTPUT = 6
+    NUM_TILES = 7
+    BIAS = 8
+    NUM_FIELDS = 9
+
+
+_QKV, _OUT, _GATE_UP, _DOWN = int(Field.QKV), int(Field.OUT), int(Field.GATE_UP), int(Field.DOWN)
+_INPUT_NORM, _ATTENTION_NORM = int(Field.INPUT_NORM), int(Field.ATTENTION_NORM)
+_MLP_NORM, _DOWN_NORM = int(Field.MLP_NORM), int(Field.DOWN_NORM)
+_Q_NORM, _K_NORM, _ROPE = int(Field.Q_NORM), int(Field.K_NORM), int(Field.ROPE)
+_K_CACHE, _V_CACHE, _LEFT = int(Field.K_CACHE), int(Field.V_CACHE), int(Field.LEFT)
+_KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
+_UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
+_FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
+
+SILU, GELU = 0, 1
+"""Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
+
+
+class Model(NamedTuple):
+    """A model as data.
+
+    Attributes:
+        layers: int64 [num_layers, Field.NUM_FIELDS].
+        products: int64 [num_products, ProductField.NUM_FIELDS]; the last of them is the head.
+        factors: Factors of each product's format, float32 [num_products, 32].
+        numbers: Weights of norms and biases, float32.
+        scales: Softmax scale of each layer in units of log2, float32 [num_layers].
+        final_norm: Index of the final norm's weights in ``numbers``.
+        epsilon: Of every norm.
+        activation: SILU or GELU.
+        hidden: Width of the gate and of the up projection.
+    """
+
+    layers: np.ndarray
+    products: np.ndarray
+    factors: np.ndarray
+    numbers: np.ndarray
+    scales: np.ndarray
+    final_norm: int
+    epsilon: np.float32
+    activation: int
+    hidden: int
+
+
+class Batch(NamedTuple):
+    """A packed batch.
+
+    Attributes:
+        embedded: Embeddings, float32 [T, hidden_size].
+        positions: int32 [T].
+        slots: int64 [T].
+        rows: Rows whose logits are needed, int32.
+        block_table: int32 [num_seqs, max_blocks].
+        work: Work lists one after another, int32 [num_items, 7].
+        work_ranges: First item and the one to stop before of each layer, int64 [num_layers, 2].
+        cosines: float32 [num_ropes, positions, head_dim / 2].
+        sines: Likewise.
+    """
+
+    embedded: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    rows: np.ndarray
+    block_table: np.ndarray
+    work: np.ndarray
+    work_ranges: np.ndarray
+    cosines: np.ndarray
+    sines: np.ndarray
+
+
+class Buffers(NamedTuple):
+    """Arrays that threads write for each other, float32 [T, ...]; ``logits`` is [num_rows, vocab_size].
+
+    Attributes:
+        qkv: Queries, keys and values.
+        attended: Output of attention.
+        out: Output of a projection to the hidden size.
+        gate_up: Gate and up projection.
+        activated: Input of the down projection.
+        logits: The result.
+    """
+
+    qkv: np.ndarray
+    attended: np.ndarray
+    out: np.ndarray
+    gate_up: np.ndarray
+    activated: np.ndarray
+    logits: np.ndarray
+
+
+@intrinsic
+def _float_pointer(typing_context, address):
+    """A pointer to float32 from an address."""
+
+    def codegen(context, builder, signature, values):
+        return builder.inttoptr(values[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.intp), codegen
+
+
+@jit
+def _normalise(x, numbers, weight, size, epsilon, out):
+    """RMS norm of ``size`` elements of flat arrays."""
+    total, rest = splat(_ZERO), _ZERO
+    whole = size - size % LANES
+    for at in range(0, whole, LANES):
+        part = load(x, at)
+        total = total + part * part
+    for at in range(whole, size):
+        rest += x[at] * x[at]
+    factor = _ONE / np.sqrt((total_of(total) + rest) / np.float32(size) + epsilon)
+    for at in range(0, whole, LANES):
+        store(out, at, load(x, at) * splat(factor) * load(numbers, weight + at))
+    for at in range(whole, size):
+        out[at] = x[at] * factor * numbers[weight + at]
+
+
+@jit
+def _normalise_rows(x, numbers, weight, epsilon, out):
+    for row in range(x.shape[0]):
+        _normalise(x[row], numbers, weight, x.shape[1], epsilon, out[row])
+
+
+@jit
+def _add_output(residual, out, numbers, weight, epsilon, normed):
+    """Add a sublayer's output to the residual, after its norm if it has one."""
+    if weight >= 0:
+        _normalise_rows(out, numbers, weight, epsilon, normed)
+        residual += normed
+    else:
+        residual += out
+
+
+@jit
+def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
+    """This thread's outputs of some products of the same input."""
+    num_rows = x.shape[0]
+    for index in range(first, last):
+        product = model.products[index]
+        units, group = product[_UNITS], product[_GROUP]
+        x_row, sums_row = units * UNIT, units * (UNIT // group)
+        rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
+        row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
+        prepare(x, product[_COLUMNS], model.factors[index], group, rows, row_sums)
+        tiles = product[_TILES]
+        start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
+        call_kernel(
+            product[_KERNEL],
+            product[_WEIGHTS],
+            rows.ctypes.data,
+            x_row,
+            row_sums.ctypes.data,
+            sums_row,
+            y.ctypes.data + 4 * product[_FIRST],
+            y.shape[1],
+            num_rows,
+            units,
+            product[_OUTPUTS],
+            start,
+            stop,
+        )
+        if product[_BIAS] >= 0:
+            for row in range(num_rows):
+                for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
+                    y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
+
+
+@jit
+def _rotate(row, at, cosines, sines):
+    """RoPE on the halves of a head that begins at ``at``."""
+    half = cosines.size
+    for index in range(half):
+        a, b = row[at + index], row[at + half + index]
+        row[at + index] = a * cosines[index] - b * sines[index]
+        row[at + half + index] = b * cosines[index] + a * sines[index]
+
+
+@jit
+def _place_row(model, layer, row, slot, cosines, sines, shapes, k_cache, v_cache):
+    """Normalise and rotate a token's queries and keys, and write its keys and values to the pool."""
+    head_dim, num_heads, num_kv_heads = shapes.head_dim, shapes.num_heads, shapes.num_kv_heads
+    for head in range(num_heads + num_kv_heads):
+        weight = layer[_Q_NORM] if head < num_heads else layer[_K_NORM]
+        part = row[head * head_dim : (head + 1) * head_dim]
+        if weight >= 0:
+            _normalise(part, model.numbers, weight, head_dim, model.epsilon, part)
+        _rotate(part, 0, cosines, sines)
+    size = num_kv_heads * head_dim
+    keys_at = num_heads * head_dim
+    for index in range(size):
+        k_cache[slot * size + index] = row[keys_at + index]
+        v_cache[slot * size + index] = row[keys_at + size + index]
+
+
+@jit
+def _activated(gate, up, activation):
+    if activation == SILU:
+        return gate / (splat(_ONE) + exp(splat(_ZERO) - gate)) * up
+    inner = splat(_GELU_SCALE) * (gate + splat(_GELU_CUBE) * gate * gate * gate)
+    return splat(_HALF) * gate * (splat(_ONE) + tanh(inner)) * up
+
+
+@jit
+def _activate(gate_up, hidden, activation, out, thread, num_threads):
+    """``activation(gate) * up`` for this thread's rows or columns."""
+    vectors = -(-hidden // LANES)
+    start, stop = vectors * thread // num_threads, vectors * (thread + 1) // num_threads
+    rest = np.zeros(2 * LANES, np.float32)
+    for row in range(gate_up.shape[0]):
+        source, target = gate_up[row], out[row]
+        for vector in range(start, stop):
+            at = vector * LANES
+            if at + LANES <= hidden:
+                store(target, at, _activated(load(source, at), load(source, hidden + at), activation))
+                continue
+            for lane in range(hidden - at):
+                rest[lane], rest[LANES + lane] = source[at + lane], source[hidden + at + lane]
+            store(rest, 0, _activated(load(rest, 0), load(rest, LANES), activation))
+            for lane in range(hidden - at):
+                target[at + lane] = rest[lane]
+
+
+@entry_point
+def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_threads, barrier):
+    """Run the model on a packed batch; `Buffers.logits` holds the logits afterwards.
+
+    Args:
+        model: The model.
+        batch: The batch.
+        shapes: Sizes of attention.
+        pool_size: Elements of a layer's keys in the pool.
+        buffers: Shared memory of the threads.
+        scratch: Working memory of attention, of this thread alone.
+        thread: Number of this thread.
+        num_threads: Number of threads.
+        barrier: See `workbench.models.cpu.threads`.
+    """
+    num_rows, hidden_size = batch.embedded.shape
+    epsilon, numbers = model.epsilon, model.numbers
+    residual = batch.embedded.copy()
+    normed = np.empty_like(residual)
+    widest = 0
+    for index in range(model.products.shape[0]):
+        widest = max(widest, model.products[index, _UNITS] * UNIT)
+    prepared = np.empty(num_rows * widest, np.float32)
+    sums = np.empty(num_rows * widest // 16, np.float32)
+    group = shapes.num_heads // shapes.num_kv_heads
+    first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
+
+    for index in range(model.layers.shape[0]):
+        layer = model.layers[index]
+        k_cache = numba.carray(_float_pointer(layer[_K_CACHE]), pool_size)
+        v_cache = numba.carray(_float_pointer(layer[_V_CACHE]), pool_size)
+        _normalise_rows(residual, numbers, layer[_INPUT_NORM], epsilon, normed)
+        _multiply(model, layer[_QKV], layer[_QKV + 1], normed, buffers.qkv, prepared, sums, thread, num_threads)
+        wait_for_all(barrier, num_threads)
+        for row in range(thread, num_rows, num_threads):
+            position, rope = batch.positions[row], layer[_ROPE]
+            cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
+            _place_row(model, layer, buffers.qkv[row], batch.slots[row], cosines, sines, shapes, k_cache, v_cache)
+            width = shapes.num_heads * shapes.head_dim
+            buffers.attended[row] = buffers.qkv[row, :width]
+        wait_for_all(barrier, num_threads)
+        scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
+        queries = buffers.attended.reshape(-1)
+        for number in range(batch.work_ranges[index, 0] + thread, batch.work_ranges[index, 1], num_threads):
+            item = batch.work[number]
+            table = batch.block_table[item[0]]
+            if item[2] == 1 and group <= MAX_DECODE_GROUP and shapes.head_dim % LANES == 0:
+                attend_decode(queries, k_cache, v_cache, queries, table, item, shapes, scoring, scratch)
+            else:
+                for kv_head in range(shapes.num_kv_heads):
+                    attend_chunk(queries, k_cache, v_cache, queries, table, item, kv_head, shapes, scoring, scratch)
+        wait_for_all(barrier, num_threads)
+        _multiply(
+            model, layer[_OUT], layer[_OUT + 1], buffers.attended, buffers.out, prepared, sums, thread, num_threads
+        )
+        wait_for_all(barrier, num_threads)
+        _add_output(residual, buffers.out, numbers, layer[_ATTENTION_NORM], epsilon, normed)
+        _normalise_rows(residual, numbers, layer[_MLP_NORM], epsilon, normed)
+        _multiply(
+            model, layer[_GATE_UP], layer[_GATE_UP + 1], normed, buffers.gate_up, prepared, sums, thread, num_threads
+        )
+        wait_for_all(barrier, num_threads)
+        _activate(buffers.gate_up, model.hidden, model.activation, buffers.activated, thread, num_threads)
+        wait_for_all(barrier, num_threads)
+        _multiply(
+            model, layer[_DOWN], layer[_DOWN + 1], buffers.activated, buffers.out, prepared, sums, thread, num_threads
+        )
+        wait_for_all(barrier, num_threads)
+        _add_output(residual, buffers.out, numbers, layer[_DOWN_NORM], epsilon, normed)
+
+    last = np.empty((batch.rows.size, hidden_size), np.float32)
+    for index in range(batch.rows.size):
+        _normalise(residual[batch.rows[index]], numbers, model.final_norm, hidden_size, epsilon, last[index])
+    head = model.products.shape[0] - 1
+    if batch.rows.size:
+        _multiply(model, head, head + 1, last, buffers.logits, prepared, sums, thread, num_threads)

@@ -1,0 +1,151 @@
+"""Threads that run compiled code together, and the place where they wait for each other.
+
+The threads of a pool sleep between two calls. Inside a call they wait for each other at barriers that last
+microseconds, so they spin there, and give way to other processes when it takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from workbench.attention.cpu.simd import jit
+
+_SPINS = 4096  # looks at a barrier before the processor is offered to others
+
+_COUNT, _TURN = 0, 16  # elements of a barrier: arrivals, and turns of the barrier; on different cache lines
+
+
+def make_barrier() -> np.ndarray:
+    """A barrier: int64 [32]."""
+    return np.zeros(32, np.int64)
+
+
+@intrinsic
+def _add_atomically(typing_context, array, index, value):
+    """Add to an element; return what it was before."""
+
+    def codegen(context, builder, signature, values):
+        data = context.make_array(signature.args[0])(context, builder, values[0]).data
+        return builder.atomic_rmw("add", builder.gep(data, [values[1]]), values[2], "seq_cst")
+
+    return types.int64(array, types.intp, types.int64), codegen
+
+
+@intrinsic
+def _read_atomically(typing_context, array, index):
+    """Read an element that another thread may change."""
+
+    def codegen(context, builder, signature, values):
+        data = context.make_array(signature.args[0])(context, builder, values[0]).data
+        return builder.load_atomic(builder.gep(data, [values[1]]), "seq_cst", 8)
+
+    return types.int64(array, types.intp), codegen
+
+
+@intrinsic
+def _store_atomically(typing_context, array, index, value):
+    """Store an element that another thread may read."""
+
+    def codegen(context, builder, signature, values):
+        data = context.make_array(signature.args[0])(context, builder, values[0]).data
+        builder.store_atomic(values[2], builder.gep(data, [values[1]]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.int64), codegen
+
+
+@intrinsic
+def _give_way(typing_context):
+    """Let other threads of the machine run."""
+
+    def codegen(context, builder, signature, values):
+        function_type = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, function_type, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@jit
+def wait_for_all(barrier, num_threads):
+    """Wait until every thread has come to this place."""
+    if num_threads == 1:
+        return
+    turn = _read_atomically(barrier, _TURN)
+    if _add_atomically(barrier, _COUNT, 1) == num_threads - 1:
+        _store_atomically(barrier, _COUNT, 0)
+        _store_atomically(barrier, _TURN, turn + 1)
+        return
+    spins = 0
+    while _read_atomically(barrier, _TURN) == turn:
+        spins += 1
+        if spins > _SPINS:
+            _give_way()
+
+
+def num_threads() -> int:
+    """Number of threads of compiled code: WORKBENCH_THREADS, or 1.
+
+    Raises:
+        ValueError: WORKBENCH_THREADS is not a positive integer.
+    """
+    text = os.environ.get("WORKBENCH_THREADS", "1")
+    if not text.isdigit() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"WORKBENCH_THREADS={text!r} must be an integer from 1 to 1024")
+    return int(text)
+
+
+class ThreadPool:
+    """Threads that call one function together; the caller is the first of them.
+
+    Args:
+        size: Number of threads, the caller included.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._jobs: list[SimpleQueue[Callable[[int], None]]] = [SimpleQueue() for _ in range(size - 1)]
+        self._lock = threading.Lock()
+        for number, jobs in enumerate(self._jobs, start=1):
+            threading.Thread(
+                target=_serve, args=(number, jobs, self._done), name=f"workbench-cpu-{number}", daemon=True
+            ).start()
+
+    def run(self, work: Callable[[int], None]) -> None:
+        """Call ``work(thread)`` in every thread, and wait for all of them."""
+        with self._lock:
+            for jobs in self._jobs:
+                jobs.put(work)
+            work(0)
+            problems = [self._done.get() for _ in self._jobs]
+        for problem in problems:
+            if problem is not None:
+                raise problem
+
+
+def _serve(number: int, jobs: SimpleQueue[Callable[[int], None]], done: SimpleQueue[Any]) -> None:
+    while True:
+        work = jobs.get()
+        try:
+            work(number)
+            done.put(None)
+        except BaseException as problem:  # the caller raises it
+            done.put(problem)
+        del work
+
+
+@cache
+def thread_pool(size: int) -> ThreadPool:
+    """The pool of a size; engines of a process share it."""
+    return ThreadPool(size)

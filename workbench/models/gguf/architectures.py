@@ -1,0 +1,304 @@
+"""The architectures of GGUF files as mlx-lm models: configuration and tensor names.
+
+Sources: the tensor names and metadata keys of PyPI ``gguf`` (``gguf.constants``), and their meaning in llama.cpp's
+converter and model loader. Nothing is guessed: an architecture, a metadata key or a tensor that is not listed here is
+refused by name, because a model that ignores one of them still writes fluent text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.models.gguf import fields
+from workbench.models.gguf.fields import MAX_SIZE, GGUFError, shown
+from workbench.models.gguf.file import GGUFFile
+
+_ATTENTION_AND_MLP = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_PRE_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+# Metadata keys, with the values that change nothing.
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.sliding_window": (0,),
+    "pooling_type": (0,),
+    "use_parallel_residual": (False,),
+}
+# Metadata keys that describe the file and not the computation.
+_DESCRIPTIVE = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+
+
+class Hyperparameters:
+    """The metadata of one architecture, read key by key; keys that were never read are refused at the end.
+
+    Args:
+        file: The GGUF file.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        prefix = f"{file.metadata['general.architecture']}."
+        self._prefix = prefix
+        self._values = {key.removeprefix(prefix): v for key, v in file.metadata.items() if key.startswith(prefix)}
+        self._unread = set(self._values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or ``default`` if the file has none."""
+        self._unread.discard(key)
+        return self._values.get(key, default)
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A number that is the same for all layers.
+
+        Raises:
+            GGUFError: The key is missing, or has one value per layer.
+        """
+        return fields.number(self._one_value(key, default), self._prefix + key)
+
+    def count(self, key: str, default: int | None = None, *, high: int = MAX_SIZE) -> int:
+        """A positive integer that is the same for all layers.
+
+        Raises:
+            GGUFError: The key is missing, has one value per layer, or is not an integer from 1 to ``high``.
+        """
+        value = fields.whole_number(self._one_value(key, default), self._prefix + key, high=high)
+        assert value is not None  # _one_value refuses a missing key
+        return value
+
+    def _one_value(self, key: str, default: Any) -> dict[str, Any]:
+        """A value that is the same for all layers, under its full name."""
+        value = self.get(key, default)
+        if value is None:
+            raise GGUFError(f"{self.file.path}: metadata {self._prefix}{key} is missing: download the file again")
+        if isinstance(value, list):
+            if not value or any(item != value[0] for item in value):
+                raise GGUFError(f"{self.file.path}: {self._prefix}{key} differs between layers, which is not supported")
+            value = value[0]
+        return {self._prefix + key: value}
+
+    def require(self, key: str, expected: Any) -> None:
+        """Refuse a file with any value but the one that is built into the mlx-lm model.
+
+        Raises:
+            GGUFError: The value differs.
+        """
+        value = self.get(key, expected)
+        if value != expected:
+            raise GGUFError(
+                f"{self.file.path}: {self._prefix}{key}={shown(value)} is not supported for this architecture, "
+                f"only {expected!r} is"
+            )
+
+    def refuse_unread(self) -> None:
+        """Refuse metadata that was not read and that may change the computation.
+
+        Raises:
+            GGUFError: There is such metadata; the message names the first key and its value.
+        """
+        for key in sorted(self._unread):
+            value = self._values[key]
+            if key not in _DESCRIPTIVE and value not in _WITHOUT_EFFECT.get(key, ()):
+                raise GGUFError(
+                    f"{self.file.path}: metadata {self._prefix}{key}={shown(value)} is unknown; "
+                    "ignoring it could give wrong results, so the file is not loaded"
+                )
+
+
+def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
+    """The RoPE scaling as mlx-lm's ``rope_scaling``, None for plain RoPE.
+
+    Raises:
+        GGUFError: mlx-lm's models do not have this kind of scaling, or one of its parameters.
+    """
+    kind = h.get("rope.scaling.type", "linear")  # llama.cpp's default, which a factor of 0 or 1 turns off
+    if kind not in ("none", "linear", "yarn"):
+        raise GGUFError(f"{h.file.path}: RoPE scaling {shown(kind)} is not supported; none, linear and yarn are")
+    factor = h.number("rope.scaling.factor", h.number("rope.scale_linear", 0.0))
+    original = "rope.scaling.original_context_length"
+    context = h.count(original) if h.get(original) else h.count("context_length")
+    beta_fast = h.number("rope.scaling.yarn_beta_fast", 32.0)
+    beta_slow = h.number("rope.scaling.yarn_beta_slow", 1.0)
+    for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"):
+        h.require(key, 1.0)
+    h.require("rope.scaling.yarn_log_multiplier", 0.0)
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    if kind == "linear":
+        return {"type": "linear", "factor": factor}
+    return {
+        "type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": context,
+        "beta_fast": beta_fast,
+        "beta_slow": beta_slow,
+    }
+
+
+def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> dict[str, Any]:
+    """The fields that all architectures share, under Hugging Face's names."""
+    tensors = h.file.tensors
+    if "token_embd.weight" not in tensors:
+        raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' is missing: this file is not a language model")
+    if len(shape := tensors["token_embd.weight"].shape) != 2:
+        raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' has shape {shape}; it must be a matrix")
+    hidden_size, num_heads = h.count("embedding_length"), h.count("attention.head_count")
+    head_dim = h.count("attention.key_length", hidden_size // num_heads)
+    if head_dim % 2:
+        raise GGUFError(
+            f"{h.file.path}: attention heads of {head_dim} features cannot be rotated: their size must be even"
+        )
+    h.require("attention.value_length", head_dim)
+    h.require("rope.dimension_count", head_dim)
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": h.count("block_count", high=len(tensors)),  # each layer has its tensors
+        "intermediate_size": h.count("feed_forward_length"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": h.count("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon"),
+        "vocab_size": shape[0],
+        "max_position_embeddings": h.count("context_length"),
+        "rope_theta": h.number("rope.freq_base", default_rope_theta),
+        "rope_scaling": _rope_scaling(h),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+
+
+def _llama_config(h: Hyperparameters) -> dict[str, Any]:
+    tensors = h.file.tensors
+    return {
+        **_common_config(h),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
+
+
+def _qwen2_config(h: Hyperparameters) -> dict[str, Any]:
+    config = _common_config(h)
+    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
+        raise GGUFError(
+            f"{h.file.path}: qwen2 heads of {config['head_dim']} do not add up to "
+            f"embedding_length={config['hidden_size']}, which is not supported"
+        )
+    return config
+
+
+# Number of layers of Gemma 3 27B, the only size whose attention scale is not 1/sqrt(head_dim) (llama.cpp's loader).
+_GEMMA3_27B_LAYERS = 62
+
+
+def _gemma3_config(h: Hyperparameters) -> dict[str, Any]:
+    config = _common_config(h, default_rope_theta=1_000_000.0)
+    if config["num_hidden_layers"] == _GEMMA3_27B_LAYERS:
+        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+    else:
+        config["query_pre_attn_scalar"] = config["head_dim"]
+    config["sliding_window"] = h.count("attention.sliding_window")
+    config["sliding_window_pattern"] = h.count("attention.sliding_window_pattern", 6)
+    config["rope_local_base_freq"] = h.number("rope.freq_base_swa", 10_000.0)
+    return config
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The conversion of one architecture's GGUF files to an mlx-lm model.
+
+    Attributes:
+        model_type: Module of ``mlx_lm.models``.
+        config: Makes the fields of that module's ``ModelArgs`` from the hyperparameters.
+        block_tensors: Module of a layer by the tensor's name without "blk.N." and ".weight" or ".bias".
+        biases: Tensors of ``block_tensors`` that may have a bias.
+        interleaved_rope: Whether the rows of q and k are stored for RoPE on neighbouring pairs, as llama.cpp's
+            converter permutes them for this architecture; mlx-lm rotates halves.
+        norm_offset: The difference of the file's norm weights from mlx-lm's.
+        factored_rope: Whether a tensor ``rope_freqs.weight`` may stretch the wavelengths of RoPE (Llama 3.1).
+    """
+
+    model_type: str
+    config: Callable[[Hyperparameters], dict[str, Any]]
+    block_tensors: Mapping[str, str]
+    biases: tuple[str, ...] = ()
+    interleaved_rope: bool = False
+    norm_offset: float = 0.0
+    factored_rope: bool = False
+
+    def parameter_name(self, tensor_name: str) -> str | None:
+        """Name of a tensor among the mlx-lm model's parameters, None if it is unknown."""
+        stem, _, kind = tensor_name.rpartition(".")
+        if stem in _OUTER and kind == "weight":
+            return f"{_OUTER[stem]}.weight"
+        prefix, _, rest = stem.partition(".")
+        layer, _, part = rest.partition(".")
+        if prefix != "blk" or not layer.isdigit() or part not in self.block_tensors:
+            return None
+        if kind != "weight" and not (kind == "bias" and part in self.biases):
+            return None
+        return f"model.layers.{layer}.{self.block_tensors[part]}.{kind}"
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        model_type="llama",
+        config=_llama_config,
+        block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS},
+        biases=tuple(_ATTENTION_AND_MLP),
+        interleaved_rope=True,
+        factored_rope=True,
+    ),
+    "qwen2": Architecture(
+        model_type="qwen2",
+        config=_qwen2_config,
+        block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS},
+        biases=("attn_q", "attn_k", "attn_v"),
+    ),
+    "qwen3": Architecture(
+        model_type="qwen3",
+        config=_common_config,
+        block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS, **_QK_NORMS},
+    ),
+    "gemma3": Architecture(
+        model_type="gemma3_text",
+        config=_gemma3_config,
+        block_tensors={**_ATTENTION_AND_MLP, **_SANDWICH_NORMS, **_QK_NORMS},
+        norm_offset=1.0,  # the file holds the factor itself, mlx-lm adds 1 to its weight
+    ),
+}
+
+
+def find_architecture(file: GGUFFile) -> Architecture:
+    """The architecture of a file.
+
+    Raises:
+        GGUFError: It is not one of ``ARCHITECTURES``.
+    """
+    name = fields.text(file.metadata, "general.architecture")
+    if name not in ARCHITECTURES:
+        raise GGUFError(
+            f"{file.path}: architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are: "
+            "load the model's MLX or Hugging Face folder instead"
+        )
+    return ARCHITECTURES[name]

@@ -1,0 +1,102 @@
+"""Metadata values of a GGUF file, checked before they are used.
+
+A file may come from anywhere and hold any type under any key. Values read here have the expected type, range and
+size; for any other value an error names the key, the value and the allowed range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class GGUFError(ValueError):
+    """The GGUF file is damaged, or something in it cannot be loaded; the message names the cause."""
+
+
+MAX_SIZE = 2**24
+"""Maximum number of positions, features or tokens of a model."""
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value for a message, shortened to ``limit`` characters."""
+    text = repr(value[:limit] if isinstance(value, str | list) else value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def whole_number(
+    metadata: Mapping[str, Any], key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE
+) -> int | None:
+    """An integer within ``[low, high]``; ``default`` if the key is missing.
+
+    Raises:
+        GGUFError: It is something else.
+    """
+    value = metadata.get(key, default)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise GGUFError(f"metadata {key}={shown(value)} must be an integer from {low} to {high}")
+    return value
+
+
+def number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float | None:
+    """A finite number; ``default`` if the key is missing.
+
+    Raises:
+        GGUFError: It is something else.
+    """
+    value = metadata.get(key, default)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise GGUFError(f"metadata {key}={shown(value)} must be a finite number")
+    return value
+
+
+def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    """True or False; ``default`` if the key is missing.
+
+    Raises:
+        GGUFError: It is something else.
+    """
+    value = metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise GGUFError(f"metadata {key}={shown(value)} must be true or false")
+    return value
+
+
+def text(metadata: Mapping[str, Any], key: str) -> str | None:
+    """A text; None if the key is missing.
+
+    Raises:
+        GGUFError: It is something else.
+    """
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise GGUFError(f"metadata {key}={shown(value)} must be a text")
+    return value
+
+
+def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any] | None:
+    """A list whose items are all of one type; None if the key is missing.
+
+    Args:
+        metadata: The metadata.
+        key: The key.
+        kind: str, int or float; an integer is accepted for a float.
+        length: Required number of items, None for any.
+
+    Raises:
+        GGUFError: It is something else.
+    """
+    value = metadata.get(key)
+    if value is None:
+        return None
+    kinds = {int, float} if kind is float else {kind}
+    if not isinstance(value, list) or not set(map(type, value)) <= kinds:
+        raise GGUFError(f"metadata {key}={shown(value)} must be a list of {kind.__name__}")
+    if length is not None and len(value) != length:
+        raise GGUFError(f"metadata {key} has {len(value)} entries, it must have {length}")
+    return value

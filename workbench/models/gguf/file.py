@@ -1,0 +1,252 @@
+"""Read GGUF files: the metadata, and the tensors as they are stored or as float32.
+
+The layout is that of the GGUF specification (versions 2 and 3, little-endian): a header, key/value metadata, a
+table of tensors, then their data. PyPI ``gguf`` knows the quantised types and how to dequantise them. Its reader
+turns every string into numpy arrays, which takes seconds for a vocabulary, so the metadata is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from workbench.models.gguf.fields import GGUFError, whole_number
+
+__all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_DIMENSIONS = 4
+MAX_PARTS = 99_999
+MAX_NESTING = 3
+"""Maximum depth of arrays within arrays; known files have none."""
+
+# Value types of the metadata, by the number that precedes the value.
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor of a GGUF file.
+
+    Attributes:
+        name: Name in the file.
+        type_name: ggml type, such as "Q4_K".
+        shape: Shape in elements, outermost dimension first (the file stores it innermost first).
+        raw: The stored data: uint8 [..., bytes per row] of a quantised type, else an array of ``shape``.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    raw: np.ndarray
+
+    def float32(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """The values as float32, shaped ``shape``.
+
+        Args:
+            rows: Order of the rows of the outermost dimension; None to keep them.
+
+        Raises:
+            GGUFError: PyPI gguf cannot dequantise the type.
+        """
+        raw = self.raw if rows is None else self.raw[rows]
+        try:
+            return dequantize(raw, GGMLQuantizationType[self.type_name])
+        except NotImplementedError:
+            raise GGUFError(
+                f"tensor {self.name!r} has ggml type {self.type_name}, which PyPI gguf cannot dequantise: "
+                "use a file of another quantisation, such as Q4_K_M or Q8_0"
+            ) from None
+
+
+class _TensorEntry(NamedTuple):
+    """One line of the file's table of tensors; ``offset`` counts bytes from the start of the tensors' data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_number: int
+    offset: int
+
+
+class GGUFFile:
+    """A memory-mapped GGUF file, or all files of a model that is split over several.
+
+    Args:
+        path: The file, or the first part of a split model, "NAME-00001-of-0000N.gguf".
+
+    Attributes:
+        path: The file.
+        metadata: Metadata values by key; arrays are lists.
+        tensors: Tensors by name, in file order.
+
+    Raises:
+        GGUFError: It is not a GGUF file, its version is unknown, or it is cut short.
+        FileNotFoundError: No such file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._open(Path(path))
+        num_parts = whole_number(self.metadata, "split.count", 0, low=0, high=MAX_PARTS)
+        if num_parts is not None and num_parts > 1:
+            self._join_parts(num_parts)
+
+    def _open(self, path: Path) -> None:
+        self.path = path
+        self._other_buffers: list[mmap.mmap] = []
+        with self.path.open("rb") as stream:
+            if self.path.stat().st_size < 24 or stream.read(4) != MAGIC:
+                raise GGUFError(f"{self.path} is not a GGUF file: it does not start with the letters GGUF")
+            self._buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            self._read()
+        except (struct.error, UnicodeDecodeError, IndexError) as problem:
+            raise GGUFError(f"{self.path} is damaged or cut short ({problem}): download it again") from problem
+
+    def _read(self) -> None:
+        cursor = _Cursor(self._buffer, 4)
+        version = cursor.scalar("<I")
+        if version not in VERSIONS:
+            raise GGUFError(f"{self.path} has GGUF version {version}; known are versions {VERSIONS}, little-endian")
+        num_tensors, num_values = cursor.scalar("<Q"), cursor.scalar("<Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = cursor.string()
+            self.metadata[key] = cursor.value(cursor.scalar("<I"))
+        table = [_tensor_entry(cursor) for _ in range(num_tensors)]
+        alignment = whole_number(self.metadata, "general.alignment", DEFAULT_ALIGNMENT) or DEFAULT_ALIGNMENT
+        start = -(-cursor.position // alignment) * alignment
+        self.tensors = {entry.name: self._map_tensor(entry, start) for entry in table}
+
+    def _join_parts(self, num_parts: int) -> None:
+        first_suffix = f"-00001-of-{num_parts:05d}.gguf"
+        if not self.path.name.endswith(first_suffix):
+            raise GGUFError(
+                f"{self.path} is one of {num_parts} parts: give the first one, which ends in {first_suffix}"
+            )
+        stem = self.path.name.removesuffix(first_suffix)
+        for number in range(2, num_parts + 1):
+            path = self.path.with_name(f"{stem}-{number:05d}-of-{num_parts:05d}.gguf")
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is missing: the model is split into {num_parts} files")
+            part = GGUFFile.__new__(GGUFFile)
+            part._open(path)
+            self.tensors.update(part.tensors)
+            self._other_buffers.append(part._buffer)
+
+    def forget(self, tensor: GGUFTensor) -> None:
+        """Let go of the memory that a tensor's data takes; it is read from the file again when it is used."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for buffer in (self._buffer, *self._other_buffers):
+            start = tensor.raw.__array_interface__["data"][0] - np.frombuffer(buffer, np.uint8).ctypes.data
+            if 0 <= start < len(buffer):
+                first = start - start % mmap.PAGESIZE
+                buffer.madvise(mmap.MADV_DONTNEED, first, start + tensor.raw.nbytes - first)
+
+    def _map_tensor(self, entry: _TensorEntry, start: int) -> GGUFTensor:
+        """The tensor of an entry, whose data is not read yet; ``start`` is the byte where all tensors' data begins."""
+        name, shape, type_number, offset = entry
+        try:
+            ggml_type = GGMLQuantizationType(type_number)
+        except ValueError:
+            raise GGUFError(
+                f"{self.path}: tensor {name!r} has ggml type {type_number}, which this version of PyPI gguf "
+                "does not know: upgrade gguf, or use a file of another quantisation"
+            ) from None
+        block_elements, block_bytes = GGML_QUANT_SIZES[ggml_type]
+        num_columns = shape[-1] if shape else 1
+        if num_columns % block_elements:
+            raise GGUFError(
+                f"{self.path}: tensor {name!r} has rows of {num_columns}, which is not a multiple of "
+                f"{block_elements}, the block of {ggml_type.name}"
+            )
+        dtype = _PLAIN_DTYPES.get(ggml_type.name, np.dtype(np.uint8))
+        num_bytes = num_columns // block_elements * block_bytes
+        stored = (*shape[:-1], num_bytes // dtype.itemsize)
+        count = math.prod(stored)
+        if count == 0:
+            raise GGUFError(f"{self.path}: tensor {name!r} has shape {shape}: it is empty")
+        if start + offset + count * dtype.itemsize > len(self._buffer):
+            raise GGUFError(f"{self.path} is cut short: tensor {name!r} ends after the file: download it again")
+        raw = np.frombuffer(self._buffer, dtype, count, start + offset).reshape(stored)
+        return GGUFTensor(name, ggml_type.name, shape, raw)
+
+    def __repr__(self) -> str:
+        architecture = self.metadata.get("general.architecture", "?")
+        return f"GGUFFile({str(self.path)!r}, architecture={architecture!r}, {len(self.tensors)} tensors)"
+
+
+# Types whose elements numpy knows; every other type is kept as bytes.
+_PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "F64": np.dtype("<f8"),
+    "I8": np.dtype("<i1"),
+    "I16": np.dtype("<i2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
+
+
+def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
+    name = cursor.string()
+    num_dimensions = cursor.scalar("<I")
+    if num_dimensions > MAX_DIMENSIONS:
+        raise IndexError(f"tensor {name!r} has {num_dimensions} dimensions")
+    shape = tuple(cursor.scalar("<Q") for _ in range(num_dimensions))
+    return _TensorEntry(name, shape[::-1], cursor.scalar("<I"), cursor.scalar("<Q"))
+
+
+class _Cursor:
+    """Reads values one after another from a buffer."""
+
+    def __init__(self, buffer: mmap.mmap, position: int) -> None:
+        self.buffer = buffer
+        self.position = position
+
+    def scalar(self, layout: str) -> Any:
+        (value,) = struct.unpack_from(layout, self.buffer, self.position)
+        self.position += struct.calcsize(layout)
+        return value
+
+    def string(self) -> str:
+        length = self.scalar("<Q")
+        end = self.position + length
+        if end > len(self.buffer):
+            raise IndexError(f"a text of {length} bytes at byte {self.position}")
+        text = self.buffer[self.position : end].decode("utf-8")
+        self.position = end
+        return text
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(depth + 1)
+        if kind not in _SCALARS:
+            raise IndexError(f"metadata value type {kind} at byte {self.position}")
+        return self.scalar(_SCALARS[kind])
+
+    def _array(self, depth: int) -> list[Any]:
+        kind, count = self.scalar("<I"), self.scalar("<Q")
+        if depth > MAX_NESTING:
+            raise IndexError(f"arrays within arrays, more than {MAX_NESTING} deep, at byte {self.position}")
+        if count > len(self.buffer):
+            raise IndexError(f"an array of {count} values at byte {self.position}")
+        if kind not in _SCALARS:
+            return [self.value(kind, depth) for _ in range(count)]
+        layout = f"<{count}{_SCALARS[kind][1]}"
+        values = struct.unpack_from(layout, self.buffer, self.position)
+        self.position += struct.calcsize(layout)
+        return list(values)

@@ -1,0 +1,197 @@
+"""The tokenizer in a GGUF file's metadata: byte-level BPE or SentencePiece, built with PyPI ``tokenizers``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
+from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
+from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
+
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+
+MAX_TOKEN_CHARACTERS = 512
+"""Maximum length of a token: the work for a SentencePiece token grows with the square of its length."""
+
+# Control tokens that end an output even if the metadata does not say so, as in llama.cpp.
+_LONG_TEXT = 4096
+_END_OF_OUTPUT = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
+    | {"<eos>", "</s>", "<EOT>"}
+)
+
+
+class GGUFTokenizer:
+    """The tokenizer of a GGUF file.
+
+    Args:
+        metadata: The file's metadata.
+
+    Attributes:
+        vocab_size: Token ids are 0 to ``vocab_size - 1``.
+        eos_token_ids: Tokens that end an output.
+        bos_token_id: Token that begins a text, None if the model has none.
+        adds_bos: Whether the model expects texts to begin with ``bos_token_id``. ``encode`` never adds it.
+        has_chat_template: Whether ``apply_chat_template`` can be used.
+
+    Raises:
+        GGUFError: The metadata has no tokenizer, or one of an unknown kind.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        kind = text(metadata, "tokenizer.ggml.model")
+        builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
+        if kind not in builders:
+            raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
+        tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens", str)
+        if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
+            raise GGUFError(
+                f"tokenizer.ggml.tokens contains a token of {longest} characters; the maximum is {MAX_TOKEN_CHARACTERS}"
+            )
+        types = list_of(metadata, "tokenizer.ggml.token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
+        try:
+            self._tokenizer: FastTokenizer = builders[kind](metadata, tokens, types)
+        except GGUFError:
+            raise
+        except Exception as problem:  # PyPI tokenizers raises plain exceptions
+            raise GGUFError(f"tokenizer.ggml: PyPI tokenizers cannot build this tokenizer: {problem}") from problem
+        self.vocab_size = len(tokens)
+        self.bos_token_id = _token_id(metadata, "bos", tokens)
+        by_default = True if kind == "llama" else find_pre_tokenizer(metadata["tokenizer.ggml.pre"]).adds_bos
+        add_bos = flag(metadata, "tokenizer.ggml.add_bos_token", by_default)
+        self.adds_bos = self.bos_token_id is not None and add_bos
+        self.eos_token_ids = _end_tokens(metadata, tokens, types)
+        self._template = _chat_template(metadata, tokens)
+        self.has_chat_template = self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text. Special tokens in the text are recognised; none are added."""
+        if len(text) < _LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Unlike ``encode``, this releases Python's lock, which other threads would otherwise wait for, for seconds.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
+        """See `Tokenizer.apply_chat_template`."""
+        if self._template is None:
+            raise ChatTemplateError(NO_TEMPLATE)
+        return self._template.render(messages, add_generation_prompt, **kw)
+
+    def __repr__(self) -> str:
+        return f"GGUFTokenizer({self.vocab_size} tokens)"
+
+
+def _required(metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any]:
+    value = list_of(metadata, key, kind, length)
+    if value is None:
+        raise GGUFError(f"metadata {key} is missing: the file has no tokenizer")
+    return value
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:
+    """A special token's id from the metadata, None if it has none."""
+    token = whole_number(metadata, f"tokenizer.ggml.{name}_token_id", low=0)
+    if token is not None and token >= len(tokens):
+        raise GGUFError(f"tokenizer.ggml.{name}_token_id={token} is outside the vocabulary, 0 to {len(tokens) - 1}")
+    return token
+
+
+def _end_tokens(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> frozenset[int]:
+    named = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")}
+    known = {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_OF_OUTPUT}
+    return frozenset(token for token in named | known if token is not None)
+
+
+def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
+    source = text(metadata, "tokenizer.chat_template")
+    if not source:
+        return None
+    variables = {}
+    for variable, name in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        token = _token_id(metadata, name, tokens)
+        variables[f"{variable}_token"] = "" if token is None else tokens[token]
+    return ChatTemplate(source, variables)
+
+
+def _vocabulary(tokens: list[str]) -> dict[str, int]:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        raise GGUFError(f"tokenizer.ggml.tokens contains {twice!r} twice, so the file's tokenizer is not usable")
+    return vocabulary
+
+
+def _add_special_tokens(tokenizer: FastTokenizer, tokens: list[str], types: list[int]) -> None:
+    """Add the tokens that are matched before a text is cut: control tokens and the model maker's own."""
+    of_type = {kind: [t for t, k in zip(tokens, types) if k == kind and t] for kind in (_CONTROL, _USER_DEFINED)}
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in of_type[_CONTROL]])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in of_type[_USER_DEFINED]])
+
+
+def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
+    pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
+    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges", str)]
+    tokenizer = FastTokenizer(
+        models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
+    )
+    if normalizer := pre_tokenizer.normalizer():
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer.splitter()
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_special_tokens(tokenizer, tokens, types)
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
+    if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
+        raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
+    scores = _required(metadata, "tokenizer.ggml.scores", float, len(tokens))
+    # Tokens of the model's maker are matched in the text itself, in which a space is a space.
+    tokens = [t.replace("▁", " ") if kind == _USER_DEFINED else t for t, kind in zip(tokens, types)]
+    vocabulary = _vocabulary(tokens)
+    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == _UNKNOWN), None)
+    merges = _merges_by_score(vocabulary, scores, types)
+    tokenizer = FastTokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    add_prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
+    prefix = [normalizers.Prepend("▁")] if add_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    _add_special_tokens(tokenizer, tokens, types)
+    return tokenizer
+
+
+def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece's BPE would make, best first.
+
+    SentencePiece has no list of merges: of all neighbours whose concatenation is a token, it joins those whose token
+    has the highest score. So every way to cut a token into two tokens is a merge with that token's score.
+
+    Raises:
+        GGUFError: All tokens have the same score: the file was converted without scores.
+    """
+    found = []
+    for token, index in vocabulary.items():
+        if types[index] not in (_NORMAL, _UNUSED):
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                found.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
+    found.sort()
+    if len(found) > 1 and found[0][0] == found[-1][0]:
+        raise GGUFError("tokenizer.ggml.scores are all the same, so the order of merges is unknown")
+    return [(left, right) for *_, left, right in found]

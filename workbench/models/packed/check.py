@@ -1,0 +1,64 @@
+"""Compare products with packed weights to the same products with dequantised weights, when a model is loaded.
+
+A model that is compared with itself shows nothing about a wrong product, because both sides are wrong. So the weights
+of some outputs are dequantised by other code (PyPI gguf, MLX), and multiplied in float64. The same comparison with the
+input shifted by a column has to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.models.cpu.formats import TILE
+from workbench.models.cpu.kernels import MANY
+from workbench.models.packed.errors import WrongProductError
+from workbench.models.packed.matrix import PackedMatrix
+
+TOLERANCE = 1e-5
+"""Largest error of a product that rounding explains, relative to the sum of the magnitudes of its terms."""
+
+NUM_ROWS = MANY + 3
+"""Rows of the probe: they need every register tile but that of four rows, which a second probe needs."""
+
+
+def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.ndarray], name: str) -> None:
+    """Probe a packed matrix.
+
+    Args:
+        matrix: The matrix.
+        dequantised: Gives the weights of some outputs, float32 [len(outputs), num_columns], from their source.
+        name: Name of a layer, for the message.
+
+    Raises:
+        WrongProductError: A product is wrong, or the shifted input cannot be told from the right one.
+    """
+    outputs = _probed_outputs(matrix.num_outputs)
+    weights = dequantised(outputs).astype(np.float64)
+    generator = np.random.default_rng(matrix.num_outputs)
+    for num_rows in (NUM_ROWS, 4):
+        x = generator.standard_normal((num_rows, matrix.num_columns)).astype(np.float32)
+        result = matrix.multiply(x)[:, outputs]
+        error = _error(result, x, weights)
+        control = _error(result, np.roll(x, 1, axis=1), weights)
+        if not error <= TOLERANCE:  # also true of a NaN
+            raise WrongProductError(
+                f"the product with {name} ({matrix.form.bits} bits, {matrix.num_outputs} x {matrix.num_columns}) "
+                f"differs from that with its dequantised weights by {error:.1e} of its terms (allowed: {TOLERANCE:.0e})"
+            )
+        if not control > 10 * TOLERANCE and weights.any() and matrix.num_columns > 1:
+            raise WrongProductError(f"a shifted input changes the product with {name} by {control:.1e} only")
+
+
+def _probed_outputs(num_outputs: int) -> np.ndarray:
+    """Outputs of the first tile, of one in the middle, and of the last two, whose second may be partly empty."""
+    middle = num_outputs // 2 // TILE * TILE
+    ranges = [range(TILE), range(middle, middle + TILE), range(num_outputs - TILE - 1, num_outputs)]
+    return np.array(sorted({output for span in ranges for output in span if 0 <= output < num_outputs}))
+
+
+def _error(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
+    expected = x.astype(np.float64) @ weights.T
+    terms = np.abs(x).astype(np.float64) @ np.abs(weights).T
+    return float((np.abs(result - expected) / np.maximum(terms, np.finfo(np.float32).tiny)).max())

@@ -1,0 +1,215 @@
+"""A model's forward pass in compiled code, used if its logits are those of the layer-by-layer pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from workbench.attention.cpu.backend import shared_memory
+from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
+from workbench.attention.metadata import AttentionMetadata
+from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, run_layers
+from workbench.models.cpu.threads import make_barrier, num_threads, thread_pool
+from workbench.models.forward import forward_rows
+from workbench.models.packed.description import Description, NotDescribed, rope_table
+from workbench.models.paged_cache import PagedKVCache, PagedLayerCache
+from workbench.models.patch import patch_model
+from workbench.models.preflight import (
+    BLOCK_SIZE,
+    NARROW_WINDOW,
+    NUM_TRIAL_BLOCKS,
+    POSITION_SHIFT,
+    STEPS,
+    TOLERANCE,
+    PreflightResult,
+    pack_probe,
+    probe_tokens,
+)
+
+log = logging.getLogger("workbench")
+
+FIRST_POSITIONS = 1024
+"""Positions of the first table of RoPE; it doubles when a step needs more."""
+
+
+class CompiledStep:
+    """Runs packed batches of a described model over a pool.
+
+    Args:
+        description: The model.
+        caches: The layers of the pool; their memory is written and read directly.
+        model: A variant of the description's tables.
+        embedding_scale: Factor on embeddings.
+    """
+
+    def __init__(
+        self, description: Description, caches: Sequence[PagedLayerCache], model: Model, embedding_scale: float
+    ) -> None:
+        self._description, self._embedding_scale = description, np.float32(embedding_scale)
+        num_blocks, block_size = caches[0].k_cache.shape[:2]
+        self._shapes = Shapes(description.num_heads, description.num_kv_heads, description.head_dim, block_size)
+        self._pool_size = num_blocks * block_size * description.num_kv_heads * description.head_dim
+        layers = model.layers.copy()
+        self._memory = []
+        for row, cache in zip(layers, caches):
+            mx.eval(cache.k_cache, cache.v_cache)
+            keys, values = shared_memory(cache.k_cache), shared_memory(cache.v_cache)
+            row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
+            row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
+            self._memory.append((keys, values))
+        self._model = model._replace(layers=layers)
+        self._lefts = layers[:, Field.LEFT].tolist()
+        group = description.num_heads // description.num_kv_heads
+        self._block_q = max(1, PAIRS_PER_ITEM // group)
+        self._num_threads = num_threads()
+        self._scratches = [make_scratch(self._shapes) for _ in range(self._num_threads)]
+        self._barrier = make_barrier()
+        self._cosines = self._sines = np.empty((0, 0, 0), np.float32)
+
+    def run(
+        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, metadata: AttentionMetadata
+    ) -> mx.array:
+        """Compute a packed batch; its keys and values are in the pool afterwards.
+
+        Args:
+            token_ids: int32 [T].
+            positions: int32 [T].
+            rows: Rows whose logits are needed, int32.
+            metadata: The batch.
+
+        Returns:
+            Logits of ``rows``, float32 [len(rows), vocab_size], evaluated.
+        """
+        description, num_tokens = self._description, len(token_ids)
+        embedded = description.embedding.product.matrix.rows(token_ids.astype(np.int64))
+        if self._embedding_scale != 1.0:
+            embedded *= self._embedding_scale
+        self._extend_ropes(int(positions.max()) + 1)
+        work, ranges = self._work(metadata)
+        batch = Batch(
+            embedded,
+            positions,
+            metadata.write_slots,
+            rows,
+            metadata.block_table,
+            work,
+            ranges,
+            self._cosines,
+            self._sines,
+        )
+        widths = (
+            description.qkv_size,
+            description.num_heads * description.head_dim,
+            description.hidden_size,
+            2 * description.hidden,
+            description.hidden,
+        )
+        shared = [np.empty((num_tokens, width), np.float32) for width in widths]
+        logits = np.empty((len(rows), description.vocab_size), np.float32)
+        buffers = Buffers._make([*shared, logits])
+
+        def work_of(thread: int) -> None:
+            scratch = self._scratches[thread]
+            sizes = (thread, self._num_threads, self._barrier)
+            run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
+
+        if self._num_threads == 1:
+            work_of(0)
+        else:
+            thread_pool(self._num_threads).run(work_of)
+        result = mx.array(logits)
+        mx.eval(result)
+        return result
+
+    def _work(self, metadata: AttentionMetadata) -> tuple[np.ndarray, np.ndarray]:
+        """The work lists of the layers' windows, one after another, and each layer's part of them."""
+        lists = {left: metadata.work_list(self._block_q, left) for left in dict.fromkeys(self._lefts)}
+        ends = np.cumsum([0, *map(len, lists.values())])
+        places = {left: (ends[index], ends[index + 1]) for index, left in enumerate(lists)}
+        return np.concatenate(list(lists.values())), np.array([places[left] for left in self._lefts], np.int64)
+
+    def _extend_ropes(self, length: int) -> None:
+        """Make the tables of cosines and sines long enough."""
+        if length <= self._cosines.shape[1]:
+            return
+        size = max(FIRST_POSITIONS, 1 << (length - 1).bit_length())
+        tables = [rope_table(rope, self._description.head_dim, size) for rope in self._description.ropes]
+        self._cosines = np.stack([cosines for cosines, _ in tables])
+        self._sines = np.stack([sines for _, sines in tables])
+
+
+def make_compiled_step(
+    model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache
+) -> tuple[CompiledStep | None, str]:
+    """The compiled forward pass of a model, if it gives the logits of the pass through the model's own layers.
+
+    Both run the steps of the preflight on a small pool, whose windows are narrowed. The same comparison with shifted
+    positions has to fail.
+
+    Args:
+        model: The mlx-lm model; it is unchanged afterwards.
+        result: The result of its preflight.
+        kv_cache: The pool to run on.
+
+    Returns:
+        The compiled pass, or None and the reason.
+    """
+    backend = kv_cache.backend
+    if result.mode != "kernel" or backend is None or backend.name != "cpu":
+        return None, "attention does not run in compiled code"
+    try:
+        description = Description(model, kv_cache.kernel_layers, result.num_heads)
+    except NotDescribed as unknown:
+        return None, f"the model has {unknown}"
+    except Exception as problem:  # modules of any shape are looked at
+        return None, f"the model cannot be described ({type(problem).__name__}: {problem})"
+    narrow = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in result.layers]
+    trial = PagedKVCache.for_kernel(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
+    token_ids = probe_tokens(model)
+    steps = [pack_probe(step, token_ids) for step in STEPS]
+    patches = patch_model(model, backend)
+    try:
+        expected = [_logits_by_layer(model, trial, *step) for step in steps]
+    finally:
+        for patch in patches:
+            patch.restore()
+    errors = []
+    for tables, scale in description.variants():
+        candidate = CompiledStep(description, trial.kernel_layers, tables, scale)
+        error = max(_error(candidate, step, logits) for step, logits in zip(steps, expected))
+        control = _error(candidate, steps[-1], expected[-1], shift=POSITION_SHIFT)
+        errors.append(error)
+        if error <= TOLERANCE[mx.float32] and control > 4 * TOLERANCE[mx.float32]:
+            return CompiledStep(description, kv_cache.kernel_layers, tables, scale), ""
+    return None, f"its logits in compiled code differ by {min(errors):.1e} of their spread"
+
+
+def _logits_by_layer(
+    model: nn.Module, kv_cache: PagedKVCache, metadata: AttentionMetadata, positions: np.ndarray, token_ids: np.ndarray
+) -> np.ndarray:
+    """Logits of each chunk's last row, computed layer by layer."""
+    kv_cache.begin_step(positions, metadata)
+    try:
+        logits = forward_rows(model, token_ids, kv_cache, metadata.cu_seqlens_q[1:] - 1, None)
+        mx.eval(logits, kv_cache.arrays)
+    finally:
+        kv_cache.end_step()
+    return np.array(logits)
+
+
+def _error(
+    candidate: CompiledStep,
+    step: tuple[AttentionMetadata, np.ndarray, np.ndarray],
+    expected: np.ndarray,
+    shift: int = 0,
+) -> float:
+    """Error of the worst row, relative to the spread of the logits; infinity if it is not a number."""
+    metadata, positions, token_ids = step
+    rows = metadata.cu_seqlens_q[1:] - 1
+    logits = np.array(candidate.run(token_ids, positions + np.int32(shift), rows, metadata))
+    error = float(np.sqrt(np.square(logits - expected).mean(axis=1)).max() / expected.std())
+    return error if np.isfinite(error) else float("inf")

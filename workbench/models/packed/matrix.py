@@ -1,0 +1,144 @@
+"""A packed matrix: made from stored rows, multiplied with activations, and read row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from workbench.models.cpu.decoders import KINDS, nibble_table
+from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Format, ScaleKind, affine_format
+from workbench.models.cpu.kernels import factors, multiply, product_kernel
+from workbench.models.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
+
+_LINE = 64
+
+
+class PackedMatrix:
+    """A matrix [num_outputs, num_columns] in the layout of a format.
+
+    Args:
+        form: The format.
+        num_outputs: Rows of the matrix.
+        num_columns: Columns of the matrix.
+
+    Attributes:
+        form: The format.
+        num_outputs: Rows of the matrix.
+        num_columns: Columns of the matrix.
+        num_units: Units of 32 columns.
+        num_tiles: Tiles of outputs.
+        data: The packed weights, uint8.
+    """
+
+    def __init__(self, form: Format, num_outputs: int, num_columns: int) -> None:
+        self.form, self.num_outputs, self.num_columns = form, num_outputs, num_columns
+        self.num_units, self.num_tiles = -(-num_columns // UNIT), -(-num_outputs // TILE)
+        self.layout = layout_of(form, self.num_units)
+        size = self.num_tiles * self.layout.tile_bytes
+        memory = np.zeros(size + _LINE, np.uint8)
+        start = -memory.ctypes.data % _LINE
+        self.data = memory[start : start + size]
+        self.kernel = product_kernel(form)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self.data.nbytes
+
+    def write_ggml(self, type_name: str, raw: np.ndarray, first_output: int = 0) -> None:
+        """Pack the rows of a ggml tensor as the outputs from ``first_output`` on.
+
+        Args:
+            type_name: ggml type; its format is this matrix's.
+            raw: The stored rows.
+            first_output: The output that the first row becomes.
+        """
+        if type_name in KINDS:
+            rows = raw.view(np.uint8).reshape(raw.shape[0], -1)
+            table = nibble_table(type_name)
+            pack_ggml(rows, KINDS[type_name], table, self.layout, self.data, first_output)
+        else:
+            unsigned = np.uint32 if self.form.bits == 32 else np.uint16
+            pack_floats(raw.view(unsigned).reshape(raw.shape[0], -1), self.layout, self.data, first_output)
+
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        """``x @ matrix.T`` in float32.
+
+        Args:
+            x: float32 [num_rows, num_columns], contiguous.
+
+        Returns:
+            float32 [num_rows, num_outputs].
+        """
+        y = np.empty((x.shape[0], self.num_outputs), np.float32)
+        arguments = (self.kernel, self.data.ctypes.data, self.num_columns, self.num_units)
+        multiply(*arguments, factors(self.form), self.form.group, x, y, 0, self.num_tiles)
+        return y
+
+    def rows(self, outputs: np.ndarray) -> np.ndarray:
+        """Some rows of the matrix, float32 [num_rows, num_columns].
+
+        Args:
+            outputs: Their indices, int64 [num_rows].
+        """
+        out = np.empty((outputs.size, self.num_columns), np.float32)
+        kind = "float16" if self.form.scales == "codes" else self.form.scales
+        unpack_rows(self.data.view(np.uint32), self.layout, _numbers(kind), outputs, out)
+        return out
+
+
+@cache
+def _numbers(kind: ScaleKind) -> np.ndarray:
+    """The number that each 16 bits stand for in a type; empty for types of 32 bits."""
+    bits = np.arange(2**16, dtype=np.uint16)
+    if kind == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    if kind == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return np.empty(0, np.float32)
+
+
+def from_ggml(type_name: str, parts: Sequence[np.ndarray]) -> PackedMatrix:
+    """The packed matrix of one or more ggml tensors of a type, one below the other.
+
+    Args:
+        type_name: A key of `GGML_FORMATS`.
+        parts: Stored rows of each tensor, [num_rows, stored elements of a row].
+    """
+    form = GGML_FORMATS[type_name]
+    num_columns = columns_of(type_name, parts[0])
+    matrix = PackedMatrix(form, sum(len(part) for part in parts), num_columns)
+    first = 0
+    for part in parts:
+        matrix.write_ggml(type_name, part, first)
+        first += len(part)
+    return matrix
+
+
+def columns_of(type_name: str, raw: np.ndarray) -> int:
+    """Number of columns of stored rows."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    return raw.shape[-1] * raw.itemsize // size * elements
+
+
+def from_affine(
+    bits: int, parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], scales: ScaleKind
+) -> PackedMatrix:
+    """The packed matrix of one or more matrices in MLX's affine quantisation, one below the other.
+
+    Args:
+        bits: Bits per weight.
+        parts: Words (uint32), and the bits of scales and biases (uint16 or uint32), of each matrix.
+        scales: Type of scales and biases.
+    """
+    num_columns = parts[0][0].shape[1] * 32 // bits
+    matrix = PackedMatrix(affine_format(bits, scales), sum(len(words) for words, _, _ in parts), num_columns)
+    first = 0
+    for words, scale_bits, minimum_bits in parts:
+        pack_affine(words.view(np.uint8), scale_bits, minimum_bits, matrix.layout, matrix.data, first)
+        first += len(words)
+    return matrix

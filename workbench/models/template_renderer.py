@@ -1,0 +1,165 @@
+"""Renders chat templates in another process, `workbench.models.template_process`, and ends it when it takes too long.
+
+One process serves all templates. It starts when the first template is compiled, ends with this process, and is replaced
+after a template that took too much.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60.0
+MAX_ANSWER_BYTES = 2**28
+
+
+class TemplateProblem(Exception):
+    """A template could not be compiled or rendered.
+
+    Args:
+        kind: Class of the exception; "TimeoutError" for a template that was ended.
+        message: Its text.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class TemplateProcess:
+    """The process; it answers one request at a time."""
+
+    def __init__(self) -> None:
+        # -P: the folder of the program is not searched for modules.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("template_process.py"))]
+        # One arena: address space that the allocator sets aside for threads would count as the template's.
+        environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0, start_new_session=True
+        )
+        self.pid = os.getpid()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        self._exchange(b"", time.monotonic() + START_SECONDS)
+
+    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+        """The answer to a request.
+
+        Raises:
+            TimeoutError: There was none in time.
+            OSError: The process ended.
+        """
+        answer = self._exchange(len(request).to_bytes(8, "big") + request, time.monotonic() + seconds)
+        return json.loads(answer)
+
+    def _exchange(self, to_send: bytes, deadline: float) -> bytes:
+        rest, received = memoryview(to_send), bytearray()
+        length: int | None = None
+        waiting = select.poll()  # select() cannot watch a descriptor above 1023
+        waiting.register(self._out, select.POLLIN)
+        if rest:
+            waiting.register(self._in, select.POLLOUT)
+        while length is None or len(received) < 8 + length:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            # In short pieces: another thread may have asked this one to stop.
+            for descriptor, _ in waiting.poll(min(left, 0.1) * 1000):
+                if descriptor == self._in:
+                    rest = rest[os.write(self._in, rest[:65536]) :]
+                    if not rest:
+                        waiting.unregister(self._in)
+                    continue
+                piece = os.read(self._out, 1 << 20)
+                if not piece:
+                    raise OSError("the process that renders chat templates has ended")
+                received += piece
+            if length is None and len(received) >= 8:
+                length = int.from_bytes(received[:8], "big")
+                if length > MAX_ANSWER_BYTES:
+                    raise OSError("the process that renders chat templates gave an answer that is too long")
+        return bytes(received[8 : 8 + length])
+
+    def end(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        self._process.wait()
+
+
+_lock = threading.Lock()
+_running: TemplateProcess | None = None
+
+
+def render_template(source: str, variables: Mapping[str, Any] | None, seconds: float) -> str:
+    """The text that a template makes of its variables; None only compiles it.
+
+    Raises:
+        TemplateProblem: It failed, or took too much time or memory.
+    """
+    try:
+        request = json.dumps(
+            {"source": source, "variables": variables, "seconds": seconds}, default=_plain, check_circular=True
+        ).encode()
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise TemplateProblem("ValueError", f"messages and variables must be JSON data: {problem}") from None
+    with _lock:
+        try:
+            answer = _process().ask(request, seconds)
+        except TimeoutError:
+            _end()
+            raise TemplateProblem("TimeoutError", f"took more than {seconds:g} s") from None
+        except OSError as problem:
+            _end()
+            raise TemplateProblem("MemoryError", f"{problem}: it took too much memory, or was ended") from None
+        except BaseException:  # the rest of the answer would be taken for the next one
+            _end()
+            raise
+        if answer.get("error") == "MemoryError":
+            _end()
+    if "error" in answer:
+        raise TemplateProblem(answer["error"], answer["message"])
+    return answer["text"]
+
+
+def _process() -> TemplateProcess:
+    global _running
+    if _running is None or _running.pid != os.getpid():  # a fork must not share it
+        _running = TemplateProcess()
+    return _running
+
+
+def _end() -> None:
+    global _running
+    if _running is not None and _running.pid == os.getpid():
+        _running.end()
+    _running = None
+
+
+def _plain(value: Any) -> Any:
+    """Data that JSON can hold, from containers and from the special tokens of a tokenizer."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set):
+        return sorted(value)
+    if isinstance(content := getattr(value, "content", None), str):
+        return content
+    raise TypeError(f"{type(value).__name__} is not data")
+
+
+atexit.register(_end)

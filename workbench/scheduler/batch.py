@@ -1,0 +1,232 @@
+"""One step as ``Scheduler.schedule()`` decided it and ``Scheduler.update()`` completes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from workbench.scheduler.request import Request
+from workbench.trace.frozen import EMPTY
+from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
+
+
+class ScheduledChunk(msgspec.Struct, gc=False):
+    """Tokens ``[start, start + num_tokens)`` of one request, to be computed in this step.
+
+    A struct that the garbage collector does not track: hundreds are made in every step.
+
+    Attributes:
+        request: The request; its block table covers the chunk.
+        start: ``num_kv_computed`` before the step.
+        num_tokens: Tokens of the chunk.
+        arm: The way in which ``update()`` handles it.
+        limited_by: The limit that keeps it from being longer.
+        samples: It reaches the last known token, so the step samples the next one.
+        new_block_ids: Entries appended to the first KV cache group's block table; the whole table at an admission.
+        num_cached_tokens: Tokens found in the prefix cache at this admission.
+        num_recomputed_tokens: Tokens whose KV had been there before a preemption.
+        drafts: Draft tokens in its last rows; -1 for one that the scheduler does not know. An engine that does know it,
+            with asynchronous steps, puts it here before the forward pass.
+        is_padded: The drafts only fill up the rows of an admission: they are unknown and never accepted.
+        sampled: The last token that ``update()`` appended; None without one.
+        sampled_before: Tokens that ``update()`` appended before it: accepted drafts.
+        num_accepted: Drafts that the verification accepted, those behind the request's end included.
+        ahead: Rejected drafts of earlier steps that ``start`` counts.
+        discarded: Its output was thrown away, because the request had ended in the meantime.
+        removed: Places of that table that became 0.
+        other_groups: The changes of the tables of the groups after the first.
+        text: The text that these tokens added to the output; the engine's output processor sets it.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    arm: Arm
+    limited_by: LimitedBy = "complete"
+    samples: bool = True
+    new_block_ids: tuple[int, ...] = ()
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    drafts: tuple[int, ...] = ()
+    is_padded: bool = False
+    sampled: int | None = None
+    sampled_before: tuple[int, ...] = ()
+    num_accepted: int = 0
+    ahead: int = 0
+    discarded: bool = False
+    text: str = ""
+    removed: tuple[int, ...] = ()
+    other_groups: tuple[TableChange, ...] = ()
+
+
+class Refusal(NamedTuple):
+    """Why a waiting request is not admitted now.
+
+    Attributes:
+        reason: The reason as the record gives it.
+        may_be_overtaken: Whether the requests behind it may be admitted all the same.
+    """
+
+    reason: str
+    may_be_overtaken: bool = False
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """The chunks of one step in scheduling order, with every decision and its reason.
+
+    The fields are those of :class:`workbench.trace.StepRecord`, which ``to_record()`` makes of them once ``update()``
+    has added what became of the chunks. With asynchronous scheduling ``finish_reasons`` and ``free_blocks_end`` come
+    from the update of the batch before, which is made while this one is computed.
+
+    Attributes:
+        layout: The KV cache group whose slots the record shows.
+        tables: For each chunk the block tables of all groups with their lengths at the end of ``schedule()``; None when
+            there is one group and its table does not grow before ``to_record()``.
+        unscheduled_changes: Blocks that a preempted request had been given in this very step in the groups after the
+            first.
+        is_plain: One group of full attention, no drafts, and synchronous, with no request aborted since ``schedule()``.
+        prefill_continued: A running request that was in the middle of its prompt is in the batch, or was.
+    """
+
+    step: int
+    time: float
+    layout: Layout
+    token_budget: int
+    long_prefill_cap: int
+    arrived: tuple[str, ...]
+    aborted: tuple[str, ...]
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    preempt_reasons: dict[str, str] = field(default_factory=dict)
+    unscheduled_block_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    waiting_reason: str = ""
+    passed_over: dict[str, str] = field(default_factory=dict)
+    free_blocks: int = 0
+    cached_block_ids: tuple[int, ...] = ()
+    finish_reasons: dict[str, str] = field(default_factory=dict)
+    free_blocks_end: int = 0
+    tables: list[list[tuple[list[int], int]]] | None = None
+    unscheduled_changes: dict[str, tuple[TableChange, ...]] = field(default_factory=dict)
+    prefill_continued: bool = False
+    is_plain: bool = True
+    _chunk_of: dict[str, ScheduledChunk] | None = None
+
+    def chunk_of(self, request: Request) -> ScheduledChunk | None:
+        """The chunk of a request; None when it has none."""
+        if self._chunk_of is None:
+            self._chunk_of = {chunk.request.request_id: chunk for chunk in self.chunks}
+        return self._chunk_of.get(request.request_id)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block of the group that ``layout`` names."""
+        return self.layout.block_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the packed batch."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def has_prefill(self) -> bool:
+        """True when any chunk is more than the next token of a request whose prefill is complete."""
+        return any(chunk.arm != "decode" for chunk in self.chunks)
+
+    def explain_waiting(self, budget: int, no_seat: str) -> None:
+        """Give every waiting request a reason that scheduling has not given it already.
+
+        Args:
+            budget: Tokens left in the budget.
+            no_seat: The reason that remains when nothing else was in the way.
+        """
+        if self.preempted:
+            self.waiting_reason = f"{', '.join(self.preempted)} preempted in this step: nobody is admitted"
+            for request_id, reason in self.preempt_reasons.items():
+                self.passed_over[request_id] = f"preempted in this step: {reason}"
+        elif not self.waiting_reason:
+            used = self.token_budget - budget
+            self.waiting_reason = f"token budget used up ({used} of {self.token_budget})" if budget <= 0 else no_seat
+
+    def to_record(self, *, timings: dict[str, float] | None = None, kernel: KernelLaunch | None = None) -> StepRecord:
+        """The immutable record of the step.
+
+        Args:
+            timings: Seconds per phase.
+            kernel: The launch of the attention kernel.
+        """
+        record = StepRecord(
+            step=self.step,
+            time=self.time,
+            chunks=self._plain_chunks() if self.is_plain else self._chunks(),
+            arrived=self.arrived,
+            admitted=tuple(self.admitted),
+            resumed=tuple(self.resumed),
+            preempted=tuple(self.preempted),
+            finished=tuple(self.finish_reasons),
+            aborted=self.aborted,
+            running=self.running,
+            waiting=self.waiting,
+            waiting_reason=self.waiting_reason,
+            passed_over=self.passed_over or EMPTY,
+            finish_reasons=self.finish_reasons or EMPTY,
+            preempt_reasons=self.preempt_reasons or EMPTY,
+            unscheduled_block_ids=self.unscheduled_block_ids or EMPTY,
+            unscheduled_changes=self.unscheduled_changes or EMPTY,
+            free_blocks=self.free_blocks,
+            free_blocks_end=self.free_blocks_end,
+            cached_block_ids=self.cached_block_ids,
+            token_budget=self.token_budget,
+            long_prefill_cap=self.long_prefill_cap,
+            timings=timings or EMPTY,
+            kernel=kernel,
+        )
+        if self.tables is None:
+            record.attach_block_tables(self.layout, [chunk.request.block_tables[0] for chunk in self.chunks])
+        else:
+            record.attach_tables_of_groups(self.layout, self.tables)
+        return record
+
+    def _plain_chunks(self) -> tuple[Chunk, ...]:
+        """The chunks of a record without the fields that have their default in a plain step."""
+        return tuple(
+            [
+                Chunk(
+                    chunk.request.request_id,
+                    chunk.start,
+                    chunk.num_tokens,
+                    not chunk.samples,
+                    chunk.arm,
+                    chunk.sampled,
+                    chunk.limited_by,
+                    chunk.new_block_ids,
+                    chunk.num_cached_tokens,
+                    chunk.num_recomputed_tokens,
+                    chunk.text,
+                )
+                for chunk in self.chunks
+            ]
+        )
+
+    def _chunks(self) -> tuple[Chunk, ...]:
+        return tuple(
+            [
+                msgspec.structs.replace(
+                    plain,
+                    drafts=chunk.drafts,
+                    sampled_before=chunk.sampled_before,
+                    num_accepted=chunk.num_accepted,
+                    ahead=chunk.ahead,
+                    discarded=chunk.discarded,
+                    removed=chunk.removed,
+                    other_groups=chunk.other_groups,
+                )
+                for plain, chunk in zip(self._plain_chunks(), self.chunks)
+            ]
+        )

@@ -1,0 +1,188 @@
+"""KV blocks: which are held, which are free and in what order, and which hold a prefix that can be found again.
+
+The rules, the block ids and the order of the free queue are those of vLLM 0.33 V1:
+
+- Block 0 is never handed out. Free blocks are taken from the head of the queue, at first 1, 2, 3, ...
+- A freed block that is cached goes to the tail and can be found there until it is handed out again, so the queue is
+  in least-recently-used order. Any other block goes to the head.
+- A request's blocks are freed from its last to its first, because a prefix serves more requests than its end.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from workbench._moved import Renamed
+
+_ROOT_HASH = hashlib.sha256(b"workbench KV block").digest()
+"""Parent of the first block of every sequence."""
+
+
+def extend_block_hashes(
+    hashes: list[bytes], token_ids: Sequence[int], num_blocks: int, block_size: int, num_lookahead_tokens: int = 0
+) -> None:
+    """Append the hashes of full blocks until there are ``num_blocks`` of them.
+
+    A block's hash covers its tokens and its parent's hash, so that equal hashes mean equal prefixes. A collision would
+    serve another prompt's KV; sha256 rules it out. It also covers the ``num_lookahead_tokens`` after the block: the KV
+    of an EAGLE drafter depends on them.
+    """
+    for index in range(len(hashes), num_blocks):
+        parent = hashes[-1] if hashes else _ROOT_HASH
+        tokens = array("q", token_ids[index * block_size : (index + 1) * block_size + num_lookahead_tokens])
+        hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+
+
+class BlockPool:
+    """Reference counts, the free queue and the prefix cache of ``num_blocks`` KV blocks.
+
+    Args:
+        num_blocks: Blocks of the pool, the null block 0 included.
+    """
+
+    num_free, allocate, free = Renamed("num_free_blocks"), Renamed("get_new_blocks"), Renamed("free_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        # A queue that is taken from the head, fed at both ends and, on a cache hit, robbed in the middle.
+        self._free = OrderedDict.fromkeys(range(1, num_blocks))
+        self._hash_of: dict[int, bytes] = {}
+        # Blocks with the same content, in the order in which they were cached: the first one is found.
+        self._blocks_of: dict[bytes, tuple[int, ...]] = {}
+
+    def copy(self) -> BlockPool:
+        """A pool in the same state that can be changed without changing this one."""
+        clone = copy.copy(self)
+        clone._ref_counts, clone._free = self._ref_counts.copy(), self._free.copy()
+        clone._hash_of, clone._blocks_of = self._hash_of.copy(), self._blocks_of.copy()
+        return clone
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds, cached ones included."""
+        return len(self._free)
+
+    @property
+    def free_queue(self) -> list[int]:
+        """Free blocks in the order in which they will be handed out."""
+        return list(self._free)
+
+    @property
+    def cached_blocks(self) -> dict[int, bytes]:
+        """Blocks whose content can be found, held or free, with its hash."""
+        return dict(self._hash_of)
+
+    def ref_count(self, block: int) -> int:
+        """Number of block tables that hold a block."""
+        return self._ref_counts[block]
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        """Hand out blocks from the head of the free queue, and evict those that are cached."""
+        free = self._free
+        if count > len(free):
+            raise ValueError(f"cannot allocate {count} KV blocks, {len(free)} of {self.num_blocks - 1} are free")
+        blocks = []
+        for _ in range(count):
+            block = free.popitem(last=False)[0]
+            if block in self._hash_of:
+                self.evict(block)
+            self._ref_counts[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def free_blocks(self, block_table: Sequence[int], *, keep_cached: bool = True) -> None:
+        """Give back one reference to each block of a table; ``keep_cached=False`` evicts those that become free."""
+        counts, free, hash_of = self._ref_counts, self._free, self._hash_of
+        cached = []
+        for block in block_table:
+            counts[block] -= 1
+            if counts[block]:
+                continue
+            free[block] = None
+            if not keep_cached and block in hash_of:
+                self.evict(block)
+            if block in hash_of:
+                cached.append(block)
+            else:
+                free.move_to_end(block, last=False)  # table order here leaves the last block at the very head
+        for block in reversed(cached):
+            free.move_to_end(block)
+
+    # -- prefix cache ----------------------------------------------------------------------------------------
+
+    def get_cached_block(self, digest: bytes) -> int | None:
+        """The block that has been cached under this hash for the longest time; None without one."""
+        blocks = self._blocks_of.get(digest)
+        return None if blocks is None else blocks[0]
+
+    def hash_of(self, block: int) -> bytes | None:
+        """The hash of a cached block; None for any other."""
+        return self._hash_of.get(block)
+
+    def get_cached_blocks(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks that hold the longest cached prefix of a chain of hashes."""
+        hits = []
+        for digest in hashes:
+            blocks = self._blocks_of.get(digest)
+            if blocks is None:
+                break
+            hits.append(blocks[0])
+        return hits
+
+    def num_free_among(self, blocks: Iterable[int]) -> int:
+        """Number of these blocks that are free, so that touching them uses up free blocks."""
+        return sum(not self._ref_counts[block] for block in blocks if block)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each block that ``get_cached_blocks`` returned."""
+        for block in blocks:
+            if not block:
+                continue  # no block is held here
+            if not self._ref_counts[block]:
+                del self._free[block]
+            self._ref_counts[block] += 1
+
+    def cache(self, block: int, digest: bytes) -> None:
+        """Let a held block be found by the hash of its content."""
+        self._hash_of[block] = digest
+        self._blocks_of[digest] = (*self._blocks_of.get(digest, ()), block)
+
+    def evict(self, block: int) -> None:
+        """Remove a block from the prefix cache: its content is no longer, or never was, what its hash says."""
+        digest = self._hash_of.pop(block)
+        others = tuple(other for other in self._blocks_of[digest] if other != block)
+        if others:
+            self._blocks_of[digest] = others
+        else:
+            del self._blocks_of[digest]
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]], *, holes: bool = False) -> None:
+        """Assert that counts, free queue and prefix cache agree with the block tables in use.
+
+        Args:
+            block_tables: The tables of all requests that hold blocks.
+            holes: Whether a table may have places that are not held, where it has block 0.
+
+        Raises:
+            AssertionError: A block is lost, held and free at once, counted wrongly, or shared without a hash.
+        """
+        held = [0] * self.num_blocks
+        for table in block_tables:
+            for block in table:
+                held[block] += 1
+        if holes:
+            held[0] = 0
+        num_held = sum(count > 0 for count in held)
+        assert held[0] == 0 and 0 not in self._free, "block 0 was handed out"
+        assert held == self._ref_counts, "reference counts differ from the block tables in use"
+        assert len(self._free) + num_held == self.num_blocks - 1, "free + held blocks differ from the pool's size"
+        assert not any(held[block] for block in self._free), "a block is free and held at the same time"
+        shared = [block for block, count in enumerate(held) if count > 1]
+        assert all(block in self._hash_of for block in shared), "a block without a hash is shared"
+        found = {block: digest for digest, blocks in self._blocks_of.items() for block in blocks}
+        assert found == self._hash_of, "the two sides of the prefix cache disagree"

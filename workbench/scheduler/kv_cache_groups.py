@@ -1,0 +1,413 @@
+"""The kinds of KV cache groups: the blocks that a request needs, finds in the prefix cache, keeps and gives back.
+
+One manager per group, in the order of the configuration, over one pool of blocks. The rules are vLLM 0.33.0's
+``single_type_kv_cache_manager``. A request has a block table per group; a place whose block is not held is 0. Records
+refer to tables, so a table only grows in place, and gets a copy before one of its places becomes 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Self
+
+from workbench.scheduler.block_pool import BlockPool
+from workbench.scheduler.request import Request
+from workbench.trace.kv_groups import KVCacheGroup
+
+
+class PrefixHit(NamedTuple):
+    """The cached blocks with which a request can begin.
+
+    Attributes:
+        num_tokens: Tokens that need not be computed.
+        blocks: The blocks that hold them, for each group; 0 if none is needed.
+        shared_prefix_boundary: End of a longer prefix that some groups hold and others did not keep; 0 for none.
+    """
+
+    num_tokens: int
+    blocks: tuple[Sequence[int], ...]
+    shared_prefix_boundary: int = 0
+
+
+class Retention(NamedTuple):
+    """The states and windows that the prefix cache keeps.
+
+    Attributes:
+        interval: 0 keeps what a hit needs at the ends of a prompt, more also at each multiple of it, None at every
+            multiple of the alignment ("dense").
+        alignment: Every hit ends on a multiple of this: the least common multiple of the block sizes.
+        drops_last_block: Hits of an EAGLE drafter's groups lose their last block.
+    """
+
+    interval: int | None
+    alignment: int
+    drops_last_block: bool
+
+    def boundaries(self, request: Request, block_size: int, drops: bool) -> list[int]:
+        """Positions at which a later request can begin that repeats this prompt or shares a prefix with it."""
+        num_tokens, unit = request.num_prompt_tokens, self.alignment
+        if self.drops_last_block:
+            ends = [(num_tokens - 1) // unit * unit - unit, num_tokens // unit * unit - unit]
+        else:
+            ends = [num_tokens - 1]
+        if request.shared_prefix_boundary:
+            ends.append(request.shared_prefix_boundary)
+            if drops:
+                ends.append(request.shared_prefix_boundary - block_size)
+        return [max(0, end) // unit * unit for end in ends]
+
+
+class Shared(NamedTuple):
+    """Settings that the managers of all groups share.
+
+    Attributes:
+        pool: The blocks of all groups.
+        hash_block_size: Tokens per hash of a request's tokens; it divides every block size.
+        retention: The blocks that are kept for later requests.
+        num_drafts: Maximum number of drafts of a request in a step.
+        max_in_flight: Maximum number of tokens in the steps that are scheduled and not complete.
+        max_model_len: Maximum number of tokens of a request.
+    """
+
+    pool: BlockPool
+    hash_block_size: int
+    retention: Retention
+    num_drafts: int
+    max_in_flight: int
+    max_model_len: int
+
+
+class FullAttention:
+    """A group whose rows attend to every token before them.
+
+    Args:
+        index: Place of the group in the configuration.
+        group: Its kind and block size.
+        shared: The pool and the limits of all groups.
+        drops_last_block: A hit of this group loses its last block.
+
+    Attributes:
+        max_admission_blocks: Maximum number of blocks that the check of a whole request counts; None for no cap.
+    """
+
+    max_admission_blocks: int | None = None
+
+    def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
+        self.index = index
+        self.group = group
+        self.block_size = group.block_size
+        self.drops_last_block = drops_last_block
+        self._pool = shared.pool
+        self._retention = shared.retention
+        self._num_drafts = shared.num_drafts
+        self._hashes_per_block = group.block_size // shared.hash_block_size
+        self._suffix = index.to_bytes(2, "big") if index else b""
+
+    def copy(self, pool: BlockPool) -> Self:
+        """The same manager over a copy of the pool."""
+        clone = copy.copy(self)
+        clone._pool = pool
+        return clone
+
+    # -- blocks ----------------------------------------------------------------------------------------------
+
+    def num_skipped_blocks(self, num_computed: int) -> int:
+        """Blocks at the beginning of a table that no row after ``num_computed`` tokens reads."""
+        return 0
+
+    def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
+        """Blocks that a running request lacks.
+
+        Args:
+            request: The request.
+            num_slots: Tokens with the slots that the proposer of drafts writes behind them.
+            num_tokens: Tokens alone.
+        """
+        return max(0, -(-num_slots // self.block_size) - len(request.block_tables[self.index]))
+
+    def num_admission_blocks(
+        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
+    ) -> int:
+        """Free blocks that an admission takes, those of its hit that nobody holds included."""
+        required = -(-num_slots // self.block_size)
+        if whole and self.max_admission_blocks is not None:
+            required = min(required, self.max_admission_blocks)
+        skipped, cached = self.num_skipped_blocks(hit.num_tokens), hit.blocks[self.index]
+        return max(0, required - max(skipped, len(cached))) + self._pool.num_free_among(cached[skipped:])
+
+    def add_cached_blocks(self, request: Request, hit: PrefixHit) -> None:
+        """Begin the table of an admission with the blocks of its hit."""
+        skipped = self.num_skipped_blocks(hit.num_tokens)
+        cached = hit.blocks[self.index][skipped:]
+        self._pool.touch(cached)
+        table = request.block_tables[self.index]
+        table += [0] * skipped
+        table += cached
+        request.num_cached_blocks[self.index] = len(table)
+        request.num_removed_blocks[self.index] = skipped
+
+    def allocate(self, request: Request, num_slots: int, num_tokens: int) -> tuple[list[int], Sequence[int]]:
+        """Extend a table.
+
+        Returns:
+            The entries appended, and the places that became 0.
+        """
+        blocks = self._pool.get_new_blocks(self.num_new_blocks(request, num_slots, num_tokens))
+        request.block_tables[self.index] += blocks
+        return blocks, ()
+
+    def remove_skipped_blocks(self, request: Request, num_processed: int) -> Sequence[int]:
+        """Give back the blocks that no later row reads.
+
+        Args:
+            request: The request.
+            num_processed: Tokens whose KV is computed, steps in flight not counted.
+
+        Returns:
+            The places of its table that became 0.
+        """
+        first = request.num_removed_blocks[self.index]
+        last = min(self.num_skipped_blocks(num_processed), len(request.block_tables[self.index]))
+        if last <= first:
+            return ()
+        request.num_removed_blocks[self.index] = last
+        table = request.block_tables[self.index] = request.block_tables[self.index].copy()
+        places = [place for place in range(first, last) if table[place]]
+        self._pool.free_blocks([table[place] for place in places])
+        for place in places:
+            table[place] = 0
+        return places
+
+    # -- prefix cache ----------------------------------------------------------------------------------------
+
+    def key(self, request: Request, block: int) -> bytes:
+        """The hash under which a block of a request is cached in this group."""
+        return request.block_hashes[(block + 1) * self._hashes_per_block - 1] + self._suffix
+
+    def num_cacheable_tokens(self, num_computed: int, num_groups: int) -> int:
+        """Leading tokens whose blocks a hit could use: hits over several groups are aligned."""
+        if num_groups == 1:
+            return num_computed
+        aligned = num_computed - num_computed % self._retention.alignment
+        if self.drops_last_block and aligned > 0:  # a hit needs the block behind it, and drops it
+            return min(num_computed, aligned + self.block_size)
+        return aligned
+
+    def keeps(self, request: Request, first: int, last: int) -> Iterable[bool]:
+        """Whether each of the blocks ``[first, last)`` is cached."""
+        return (True for _ in range(first, last))
+
+    def unfinished_block(self, request: Request, num_tokens: int) -> tuple[int, bytes] | None:
+        """A block that is cached by the last hash of the prompt, which ends inside it, with that hash.
+
+        No hit of whole blocks finds it, but it is kept longer than a block without a hash.
+        """
+        num_hashes = request.num_prompt_tokens if self.drops_last_block else request.num_prompt_tokens - 1
+        num_hashes = min(num_hashes * self._hashes_per_block // self.block_size, len(request.block_hashes))
+        place, inside = divmod(num_hashes, self._hashes_per_block)
+        table = request.block_tables[self.index]
+        if not inside or num_hashes * self.block_size > num_tokens * self._hashes_per_block or place >= len(table):
+            return None
+        return table[place], request.block_hashes[num_hashes - 1] + self._suffix
+
+    def find(
+        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
+    ) -> tuple[list[list[int]], int]:
+        """The longest hit within the first ``num_tokens``, for this group and those with the same specification.
+
+        Args:
+            request: The request; its tokens are hashed.
+            same: This group and the others: a block counts only if all of them have it.
+            num_tokens: Maximum length of the hit.
+            drops: Whether it loses its last block.
+
+        Returns:
+            The blocks of each group, and the length of the hit.
+        """
+        hits: list[list[int]] = [[] for _ in same]
+        for block in range(num_tokens // self.block_size):
+            if (found := self._lookup(request, same, block)) is None:
+                break
+            for blocks, hit in zip(hits, found):
+                blocks.append(hit)
+        length = len(hits[0]) * self.block_size
+        if drops and length:
+            length -= self.block_size
+        length -= length % self._retention.alignment
+        return [blocks[: length // self.block_size] for blocks in hits], length
+
+    def _lookup(self, request: Request, same: Sequence[FullAttention], block: int) -> list[int] | None:
+        found = []
+        for manager in same:
+            if (hit := self._pool.get_cached_block(manager.key(request, block))) is None:
+                return None
+            found.append(hit)
+        return found
+
+
+class SlidingWindow(FullAttention):
+    """A group whose rows attend to the last ``sliding_window`` tokens."""
+
+    def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
+        super().__init__(index, group, shared, drops_last_block)
+        self._window = group.sliding_window
+        most = min(self._window - 1 + shared.max_in_flight, shared.max_model_len)
+        self.max_admission_blocks = -(-most // self.block_size) + 1
+
+    def num_skipped_blocks(self, num_computed: int) -> int:
+        """Blocks below the window of the next token."""
+        return max(0, num_computed - self._window + 1) // self.block_size
+
+    def _num_for_hit(self, drops: bool) -> int:
+        """Consecutive blocks that a hit needs at its end."""
+        return -(-(self._window - 1) // self.block_size) + drops
+
+    def keeps(self, request: Request, first: int, last: int) -> Iterable[bool]:
+        """The blocks in the window of each place where a hit may end."""
+        interval, unit, _ = self._retention
+        num_kept, shift = self._num_for_hit(self.drops_last_block), int(self.drops_last_block)
+        keeps = [False] * (last - first)
+        if interval != 0:
+            segment = (interval or unit) // self.block_size
+            if num_kept >= segment:
+                return [True] * (last - first)
+            for block in range(max(first, shift), last):
+                keeps[block - first] = (block - shift) % segment >= segment - num_kept
+        if interval is not None:
+            for boundary in self._retention.boundaries(request, self.block_size, self.drops_last_block):
+                end = boundary // self.block_size + shift
+                for block in range(max(first, end - num_kept), min(last, end)):
+                    keeps[block - first] = True
+        return keeps
+
+    def find(
+        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
+    ) -> tuple[list[list[int]], int]:
+        """From the right, the first place before which a whole window is cached."""
+        unit, size, num_needed = self._retention.alignment, self.block_size, self._num_for_hit(drops)
+        num_blocks = num_tokens // size
+        hits = [[0] * num_blocks for _ in same]
+        run, length = 0, -1
+        for block in range(num_blocks - 1, -1, -1):
+            if (found := self._lookup(request, same, block)) is None:
+                run = 0
+                continue
+            if run == 0 and (block + (not drops)) * size % unit:
+                continue
+            for blocks, hit in zip(hits, found):
+                blocks[block] = hit
+            run += 1
+            if run >= num_needed:
+                length = block + run
+                break
+        if length < 0:  # the beginning of the request, if that is cached
+            length = run - run * size % unit // size
+        if drops and length:
+            length -= 1
+            length -= length * size % unit // size
+        return [blocks[:length] for blocks in hits], length * size
+
+
+class RecurrentState(FullAttention):
+    """A group whose state after a token replaces the state before it, for requests whose prefixes are not cached.
+
+    Its one block, and one more for each draft, lasts until the request ends.
+    """
+
+    def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
+        """One block per request, and one per draft."""
+        return super().num_new_blocks(request, num_slots + self._num_drafts * self.block_size, num_tokens)
+
+    def num_admission_blocks(
+        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
+    ) -> int:
+        """One block per request, and one per draft."""
+        num_slots += self._num_drafts * self.block_size
+        return super().num_admission_blocks(request, num_slots, num_tokens, hit, whole=whole)
+
+
+class CachedState(RecurrentState):
+    """A group of recurrent state whose prefixes are cached: the state at block boundaries.
+
+    Place i of a table holds the state after block i. A request holds the state that it reads, the one that it writes,
+    and one more for each draft; the other places are 0.
+
+    Attributes:
+        fresh: Keys of the states that were cached in this step. They are not computed yet, so nobody may begin there.
+    """
+
+    def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
+        super().__init__(index, group, shared, drops_last_block)
+        self.fresh: set[bytes] = set()
+
+    def copy(self, pool: BlockPool) -> Self:
+        """The same manager over a copy of the pool."""
+        clone = super().copy(pool)
+        clone.fresh = self.fresh.copy()
+        return clone
+
+    def num_skipped_blocks(self, num_computed: int) -> int:
+        """All but the state after the last token."""
+        return max(0, num_computed - 1) // self.block_size
+
+    def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
+        """No more than one block; less than none after drafts were rejected."""
+        return min(self._num_places(num_tokens) - len(request.block_tables[self.index]), 1)
+
+    def num_admission_blocks(
+        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
+    ) -> int:
+        """A block for the state and one for each draft; more than the pool has if the hit is computed in this step."""
+        cached = hit.blocks[self.index]
+        if cached and self._pool.hash_of(cached[-1]) in self.fresh:
+            return self._pool.num_blocks + 1
+        required = self._num_places(num_tokens) - len(cached)
+        return min(required, 1 + self._num_drafts) + self._pool.num_free_among(cached)
+
+    def _num_places(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) + self._num_drafts
+
+    def allocate(self, request: Request, num_slots: int, num_tokens: int) -> tuple[list[int], Sequence[int]]:
+        """Append places up to the state that is written, move the blocks of the drafts behind it, and add blocks."""
+        table, required = request.block_tables[self.index], self._num_places(num_tokens)
+        num_before = len(table)
+        if required <= num_before:
+            return [], ()
+        num_skipped = required - self._num_drafts - 1
+        appended = [0] * (num_skipped - num_before)
+        moved: list[int] = []
+        if request.status == "running":
+            moved = [place for place in range(num_before - self._num_drafts, num_before) if place < num_skipped]
+            if moved:
+                table = request.block_tables[self.index] = table.copy()
+            for place in moved:
+                appended.append(table[place])
+                table[place] = 0
+        appended += self._pool.get_new_blocks(max(0, required - num_before - len(appended)))
+        table += appended
+        return appended, moved
+
+    def keeps(self, request: Request, first: int, last: int) -> Iterable[bool]:
+        """The state at each place where a hit may end."""
+        interval = self._retention.interval
+        if interval is None or (interval and interval <= self.block_size):
+            return [True] * (last - first)
+        segment = interval // self.block_size
+        boundaries = self._retention.boundaries(request, self.block_size, self.drops_last_block)
+        ends = {boundary // self.block_size - 1 for boundary in boundaries}
+        if self._retention.drops_last_block:  # the last hash but one, if the chunk ends there
+            unit = self.block_size // self._hashes_per_block
+            if request.num_prompt_tokens // unit * unit - unit == last * self.block_size:
+                ends.add(last - 1)
+        return [block in ends or bool(segment and (block + 1) % segment == 0) for block in range(first, last)]
+
+    def find(
+        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
+    ) -> tuple[list[list[int]], int]:
+        """The last state that is cached; a state is never dropped, because a drafter has no recurrent layers."""
+        for block in range(num_tokens // self.block_size - 1, -1, -1):
+            length = (block + 1) * self.block_size
+            if length % self._retention.alignment == 0 and (found := self._lookup(request, same, block)) is not None:
+                return [[0] * block + [hit] for hit in found], length
+        return [[] for _ in same], 0

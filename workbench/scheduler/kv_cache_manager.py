@@ -1,0 +1,342 @@
+"""KV blocks for requests: what a request finds in the prefix cache, what it needs, what it leaves for others."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from workbench._moved import Renamed
+from workbench.config import EngineConfig
+from workbench.scheduler.batch import Refusal
+from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
+from workbench.scheduler.kv_cache_groups import (
+    CachedState,
+    FullAttention,
+    PrefixHit,
+    RecurrentState,
+    Retention,
+    Shared,
+    SlidingWindow,
+)
+from workbench.scheduler.request import Request
+from workbench.trace.records import Layout, TableChange
+
+
+class KVCacheManager:
+    """Gives requests their KV blocks, which all KV cache groups take from one pool.
+
+    Args:
+        config: Size of the pool and of a block, KV cache groups, prefix caching, watermark and the admission gate.
+
+    Attributes:
+        block_pool: The blocks themselves.
+        groups: One manager per KV cache group.
+        layout: The group whose slots a record shows.
+        is_plain: There is one group, of full attention.
+        newly_cached: Blocks that were put into the prefix cache in this step, in order.
+    """
+
+    find_cached_blocks, num_free = Renamed("get_computed_blocks"), Renamed("num_free_blocks")
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.block_pool = BlockPool(config.num_pool_blocks)
+        self.newly_cached: list[int] = []
+        self.configure(config)
+
+    def configure(self, config: EngineConfig) -> None:
+        """Apply the settings that may change while blocks are in use."""
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self._admit_whole_requests = config.scheduler_reserve_full_isl
+        self._num_watermark_blocks = int(config.watermark * config.num_pool_blocks)
+        self._num_lookahead_tokens = config.speculation.num_lookahead_tokens
+        self._num_hash_lookahead_tokens = config.speculation.num_hash_lookahead_tokens
+        self._drops_last_cached_block = config.speculation.drops_last_cached_block
+        self._max_model_len = config.max_model_len or sys.maxsize
+        self._make_groups(config)
+
+    def _make_groups(self, config: EngineConfig) -> None:
+        groups = config.cache_groups
+        sizes = [group.block_size for group in groups]
+        self._alignment = math.lcm(*sizes)
+        self._hash_block_size = math.gcd(*sizes)
+        interval = None if config.prefix_cache_retention_interval == "dense" else config.prefix_cache_retention_interval
+        assert not isinstance(interval, str)
+        drops = self._drops_last_cached_block
+        retention = Retention(interval, self._alignment, drops)
+        flagged = [group.eagle for group in groups]
+        dropping = [drops and (flag or not any(flagged)) for flag in flagged]
+        for index, group in enumerate(groups):  # groups with the same specification are looked up together
+            same = [other for other, its in enumerate(groups) if _specification(its) == _specification(group)]
+            dropping[index] = any(dropping[other] for other in same)
+        shared = Shared(
+            pool=self.block_pool,
+            hash_block_size=self._hash_block_size,
+            retention=retention,
+            num_drafts=config.num_speculative_tokens,
+            max_in_flight=config.max_num_batched_tokens * (2 if config.async_scheduling else 1),
+            max_model_len=self._max_model_len,
+        )
+        kinds: dict[str, type[FullAttention]] = {
+            "full_attention": FullAttention,
+            "sliding_window": SlidingWindow,
+            "mamba": CachedState if self.enable_prefix_caching else RecurrentState,
+        }
+        self.groups = [kinds[group.kind](index, group, shared, dropping[index]) for index, group in enumerate(groups)]
+        self.is_plain = len(groups) == 1 and groups[0].kind == "full_attention"
+        self.block_size = self.groups[0].block_size
+        attention = [(group.index, group.block_size) for group in self.groups if group.group.is_attention]
+        self.layout = Layout(*attention[0]) if attention else Layout(None, config.block_size)
+        self._states = [group for group in self.groups if isinstance(group, CachedState)]
+        sets: dict[object, list[FullAttention]] = {}
+        for manager in self.groups:
+            sets.setdefault(_specification(manager.group), []).append(manager)
+        # Full attention first: it bounds the others, and is looked up once.
+        self._sets = sorted(sets.values(), key=lambda same: same[0].group.kind != "full_attention")
+        self._no_hit = PrefixHit(0, ((),) * len(groups))
+
+    def copy(self) -> KVCacheManager:
+        """A manager in the same state that can be changed without changing this one."""
+        clone = copy.copy(self)
+        clone.block_pool, clone.newly_cached = self.block_pool.copy(), self.newly_cached.copy()
+        clone.groups = [manager.copy(clone.block_pool) for manager in self.groups]
+        clone._states = [group for group in clone.groups if isinstance(group, CachedState)]
+        clone._sets = [[clone.groups[manager.index] for manager in same] for same in self._sets]
+        return clone
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
+        return self.block_pool.num_free_blocks
+
+    def begin_step(self) -> None:
+        """Forget what was cached in the step before."""
+        self.newly_cached.clear()
+        for states in self._states:
+            states.fresh.clear()
+
+    def num_new_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks that a running request lacks for its first ``num_tokens`` tokens and its proposer's lookahead."""
+        num_slots = self._num_slots(num_tokens) if self._num_lookahead_tokens else num_tokens
+        if self.is_plain:
+            num_blocks = -(-num_slots // self.block_size) - len(request.block_tables[0])
+            return num_blocks if num_blocks > 0 else 0
+        return sum([group.num_new_blocks(request, num_slots, num_tokens) for group in self.groups])
+
+    def _num_slots(self, num_tokens: int) -> int:
+        """Slots for this many tokens with those that the proposer of drafts writes behind them."""
+        return max(num_tokens, min(num_tokens + self._num_lookahead_tokens, self._max_model_len))
+
+    def remove_skipped_blocks(self, request: Request) -> list[Sequence[int]]:
+        """Give back the blocks of a running request that no later row reads.
+
+        A step in flight still reads them.
+
+        Returns:
+            For each group the places of its table that became 0.
+        """
+        num_processed = max(0, request.num_kv_computed - request.num_in_flight_tokens)
+        return [group.remove_skipped_blocks(request, num_processed) for group in self.groups]
+
+    def allocate_slots(
+        self, request: Request, num_tokens: int, hit: PrefixHit | None = None, removed: Sequence[Sequence[int]] = ()
+    ) -> tuple[tuple[int, ...], tuple[TableChange, ...]]:
+        """Extend the block tables to ``num_tokens`` tokens, by the blocks that an admission found and by new ones.
+
+        Args:
+            request: The request.
+            num_tokens: Its tokens after the step.
+            hit: The blocks found; for an admission.
+            removed: The places that ``remove_skipped_blocks()`` returned.
+
+        Returns:
+            The entries appended to the first group's table, and the change of every group's; no changes if there
+            is one group of full attention.
+        """
+        if hit is not None and hit.num_tokens:
+            for group in self.groups:  # all of them before any block is handed out
+                group.add_cached_blocks(request, hit)
+        if self.is_plain:
+            blocks = self.block_pool.get_new_blocks(self.num_new_blocks(request, num_tokens))
+            request.block_tables[0] += blocks
+            return tuple(blocks), ()
+        num_slots = self._num_slots(num_tokens)
+        changes = []
+        for index, group in enumerate(self.groups):
+            appended, moved = group.allocate(request, num_slots, num_tokens)
+            places = (*removed[index], *moved) if removed else tuple(moved)
+            changes.append(TableChange(tuple(appended), places))
+        return changes[0].new_block_ids, tuple(changes)
+
+    def free(self, request: Request, *, keep_cached: bool = True) -> None:
+        """Give back all blocks of a request; its block tables stay readable.
+
+        With ``keep_cached=False`` they are evicted: the KV of a request that ended with an error may have caused it.
+        """
+        for table in request.block_tables:
+            held = table if self.is_plain else [block for block in table if block]
+            self.block_pool.free_blocks(held, keep_cached=keep_cached)
+
+    # -- prefix cache ----------------------------------------------------------------------------------------
+
+    def get_computed_blocks(self, request: Request) -> PrefixHit:
+        """Cached blocks with which a request can begin.
+
+        The last token is never taken from the cache: its row has to run, because its logits are needed.
+        """
+        if not self.enable_prefix_caching:
+            return self._no_hit
+        num_tokens = len(request.token_ids)
+        if self.is_plain:
+            num_blocks = (num_tokens - 1) // self.block_size
+            self._extend_hashes(request, num_blocks)
+            cached = self.block_pool.get_cached_blocks(islice(request.block_hashes, num_blocks))
+            if self._drops_last_cached_block and cached:
+                cached.pop()
+            return PrefixHit(len(cached) * self.block_size, (cached,))
+        self._extend_hashes(request, (num_tokens - self._num_hash_lookahead_tokens) // self._hash_block_size)
+        if len(self.groups) == 1:
+            group = self.groups[0]
+            hits, length = group.find(request, self.groups, num_tokens - 1, group.drops_last_block)
+            return PrefixHit(length, (hits[0],))
+        return self._agree(request, num_tokens - 1)
+
+    def _agree(self, request: Request, longest: int) -> PrefixHit:
+        """The longest hit that all groups have: each shortens it to what it can serve, until none does."""
+        num_hashed = len(request.block_hashes) * self._hash_block_size
+        hits: list[Sequence[int]] = [()] * len(self.groups)
+        full_length: dict[int, int] = {}
+        is_simple = len(self._sets) == 2 and self._sets[0][0].group.kind == "full_attention"
+        length, longest_found = longest, 0
+        dropped: set[int] = set()
+        while True:
+            current = length
+            for place, same in enumerate(self._sets):
+                if place in full_length:  # a run of blocks from the start: a shorter one is a part of it
+                    current = min(current, full_length[place])
+                    continue
+                first = same[0]
+                drops = first.drops_last_block and place not in dropped
+                limit = current
+                if drops and first.group.is_attention:
+                    limit = min(current + first.block_size, num_hashed)
+                found, found_length = first.find(request, same, limit, drops)
+                if drops:
+                    dropped.add(place)
+                elif found_length < current:
+                    dropped.clear()
+                current = found_length
+                for manager, blocks in zip(same, found):
+                    hits[manager.index] = blocks
+                if first.group.kind == "full_attention":
+                    full_length[place] = current
+                longest_found = max(longest_found, current)
+            if current >= length:
+                break
+            length = current
+            if is_simple:
+                break
+        for place in full_length:
+            for manager in self._sets[place]:
+                hits[manager.index] = hits[manager.index][: -(-length // manager.block_size)]
+        return PrefixHit(length, tuple(hits), longest_found if longest_found > length else 0)
+
+    def cache_full_blocks(self, request: Request, num_computed: int) -> None:
+        """Let other requests find the blocks that this step fills with tokens that are known.
+
+        The forward pass has not run yet. A request of the same step may share the blocks all the same, because in
+        every layer the KV of all rows is written before any row reads. Drafts are never hashed before they are
+        accepted: their tokens are not the request's yet.
+        """
+        if not self.enable_prefix_caching:
+            return
+        num_known = len(request.token_ids) - self._num_hash_lookahead_tokens
+        if self.is_plain:
+            first, num_full = request.num_cached_blocks[0], min(num_computed, num_known) // self.block_size
+            if num_full <= first:
+                return
+            self._extend_hashes(request, num_full)
+            table = request.block_tables[0]
+            for index in range(first, num_full):
+                self.block_pool.cache(table[index], request.block_hashes[index])
+                self.newly_cached.append(table[index])
+            request.num_cached_blocks[0] = num_full
+            return
+        self._extend_hashes(request, num_known // self._hash_block_size)
+        for group in self.groups:
+            first = request.num_cached_blocks[group.index]
+            num_tokens = group.num_cacheable_tokens(min(num_computed, len(request.token_ids)), len(self.groups))
+            num_full = min(num_tokens, num_known) // group.block_size
+            if num_full > first:
+                table = request.block_tables[group.index]
+                for index, kept in enumerate(group.keeps(request, first, num_full), first):
+                    if kept and table[index]:
+                        self._cache(table[index], group.key(request, index), group)
+                request.num_cached_blocks[group.index] = num_full
+            if group.group.kind == "full_attention":
+                tail = group.unfinished_block(request, num_tokens)
+                if tail is not None and self.block_pool.hash_of(tail[0]) is None:
+                    self._cache(*tail, group)
+
+    def _cache(self, block: int, key: bytes, group: FullAttention) -> None:
+        if self.block_pool.hash_of(block) is not None:  # by a hash that ends inside it
+            self.block_pool.evict(block)
+        self.block_pool.cache(block, key)
+        self.newly_cached.append(block)
+        if isinstance(group, CachedState):
+            group.fresh.add(key)
+
+    def _extend_hashes(self, request: Request, num_blocks: int) -> None:
+        hashes, tokens = request.block_hashes, request.token_ids
+        extend_block_hashes(hashes, tokens, num_blocks, self._hash_block_size, self._num_hash_lookahead_tokens)
+
+    def evict_newly_cached(self, blocks: Iterable[int]) -> None:
+        """Evict the blocks among these that were cached in this step: their KV will not be computed."""
+        for block in set(blocks).intersection(self.newly_cached):
+            self.newly_cached.remove(block)
+            self.block_pool.evict(block)
+
+    def evict(self, blocks: Iterable[int]) -> None:
+        """Evict blocks whose KV was never written."""
+        for block in set(blocks).intersection(self.block_pool.cached_blocks):
+            self.block_pool.evict(block)
+        self.newly_cached.clear()
+
+    # -- admission -------------------------------------------------------------------------------------------
+
+    def refuse(self, request: Request, hit: PrefixHit, num_tokens: int, *, others_run: bool) -> Refusal | None:
+        """Whether a waiting request cannot get its blocks now; None when it can.
+
+        ``num_tokens`` have to fit with the lookahead; with ``scheduler_reserve_full_isl`` also all tokens of the
+        request without it, which is a check and reserves nothing. Cached blocks that are free count as free, and
+        touching them uses them up. The watermark is kept free while others run.
+        """
+        reserve = self._num_watermark_blocks if others_run else 0
+        num_free = self.num_free_blocks
+        whole = len(request.token_ids)
+        if self._admit_whole_requests:
+            needed = self._num_admission_blocks(request, whole, whole, hit, whole=True)
+            if needed > num_free - reserve:
+                return self._refusal(needed, whole, reserve)
+        needed = self._num_admission_blocks(request, self._num_slots(num_tokens), num_tokens, hit, whole=False)
+        return None if needed <= num_free - reserve else self._refusal(needed, num_tokens, reserve)
+
+    def _num_admission_blocks(
+        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
+    ) -> int:
+        return sum(
+            [group.num_admission_blocks(request, num_slots, num_tokens, hit, whole=whole) for group in self.groups]
+        )
+
+    def _refusal(self, needed: int, num_tokens: int, reserve: int) -> Refusal:
+        if needed > self.block_pool.num_blocks and self._states:
+            return Refusal("its prefix ends at a state that another request computes in this step")
+        kept = f", {reserve} of them kept by the watermark" if reserve else ""
+        free = f"{self.num_free_blocks} free{kept}"
+        return Refusal(f"no free KV blocks: needs {needed} for {num_tokens} tokens, {free}")
+
+
+def _specification(group: object) -> tuple[object, ...]:
+    return (group.kind, group.block_size, group.sliding_window)  # type: ignore[attr-defined]

@@ -1,0 +1,722 @@
+"""The scheduler: chooses the tokens of the next step, and takes in the results of the last one.
+
+Pure Python. The rules are vLLM 0.33's V1 scheduler, synchronous or asynchronous, with and without speculative decoding,
+and its decisions are the same down to the block ids. There are no prefill and decode phases: every request simply has
+tokens that are known and tokens whose KV is computed, and a step moves the second number towards the first.
+
+Two features let the second number run ahead of the first:
+
+- Speculative decoding: the draft tokens of a request count as tokens to compute. ``update()`` takes back the rejected
+  ones; their KV blocks stay with the request, and their KV is overwritten.
+- Asynchronous scheduling: while a step is computed the next one is scheduled, with placeholders for the tokens that it
+  will give. An end that comes with the earlier step is found out too late for the later one, whose output is discarded.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+
+from workbench.config import EngineConfig
+from workbench.scheduler.batch import Refusal, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.kv_cache_manager import KVCacheManager
+from workbench.scheduler.partial_prefills import PartialPrefills
+from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy
+from workbench.scheduler.queues import Queues, ServiceOrder
+from workbench.scheduler.request import FinishReason, Request
+from workbench.scheduler.state_boundaries import StateBoundaries
+from workbench.trace.frozen import EMPTY
+from workbench.trace.lines import Keyframe
+from workbench.trace.records import Arm, LimitedBy, TableChange
+
+
+class Scheduler:
+    """Chooses the tokens of each step.
+
+    One step is ``batch = schedule()``, the forward pass, then ``update(batch, sampled)``, or ``fail(batch)`` if the
+    forward pass raised, and ``batch.to_record()``. With ``num_speculative_tokens``, drafts for the next step go to
+    ``set_drafts()``. With ``async_scheduling``, iteration k is ``schedule()`` for batch k, the forward pass of batch k,
+    and meanwhile ``update()`` of batch k - 1: two batches are in flight between the two calls.
+
+    Args:
+        config: Limits and policies. ``max_model_len=None`` sets no limit.
+        clock: Returns seconds since the start of the trace; stamps each step.
+        policy: Decides order, chunk sizes and victims instead of vLLM's rules; None for those.
+
+    Attributes:
+        config: The configuration in force.
+        step: Index of the next step.
+        queues: The unfinished requests, waiting and running.
+        kv_cache: The KV blocks.
+        order: The order of service: vLLM's, a policy's, or that of the limits on partial prefills.
+        partial_prefills: The limits on concurrent partial prefills; None with both of them off.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        self.step = 0
+        self.queues = Queues(config.policy)
+        self.kv_cache = KVCacheManager(config)
+        self.policy = policy
+        self.partial_prefills: PartialPrefills | None = None
+        self._clock = clock
+        self._in_flight: deque[ScheduledBatch] = deque()
+        self._configure(config)
+
+    def _configure(self, config: EngineConfig) -> None:
+        self.config = config
+        self.max_running = config.max_num_active_seqs or config.max_num_seqs
+        self.max_model_len = config.max_model_len or sys.maxsize
+        self._token_budget = config.token_budget
+        self._num_drafts = config.num_speculative_tokens
+        self._draft_slots = config.speculation.num_draft_slots
+        self._is_async = config.async_scheduling
+        self._max_in_flight = 2 if config.async_scheduling else 1
+        self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
+        self._takes_short_path = self.kv_cache.is_plain and not self._steps_ahead
+        has_states = config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups)
+        self._states = StateBoundaries(config) if has_states else None
+        owned = (config, self.queues, self.kv_cache)
+        self.order = ServiceOrder(*owned) if self.policy is None else PolicyOrder(*owned, self.policy)
+        if config.max_num_partial_prefills is None and config.max_long_partial_prefills is None:
+            self.partial_prefills = None
+        else:
+            num_computed = self.partial_prefills.num_computed if self.partial_prefills is not None else 0
+            self.order = self.partial_prefills = PartialPrefills(*owned, self.order, num_computed)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """Unfinished requests by id."""
+        return self.queues.requests
+
+    @property
+    def running(self) -> list[Request]:
+        """Admitted requests in the order of their admission."""
+        return self.queues.running
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """Waiting requests in queue order."""
+        return self.queues.waiting
+
+    @property
+    def num_running(self) -> int:
+        """Number of running requests."""
+        return len(self.queues.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of waiting requests."""
+        return len(self.queues.waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that no request holds."""
+        return self.kv_cache.num_free_blocks
+
+    def has_unfinished_requests(self) -> bool:
+        """True while any request waits or runs."""
+        return bool(self.queues.requests)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request for the next step.
+
+        Raises:
+            ValueError: Its id is in use, or its prompt is empty.
+        """
+        if request.request_id in self.queues.requests:
+            raise ValueError(f"request_id {request.request_id!r} is in use: wait until it ends, or choose another")
+        if not request.token_ids:
+            raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
+        request.reset_blocks(len(self.kv_cache.groups))
+        self.queues.add(request)
+
+    def abort_request(self, request_id: str) -> bool:
+        """End a request and free its blocks at once.
+
+        If the request is part of a step whose tokens are still to come, its token of that step is dropped.
+
+        Returns:
+            False when no unfinished request has this id.
+        """
+        request = self.queues.requests.get(request_id)
+        if request is None:
+            return False
+        self.queues.abort(request)
+        self._finish(request, "abort")
+        return True
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request and free its blocks."""
+        self.queues.finish(request, reason)
+        self.kv_cache.free(request, keep_cached=reason != "error")
+
+    # -- schedule --------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the tokens of the next step and give them KV blocks.
+
+        ``num_kv_computed`` of every chosen request advances here, before the forward pass has run.
+
+        Raises:
+            RuntimeError: Too many batches have been given to neither ``update()`` nor ``fail()``.
+        """
+        if len(self._in_flight) == self._max_in_flight:
+            self._check_nothing_in_flight("schedule()")
+        queues, kv_cache = self.queues, self.kv_cache
+        batch = ScheduledBatch(
+            step=self.step,
+            time=self._clock(),
+            layout=self.kv_cache.layout,
+            token_budget=self._token_budget,
+            long_prefill_cap=self._long_prefill_cap() if self.config.long_prefill_token_threshold else 0,
+            arrived=tuple(queues.arrived),
+            aborted=tuple(queues.aborted),
+        )
+        queues.arrived.clear()
+        queues.aborted.clear()
+        kv_cache.begin_step()
+        budget = self._schedule_running(batch, batch.token_budget)
+        if not batch.preempted:  # blocks were short for running requests: nobody is admitted
+            budget = self._schedule_waiting(batch, budget)
+        if self.partial_prefills is not None:
+            budget = self.partial_prefills.use_up(batch, budget, self._advance, self._schedule_waiting)
+        if queues.waiting:
+            seats = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
+            batch.explain_waiting(budget, f"{seats} reached ({self.max_running})")
+        batch.running, batch.waiting = queues.running_ids(), queues.waiting_ids()
+        batch.free_blocks = kv_cache.num_free_blocks
+        batch.cached_block_ids = tuple(kv_cache.newly_cached)
+        if self._is_async:
+            batch.free_blocks_end = batch.free_blocks  # in the first iteration nothing is updated
+        if self._is_async or not kv_cache.is_plain:
+            batch.tables = [[(table, len(table)) for table in chunk.request.block_tables] for chunk in batch.chunks]
+        batch.is_plain = self._takes_short_path
+        self.step += 1
+        self._in_flight.append(batch)
+        return batch
+
+    def _check_nothing_in_flight(self, call: str) -> None:
+        if self._in_flight:
+            step = self._in_flight[0].step
+            raise RuntimeError(f"step {step} is not complete: call update() or fail() before {call}")
+
+    def _long_prefill_cap(self) -> int:
+        """Maximum number of tokens of one request in this step; 0 for no cap. A request that is alone has none."""
+        cap = self.config.long_prefill_token_threshold
+        num_requests = len(self.queues.running) + len(self.queues.waiting)
+        if num_requests <= 1 or self.partial_prefills is not None:
+            return 0
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(cap, self.config.max_num_batched_tokens // num_requests)
+        return cap
+
+    def _schedule_running(self, batch: ScheduledBatch, budget: int) -> int:
+        """Continue running requests in order of service, preempting when blocks run out.
+
+        Returns:
+            Tokens left in the budget.
+        """
+        chunks, kv_cache = batch.chunks, self.kv_cache
+        max_model_len = self.max_model_len
+        # Every number is a multiple of 1, so that no decode takes the short path.
+        block_size = self.config.block_size if self._takes_short_path else 1
+        for request in self.order.running_order(batch):
+            if budget <= 0:
+                break
+            start = request.num_kv_computed
+            if not request.is_prefill and start % block_size:
+                # By far the most frequent: a decode whose last block has room. Nothing to limit or allocate.
+                request.num_kv_computed = start + 1
+                if (start + 1) % block_size == 0:
+                    kv_cache.cache_full_blocks(request, start + 1)
+                chunks.append(ScheduledChunk(request, start, 1, "decode"))
+                budget -= 1
+                continue
+            if request.status != "running":  # preempted for a request before it
+                continue
+            available = self._available(batch, budget)
+            if available <= 0:
+                break
+            num_expected = request.num_output_placeholders
+            if num_expected and start + 2 - num_expected >= request.num_prompt_tokens + request.max_tokens:
+                continue  # the token that is on its way is the last one, whatever becomes of the drafts
+            num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected
+            remaining, room = num_wanted - start, max_model_len - start - 1
+            num_tokens, limited_by = self._chunk_size(request, remaining, batch, available, room)
+            if self._states is not None:
+                num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
+            if num_tokens <= 0:
+                continue
+            removed = () if kv_cache.is_plain else kv_cache.remove_skipped_blocks(request)
+            num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
+            while num_new_blocks > kv_cache.num_free_blocks and request.status == "running":
+                blocks = "block" if num_new_blocks == 1 else "blocks"
+                reason = f"{request.request_id} needs {num_new_blocks} more KV {blocks}, {self.num_free_blocks} free"
+                budget += self._make_room(batch, budget, reason)
+            if request.status == "running":
+                arm: Arm = "cached_final" if request.is_prefill else "decode"
+                block_ids, changes = kv_cache.allocate_slots(request, start + num_tokens, removed=removed)
+                chunk = ScheduledChunk(request, start, num_tokens, arm, limited_by, new_block_ids=block_ids)
+                if changes:
+                    chunk.removed, chunk.other_groups = changes[0].removed, changes[1:]
+                batch.prefill_continued |= request.is_prefill
+                if request.draft_token_ids:  # as many as the limits left
+                    num_drafts = max(0, len(request.draft_token_ids) - remaining + num_tokens)
+                    chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
+                    request.draft_token_ids = ()
+                chunks.append(chunk)
+                self._advance(chunk)
+                budget -= num_tokens
+        return budget
+
+    def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
+        """Admit waiting requests; no request overtakes one that does not fit.
+
+        Returns:
+            Tokens left in the budget.
+        """
+        queues, kv_cache, limits = self.queues, self.kv_cache, self.partial_prefills
+        batch.waiting_reason = ""
+        num_seats = max(0, self.max_running - len(queues.running))
+        any_continued = bool(batch.chunks)
+        for request in self.order.waiting_order(batch, budget, num_seats):
+            available = self._available(batch, budget)
+            if available <= 0 or len(queues.running) >= self.max_running:
+                break
+            if request.num_stale_output_tokens:
+                batch.passed_over[request.request_id] = "its output of the step in flight has not come in yet"
+                continue
+            hit = kv_cache.get_computed_blocks(request)
+            start, request.shared_prefix_boundary = hit.num_tokens, hit.shared_prefix_boundary
+            num_uncached = len(request.token_ids) - start
+            refusal = None if limits is None else limits.refuse(request, num_uncached, budget)
+            num_wanted = num_uncached
+            if num_uncached == 1 and self._num_drafts and (any_continued or start):
+                num_wanted += self._num_padding(batch, start)
+                if num_wanted > available:
+                    refusal = Refusal(f"{num_wanted} tokens with padding drafts, {available} of the token budget left")
+            if refusal is None and num_wanted > available and not self.config.enable_chunked_prefill:
+                refusal = Refusal(f"{num_uncached} tokens in one step, {available} of the token budget left")
+            if refusal is None:
+                num_tokens, limited_by = self._chunk_size(request, num_wanted, batch, available)
+                if self._states is not None:
+                    num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
+                    if num_tokens < num_wanted and num_uncached == 1:
+                        num_wanted, num_tokens = 1, min(num_tokens, 1)
+                if num_tokens <= 0:
+                    refusal = Refusal("no state can be reached with the rest of the token budget")
+                else:
+                    refusal = kv_cache.refuse(request, hit, start + num_tokens, others_run=bool(queues.running))
+            if refusal is not None:
+                batch.passed_over[request.request_id] = refusal.reason
+                if refusal.may_be_overtaken:
+                    continue
+                batch.waiting_reason = f"waiting behind {request.request_id}: {refusal.reason}"
+                break
+            kv_cache.allocate_slots(request, start + num_tokens, hit)
+            resumed = request.status == "preempted"
+            (batch.resumed if resumed else batch.admitted).append(request.request_id)
+            batch.passed_over.pop(request.request_id, None)
+            if limits is not None:
+                limits.admit(request, num_uncached)
+            queues.admit(request)
+            arm: Arm = "cached_final" if resumed else "new_final"
+            table = tuple(request.block_tables[0])
+            chunk = ScheduledChunk(
+                request, start, num_tokens, arm, limited_by, new_block_ids=table, num_cached_tokens=start
+            )
+            if not kv_cache.is_plain:
+                chunk.other_groups = tuple([TableChange(tuple(other)) for other in request.block_tables[1:]])
+            if num_wanted > num_uncached:
+                chunk.drafts, chunk.is_padded = (-1,) * (num_tokens - num_uncached), True
+            batch.chunks.append(chunk)
+            self._advance(chunk)
+            budget -= num_tokens
+        return budget
+
+    def _available(self, batch: ScheduledBatch, budget: int) -> int:
+        """Tokens that the next chunk may have: the rest of the budget, less the rows of the proposer of drafts."""
+        if not self._draft_slots:
+            return budget
+        unused = self.config.max_num_batched_tokens - self._token_budget
+        return min(budget, budget + unused - self._draft_slots * (len(batch.chunks) + 1))
+
+    def _num_padding(self, batch: ScheduledBatch, start: int) -> int:
+        """Padding drafts of an admission with one token left, which makes the batch one of equal decodes in vLLM."""
+        fits = start + 1 + self._num_drafts + 1 <= self.max_model_len
+        return self._num_drafts if fits and not batch.prefill_continued else 0
+
+    def _end_at_state(
+        self, request: Request, start: int, num_tokens: int, limited_by: LimitedBy
+    ) -> tuple[int, LimitedBy]:
+        """Shorten a prompt chunk so that it ends at a state of the recurrent layers that can be cached."""
+        assert self._states is not None
+        shorter = self._states.shorten(request, start, num_tokens)
+        return (shorter, "state_boundary") if shorter < num_tokens else (num_tokens, limited_by)
+
+    def _chunk_size(
+        self, request: Request, remaining: int, batch: ScheduledBatch, budget: int, room: int = sys.maxsize
+    ) -> tuple[int, LimitedBy]:
+        """Tokens of a request to schedule, and the limit that applied."""
+        num_tokens, limited_by = self.order.limit_chunk(request, remaining, "complete", batch, budget)
+        if budget < num_tokens:
+            num_tokens, limited_by = budget, "token_budget"
+        if room < num_tokens:
+            num_tokens, limited_by = room, "max_model_len"
+        return num_tokens, limited_by
+
+    def _advance(self, chunk: ScheduledChunk) -> None:
+        """Move a chunk's request to the end of the chunk. A chunk that leaves tokens over samples nothing."""
+        request, end = chunk.request, chunk.start + chunk.num_tokens
+        chunk.samples = end >= len(request.token_ids) + request.num_output_placeholders
+        if not chunk.samples:
+            chunk.arm = "intermediate"
+        chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
+        if self.partial_prefills is not None and chunk.arm != "decode":
+            self.partial_prefills.num_computed += end - max(chunk.start, request.num_kv_computed)
+        request.num_kv_computed = end
+        request.is_prefill = not chunk.samples
+        self.kv_cache.cache_full_blocks(request, end)
+        if self._is_async:
+            request.num_in_flight_tokens += chunk.num_tokens
+            if chunk.samples:
+                request.num_output_placeholders += 1 + len(chunk.drafts)
+                request.draft_token_ids = (-1,) * self._num_drafts
+
+    def _make_room(self, batch: ScheduledBatch, budget: int, reason: str) -> int:
+        """Preempt a running request, and take its chunk out of the batch if it has one already.
+
+        Returns:
+            Tokens that go back to the budget.
+        """
+        victim, rule = self.order.victim(batch, budget)
+        refund = 0
+        chunk = next((chunk for chunk in batch.chunks if chunk.request is victim), None)
+        if chunk is not None:
+            # vLLM 0.33 leaves the blocks that this chunk was going to fill in its prefix cache, from where the
+            # victim would take KV that was never computed when it resumes.
+            self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
+            victim.num_kv_computed = chunk.start
+            if self._is_async:
+                victim.num_in_flight_tokens -= chunk.num_tokens
+            refund = chunk.num_tokens
+            if self.partial_prefills is not None and chunk.arm != "decode":
+                self.partial_prefills.num_computed -= refund
+            batch.unscheduled_block_ids[victim.request_id] = chunk.new_block_ids
+            if chunk.other_groups:
+                batch.unscheduled_changes[victim.request_id] = chunk.other_groups
+            batch.chunks.remove(chunk)
+        self._preempt(victim)
+        batch.preempted.append(victim.request_id)
+        batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
+        return refund
+
+    def _preempt(self, victim: Request) -> None:
+        """Take all blocks from a running request and let it wait; it keeps its output and computes it again."""
+        self.kv_cache.free(victim)
+        num_computed = min(victim.num_kv_computed, len(victim.token_ids))
+        victim.num_kv_lost = max(victim.num_kv_lost, num_computed)
+        victim.num_kv_computed = 0
+        victim.is_prefill = True
+        victim.reset_blocks(len(self.kv_cache.groups))  # new lists, because records refer to the old ones
+        victim.num_preemptions += 1
+        victim.draft_token_ids = ()
+        victim.num_output_placeholders = 0
+        victim.num_stale_output_tokens = victim.num_in_flight_tokens
+        self.queues.preempt(victim)
+
+    # -- update ----------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | Sequence[int] | None],
+        *,
+        finish: Mapping[str, FinishReason] = MappingProxyType({}),
+    ) -> ScheduledBatch:
+        """Append the sampled tokens and end the requests that are done.
+
+        With asynchronous scheduling the requests that end here appear in the record of the batch that was scheduled
+        last, because this happens in its iteration.
+
+        Args:
+            batch: The oldest batch in flight; it is returned complete, for ``to_record()``.
+            sampled: For each chunk its token, or its tokens: the accepted drafts and the token after them. None for a
+                chunk that does not sample.
+            finish: Requests that end for a reason only the caller sees: "stop" after a stop string, or "error", which
+                drops the tokens.
+
+        Raises:
+            ValueError: Another batch, or tokens that do not fit its chunks; nothing has changed then.
+        """
+        self._check_update(batch, sampled, finish)
+        iteration, max_model_len, steps_ahead = self._in_flight[-1], self.max_model_len, self._steps_ahead
+        for chunk, tokens in zip(batch.chunks, sampled):
+            request = chunk.request
+            if request.status == "finished":  # ended since schedule()
+                chunk.discarded, batch.is_plain = True, False
+                continue
+            reason = finish.get(request.request_id) if finish else None
+            if steps_ahead:
+                stops = self._take_output(chunk, None if reason == "error" else tokens)
+                reason = reason or stops
+            elif tokens is not None and reason != "error":
+                chunk.sampled = token = tokens if type(tokens) is int else _only(tokens)
+                request.token_ids.append(token)
+                reason = reason or check_stop(request, token, max_model_len)
+            if reason is not None:
+                iteration.finish_reasons[request.request_id] = reason
+                self._finish(request, reason)
+        if iteration.finish_reasons:
+            self.queues.drop_finished()
+        iteration.free_blocks_end = self.kv_cache.num_free_blocks
+        if self._steps_ahead:  # blocks were cached as their tokens became known
+            iteration.cached_block_ids = tuple(self.kv_cache.newly_cached)
+        self._in_flight.popleft()
+        return batch
+
+    def _take_output(self, chunk: ScheduledChunk, sampled: int | Sequence[int] | None) -> FinishReason | None:
+        """Append what a chunk gave and take back the drafts it rejected.
+
+        The output of a chunk that was scheduled before a preemption is stale: its tokens count, but nothing that the
+        preemption has reset.
+
+        Returns:
+            Why the request ends with these tokens; None when it does not.
+        """
+        request = chunk.request
+        is_stale = request.num_stale_output_tokens > 0
+        if self._is_async:
+            request.num_in_flight_tokens -= chunk.num_tokens
+            if is_stale:
+                request.num_stale_output_tokens -= chunk.num_tokens
+        if not chunk.samples or sampled is None:
+            return None
+        tokens = (sampled,) if isinstance(sampled, int) else sampled
+        chunk.num_accepted = max(0, len(tokens) - 1)
+        num_rejected = len(chunk.drafts) - chunk.num_accepted
+        if num_rejected and not is_stale:
+            request.num_kv_computed -= num_rejected
+            if self._is_async:
+                request.num_output_placeholders -= num_rejected
+                if (later := self._in_flight[-1].chunk_of(request)) is not None and later is not chunk:
+                    later.ahead += num_rejected
+        reason: FinishReason | None = None
+        num_appended = 0
+        for token in tokens:
+            request.token_ids.append(token)
+            num_appended += 1
+            if (reason := check_stop(request, token, self.max_model_len)) is not None:
+                break
+        if num_appended:
+            chunk.sampled_before, chunk.sampled = tuple(tokens[: num_appended - 1]), tokens[num_appended - 1]
+        if not is_stale:
+            request.num_kv_computed -= len(tokens) - num_appended
+            if self._is_async:
+                request.num_output_placeholders -= len(tokens)
+            if request.status == "running":
+                self.kv_cache.cache_full_blocks(request, request.num_kv_computed - request.num_in_flight_tokens)
+        return reason
+
+    def set_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Give requests the drafts that their next chunk verifies; for synchronous scheduling, after ``update()``.
+
+        This is where the proposer of a synchronous engine hands in its drafts. Asynchronous scheduling makes
+        placeholders by itself (``ScheduledChunk.drafts``).
+
+        Args:
+            drafts: For each request up to ``num_speculative_tokens`` token ids. Requests that have ended, wait or are
+                in the middle of their prompt are passed over.
+
+        Raises:
+            ValueError: Too many drafts, or drafts with asynchronous scheduling; nothing has changed then.
+        """
+        if drafts and self._is_async:
+            raise ValueError("drafts cannot be set with async_scheduling: its drafts are placeholders until they run")
+        for request_id, tokens in drafts.items():
+            if len(tokens) > self._num_drafts:
+                raise ValueError(
+                    f"request {request_id!r} gets {len(tokens)} draft tokens, num_speculative_tokens allows "
+                    f"{self._num_drafts}"
+                )
+        for request_id, tokens in drafts.items():
+            request = self.queues.requests.get(request_id)
+            if request is not None and request.status == "running" and not request.is_prefill:
+                request.draft_token_ids = tokens
+
+    def fail(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """End every request of a batch whose forward pass raised; for all others nothing has happened.
+
+        The blocks of the batch's requests come back, and those that they cached are evicted. A batch that was scheduled
+        after it may read KV that was never written, so its requests end too; give it to ``update()`` all the same.
+
+        Raises:
+            ValueError: Not the oldest batch in flight.
+        """
+        self._check_in_flight(batch)
+        for lost in self._in_flight:
+            self.kv_cache.evict(lost.cached_block_ids)
+            lost.cached_block_ids = ()
+        later = [chunk.request for lost in list(self._in_flight)[1:] for chunk in lost.chunks]
+        errors: dict[str, FinishReason] = {chunk.request.request_id: "error" for chunk in batch.chunks}
+        for request in later:
+            if request.request_id not in errors and request.status != "finished":
+                self._in_flight[-1].finish_reasons[request.request_id] = "error"
+                self._finish(request, "error")
+        return self.update(batch, [None] * len(batch.chunks), finish=errors)
+
+    def _check_in_flight(self, batch: ScheduledBatch) -> None:
+        if not self._in_flight or batch is not self._in_flight[0]:
+            raise ValueError(f"batch of step {batch.step} is not in flight: give back what schedule() returned, once")
+
+    def _check_update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | Sequence[int] | None],
+        finish: Mapping[str, FinishReason],
+    ) -> None:
+        self._check_in_flight(batch)
+        if len(sampled) != len(batch.chunks):
+            raise ValueError(f"sampled has {len(sampled)} entries, the batch has {len(batch.chunks)} chunks")
+        for chunk, token in zip(batch.chunks, sampled):
+            if (token is None) is chunk.samples and finish.get(chunk.request.request_id) != "error":
+                what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
+                raise ValueError(f"the chunk of request {chunk.request.request_id!r} {what}, got {token!r}")
+        if self._steps_ahead:
+            self._check_several_tokens(batch, sampled)
+        if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
+            raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
+
+    @staticmethod
+    def _check_several_tokens(batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | None]) -> None:
+        for chunk, tokens in zip(batch.chunks, sampled):
+            if not isinstance(tokens, int | None) and not 1 <= len(tokens) <= 1 + len(chunk.drafts):
+                raise ValueError(
+                    f"the chunk of request {chunk.request.request_id!r} gives from 1 to "
+                    f"{1 + len(chunk.drafts)} tokens, got {len(tokens)}"
+                )
+
+    # -- the state as a whole --------------------------------------------------------------------------------
+
+    def peek_next_batch(self) -> tuple[bool, int]:
+        """The choice that ``schedule()`` would make if it were called now; changes nothing.
+
+        The answer is schedule()'s own, given on a copy of the state, so the two cannot differ. The copy is not needed
+        when every running request decodes and there is room for all of them. Data-parallel ranks use it to agree on a
+        step.
+
+        Returns:
+            Whether the step holds a prefill, and its number of tokens.
+
+        Raises:
+            RuntimeError: The tokens of the last step are still to come.
+        """
+        self._check_nothing_in_flight("peek_next_batch()")
+        running = self.queues.running
+        nobody_admitted = self.policy is None and (not self.queues.waiting or len(running) >= self.max_running)
+        is_plain = nobody_admitted and not self._steps_ahead
+        room = min(self._token_budget, self.num_free_blocks)  # a decode takes one token and needs no more than a block
+        if is_plain and len(running) <= room and not any(request.is_prefill for request in running):
+            return False, len(running)
+        batch = self._rehearsal().schedule()
+        return batch.has_prefill, batch.num_tokens
+
+    def _rehearsal(self) -> Scheduler:
+        """A scheduler in the same state that can be stepped without changing this one."""
+        clone = copy.copy(self)
+        clone._in_flight = deque()
+        clone.queues, clone.kv_cache = self.queues.copy(), self.kv_cache.copy()
+        clone.order = self.order.rehearsal(clone.queues, clone.kv_cache)
+        clone.partial_prefills = clone.order if isinstance(clone.order, PartialPrefills) else None
+        return clone
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Apply another configuration from the next step; requests keep their progress and blocks.
+
+        Raises:
+            ValueError: A field differs that blocks in use, or steps in flight, depend on.
+        """
+        for name in _FIXED:
+            old, new = getattr(self.config, name), getattr(config, name)
+            if old != new:
+                raise ValueError(f"{name} cannot change from {old} to {new} while the KV cache is in use")
+        if config.policy != self.config.policy:
+            self.queues.reorder(config.policy)
+        self._configure(config)
+        self.kv_cache.configure(config)
+
+    def keyframe(self) -> Keyframe:
+        """The scheduler's memory before its next step, with which a trace can begin."""
+        pool, running = self.kv_cache.block_pool, self.queues.running
+        return Keyframe(
+            step=self.step,
+            block_tables={request.request_id: tuple(request.block_table) for request in running},
+            other_tables={
+                request.request_id: tuple([tuple(table) for table in request.block_tables[1:]]) for request in running
+            }
+            if len(self.kv_cache.groups) > 1
+            else EMPTY,
+            num_kv_computed={request.request_id: request.num_kv_computed for request in running},
+            free_block_ids=tuple(pool.free_queue),
+            cached_block_ids=tuple(sorted(pool.cached_blocks)),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that requests, queues and KV blocks agree; for tests and for an idle engine.
+
+        Raises:
+            AssertionError: The message says what is wrong.
+        """
+        self.queues.check_integrity()
+        queued = list(self.queues.requests.values())
+        for request in queued:
+            for group, table in zip(self.kv_cache.groups, request.block_tables):
+                if group.group.is_attention:
+                    held, num_blocks = -(-request.num_kv_computed // group.block_size), len(table)
+                    fits = num_blocks == held if self._takes_short_path else num_blocks >= held
+                    assert fits, f"{request} holds {num_blocks} blocks, not {held}"
+        tables = [table for request in queued for table in request.block_tables]
+        self.kv_cache.block_pool.check_integrity(tables, holes=not self.kv_cache.is_plain)
+
+
+_FIXED = (
+    "block_size",
+    "num_blocks",
+    "async_scheduling",
+    "num_speculative_tokens",
+    "speculative",
+    "kv_cache_groups",
+    "prefix_cache_retention_interval",
+)
+"""Fields that blocks in use, or steps in flight, depend on."""
+
+
+def _only(tokens: int | Sequence[int]) -> int:
+    """The token of a chunk without drafts, which may come in a list."""
+    return tokens[0] if isinstance(tokens, Sequence) else tokens
+
+
+def check_stop(request: Request, token: int, max_model_len: int) -> FinishReason | None:
+    """Why a request ends with ``token``, its latest; None when it does not end.
+
+    A stop token counts before a length limit, as in vLLM.
+    """
+    if token in request.stop_token_ids:
+        return "stop"
+    num_tokens = len(request.token_ids)
+    if num_tokens - request.num_prompt_tokens >= request.max_tokens or num_tokens >= max_model_len:
+        return "length"
+    return None

@@ -1,0 +1,46 @@
+"""Prompt chunks end at block boundaries when the state of recurrent layers is cached.
+
+A state is written at the end of a chunk, so it can only be cached where a chunk ends.
+"""
+
+from __future__ import annotations
+
+from workbench.config import EngineConfig
+from workbench.scheduler.request import Request
+
+
+class StateBoundaries:
+    """Shortens prompt chunks so that they end at states that can be cached.
+
+    Args:
+        config: A configuration with a group of recurrent state, and with prefix caching.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._block_size = config.block_size
+        threshold = config.long_prefill_token_threshold
+        self._longest_chunk = min(config.token_budget, threshold) if threshold else config.token_budget
+        self._drops_last_block = config.speculation.drops_last_cached_block
+
+    def shorten(self, request: Request, start: int, num_tokens: int) -> int:
+        """Tokens of a chunk that begins at ``start``; 0 when no state can be reached."""
+        size = self._block_size
+        prompt_end = max(request.num_prompt_tokens, request.num_tokens - 1)  # a resumed request replays its output
+        if start >= prompt_end:
+            return num_tokens
+        end = start + num_tokens
+        if end < prompt_end:
+            aligned = end // size * size
+            if aligned > start or size <= self._longest_chunk:
+                end = aligned
+        if self._drops_last_block:
+            last_state = max(0, request.num_tokens // size * size - size)
+        else:
+            last_state = (request.num_tokens - 1) // size * size
+        stops = [last_state]
+        if start % size:
+            stops.append((start // size + 1) * size)
+        if start < request.shared_prefix_boundary < end:
+            stops.append(start + (request.shared_prefix_boundary - start) // size * size)
+        end = min((stop for stop in stops if start < stop < end), default=end)
+        return max(0, end - start)

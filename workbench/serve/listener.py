@@ -1,0 +1,219 @@
+"""The HTTP server below the API and the dashboard: it accepts connections, counts them and ends those that take long.
+
+A connection beyond the limits is not left in the backlog, where /health would wait too: it goes into a small reserve in
+which /health is answered and everything else gets status 503. When the reserve is full, its oldest connection makes
+room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tornado.http1connection import HTTP1ConnectionParameters, HTTP1ServerConnection
+from tornado.httpserver import HTTPServer, _HTTPRequestContext
+from tornado.ioloop import IOLoop
+
+from workbench.models.file_limit import raise_file_limit
+from workbench.serve.settings import ServeSettings
+from workbench.serve.sockets import UNAVAILABLE, PlainStream, TlsStream, WatchedStream
+
+log = logging.getLogger("workbench")
+
+MAX_RESERVE = 256
+"""Maximum number of connections beyond the limits that wait for their status 503, or ask for /health."""
+
+MAX_TOTAL_UNSENT = 1 << 27
+"""Maximum number of bytes that wait for all readers together (128 MiB); the reader that is most behind is cut off."""
+
+MAX_HEADER_BYTES = 32768
+IDLE_SECONDS = 75.0
+"""Time after which a connection without a request is closed."""
+BODY_SECONDS = 30.0
+"""Time limit for the arrival of a request's body."""
+SWEEP_SECONDS = 0.5
+SPARE_FILES = 192
+"""Open files that the process needs besides its connections: model files, pipes, the event loop, a recording."""
+
+_ACCEPTS_AT_ONCE = 32  # a few of these fit into the reserve, so that a request in it can still arrive
+_PAUSE_SECONDS = 0.2
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Listener(HTTPServer):
+    """Tornado's HTTP server with limits on connections, bytes and time.
+
+    Args:
+        guard: Answers requests.
+        settings: Limits, and the TLS context.
+    """
+
+    def initialize(self, guard: Any, settings: ServeSettings) -> None:  # type: ignore[override]
+        """Called in place of ``__init__``, as Tornado does for its servers."""
+        super().initialize(
+            # The guard answers a request whose body is too large; Tornado would only disconnect.
+            guard, max_body_size=1 << 40, body_timeout=BODY_SECONDS, max_header_size=MAX_HEADER_BYTES,
+            # The sweep ends connections that send nothing.
+            idle_connection_timeout=86400, chunk_size=65536,
+        )  # fmt: skip
+        self._settings = settings
+        self._tls: ssl.SSLContext | None = settings.tls_context()
+        self._max_connections = allowed_connections(settings.max_connections)
+        self._reserve_params = HTTP1ConnectionParameters(
+            no_keep_alive=True,
+            max_header_size=MAX_HEADER_BYTES,
+            max_body_size=0,
+            header_timeout=86400,
+            body_timeout=1.0,
+        )  # fmt: skip
+        self.streams: set[WatchedStream] = set()
+        self._reserve: OrderedDict[WatchedStream, None] = OrderedDict()
+        self._per_client: Counter[str] = Counter()
+        self._sweeping: asyncio.Future[None] | None = None
+
+    # -- accepting ---------------------------------------------------------------------------------------------
+
+    def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        """Accept connections; when the process has no file descriptor left, pause instead of trying again at once."""
+        for listening in sockets:
+            self._sockets[listening.fileno()] = listening
+            self._handlers[listening.fileno()] = self._accept_from(listening)
+        if self._sweeping is None:
+            self._sweeping = asyncio.ensure_future(self._sweep())
+
+    def _accept_from(self, listening: socket.socket) -> Callable[[], None]:
+        loop, removed = IOLoop.current(), False
+
+        def accept(_fd: Any, _events: int) -> None:
+            for _ in range(_ACCEPTS_AT_ONCE):
+                if removed:
+                    return
+                try:
+                    connection, address = listening.accept()
+                except (BlockingIOError, InterruptedError):
+                    return
+                except ConnectionAbortedError:
+                    continue
+                except OSError as problem:
+                    if problem.errno not in _OUT_OF_FILES:
+                        raise
+                    log.warning("no connection can be accepted: %s", problem)
+                    self._refuse_oldest()
+                    loop.remove_handler(listening)
+                    loop.call_later(_PAUSE_SECONDS, resume)
+                    return
+                self._handle_connection(connection, address)
+
+        def resume() -> None:
+            if not removed:
+                loop.add_handler(listening, accept, IOLoop.READ)
+
+        def remove() -> None:
+            nonlocal removed
+            removed = True
+            loop.remove_handler(listening)
+
+        resume()
+        return remove
+
+    def _handle_connection(self, connection: socket.socket, address: Any) -> None:
+        client = str(address[0])
+        _find_lost_peers(connection)
+        stream: WatchedStream
+        try:
+            if self._tls is None:
+                stream = PlainStream(connection, max_buffer_size=1 << 21)
+            else:
+                wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                stream = TlsStream(wrapped, max_buffer_size=1 << 21)
+        except OSError:  # disconnected already
+            connection.close()
+            return
+        is_reserve = self._is_full(client)
+        stream.watch(client, is_reserve=is_reserve, on_closed=self._forget)
+        self.streams.add(stream)
+        if is_reserve:
+            if len(self._reserve) >= MAX_RESERVE:
+                self._refuse_oldest()
+            self._reserve[stream] = None
+        else:
+            self._per_client[client] += 1
+        params = self._reserve_params if is_reserve else self.conn_params
+        server_connection = HTTP1ServerConnection(stream, params, _HTTPRequestContext(stream, address, None))
+        self._connections.add(server_connection)
+        server_connection.start_serving(self)
+
+    def _is_full(self, client: str) -> bool:
+        if len(self.streams) - len(self._reserve) >= self._max_connections:
+            return True
+        of_a_proxy = client in self._settings.trusted_proxies
+        return not of_a_proxy and self._per_client[client] >= self._settings.max_connections_per_client
+
+    def _refuse_oldest(self) -> None:
+        if self._reserve:
+            next(iter(self._reserve)).refuse(UNAVAILABLE)
+
+    def _forget(self, stream: WatchedStream) -> None:
+        self.streams.discard(stream)
+        if stream.is_reserve:
+            self._reserve.pop(stream, None)
+        else:
+            self._per_client[stream.client] -= 1
+            if not self._per_client[stream.client]:
+                del self._per_client[stream.client]
+
+    # -- time and bytes ----------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """Disconnect clients that take too long or too much."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            for stream in list(self.streams):
+                stream.check_time(now, self._settings.header_seconds, IDLE_SECONDS)
+            unsent = sum(stream.num_unsent for stream in self.streams)
+            while unsent > MAX_TOTAL_UNSENT:
+                worst = max(self.streams, key=lambda stream: stream.num_unsent)
+                unsent -= worst.num_unsent
+                worst.cut_off("too much is waiting for slow readers, and this one is most behind")
+                worst.close()
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        super().stop()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+
+def allowed_connections(wanted: int) -> int:
+    """The number of connections that the limit on open files allows, which is raised for them as far as possible."""
+    needed = wanted + MAX_RESERVE + SPARE_FILES
+    soft = raise_file_limit(needed)
+    if soft >= needed:
+        return wanted
+    allowed = soft - MAX_RESERVE - SPARE_FILES
+    if allowed < 1:
+        raise OSError(
+            errno.EMFILE,
+            f"the limit of {soft} open files leaves no room for connections: raise it to {needed} (ulimit -n)",
+        )
+    log.warning(
+        "the limit of %d open files allows %d connections instead of %d: raise it to %d (ulimit -n)",
+        soft, allowed, wanted, needed,
+    )  # fmt: skip
+    return allowed
+
+
+def _find_lost_peers(connection: socket.socket) -> None:
+    """Let the system notice peers that vanished without closing their connection."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,1 @@
+"""Simulations: the engine's scheduler under a workload, without a model."""

@@ -1,0 +1,283 @@
+"""The requests of a simulation: arrival processes, length distributions and recorded workloads.
+
+All of them are iterators, so that a million requests take no more memory than those that have not ended. Prompts
+consist of numbers that are equal exactly as far as prompts share a prefix; without a model nothing else matters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from workbench.config import SamplingParams
+from workbench.field_checks import integer, json_object, number, shown
+from workbench.scheduler.request import Request
+from workbench.simulation.limits import MAX_PROMPT_TOKENS
+
+Lengths = Callable[[random.Random], int]
+"""Draws a number of tokens."""
+
+MOONCAKE_BLOCK = 512
+"""Tokens per ``hash_id`` of a Mooncake trace."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a workload.
+
+    Attributes:
+        request_id: Unique name.
+        prompt_token_ids: The prompt.
+        sampling: Limits of the output.
+        priority: Smaller is served first under the "priority" policy.
+        arrival_step: First step whose scheduling sees the request.
+        arrival_time: Decides between equal priorities.
+        abort_step: Step before which the request is aborted; None for never.
+        arrives_at: Seconds since the start before which a simulation with a clock does not see the request; None for
+            no such limit.
+        index: Place in the workload, which decides between requests that are aborted before the same step.
+        accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams
+    priority: int = 0
+    arrival_step: int = 0
+    arrival_time: float = 0.0
+    abort_step: int | None = None
+    arrives_at: float | None = None
+    index: int = 0
+    accepts: tuple[int, ...] = ()
+
+    def to_request(self) -> Request:
+        """A fresh request for a scheduler."""
+        return Request(
+            self.request_id,
+            self.prompt_token_ids,
+            self.sampling,
+            priority=self.priority,
+            arrival_time=self.arrival_time,
+            arrival_step=self.arrival_step,
+        )
+
+
+def arrival_order(arrival: Arrival) -> tuple[int, float]:
+    """Key that sorts requests as a simulation sees them; those with equal keys keep their order."""
+    return arrival.arrival_step, arrival.arrives_at or 0.0
+
+
+def timed_arrival(request_id: str, prompt: Sequence[int], max_tokens: int, at: float, *, priority: int = 0) -> Arrival:
+    """A request that arrives at a time and not before a step.
+
+    Args:
+        request_id: Unique name.
+        prompt: Token ids.
+        max_tokens: Output tokens.
+        at: Seconds since the start.
+        priority: Smaller is served first under the "priority" policy.
+    """
+    return Arrival(request_id, prompt, _sampling(max_tokens), priority=priority, arrival_time=at, arrives_at=at)
+
+
+@lru_cache(maxsize=4096)
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+# -- arrival processes: seconds since the start, in order ----------------------------------------------------------
+
+
+def poisson(rate: float, rng: random.Random) -> Iterator[float]:
+    """Independent arrivals, ``rate`` per second on average."""
+    now = 0.0
+    while True:
+        now += rng.expovariate(rate)
+        yield now
+
+
+def bursts(rate: float, size: int, rng: random.Random) -> Iterator[float]:
+    """Groups of ``size`` requests at independent times, ``rate`` requests per second on average."""
+    for now in poisson(rate / size, rng):
+        yield from repeat(now, size)
+
+
+def evenly(rate: float) -> Iterator[float]:
+    """One request every ``1 / rate`` seconds."""
+    index = 0
+    while True:
+        yield index / rate
+        index += 1
+
+
+# -- lengths ---------------------------------------------------------------------------------------------------------
+
+
+def read_lengths(place: str, spec: Any) -> Lengths:
+    """A length distribution from its description.
+
+    Args:
+        place: Place of the description in the workload, for messages.
+        spec: A number of tokens; ``{"choices": [[weight, tokens], ...]}``; ``{"uniform": [low, high]}``; or
+            ``{"lognormal": {"median": m, "sigma": s, "min": low, "max": high}}``, which resembles real prompts.
+
+    Raises:
+        ValueError: The description is none of these, or a value is outside its range.
+    """
+    if isinstance(spec, Mapping) and len(spec) == 1:
+        ((kind, value),) = spec.items()
+        if kind == "choices" and isinstance(value, Sequence) and value and all(map(_is_pair, value)):
+            weights = [number(f"{place}.choices weight", pair[0], 0.0) for pair in value]
+            tokens = [integer(f"{place}.choices tokens", pair[1], 1, MAX_PROMPT_TOKENS) for pair in value]
+            return lambda rng: rng.choices(tokens, weights)[0]
+        if kind == "uniform" and _is_pair(value):
+            low = integer(f"{place}.uniform[0]", value[0], 1, MAX_PROMPT_TOKENS)
+            high = integer(f"{place}.uniform[1]", value[1], low, MAX_PROMPT_TOKENS)
+            return lambda rng: rng.randint(low, high)
+        if kind == "lognormal" and isinstance(value, Mapping) and set(value) <= {"median", "sigma", "min", "max"}:
+            mu = math.log(number(f"{place}.lognormal.median", value.get("median"), 1.0))
+            sigma = number(f"{place}.lognormal.sigma", value.get("sigma"), 0.0)
+            low = integer(f"{place}.lognormal.min", value.get("min", 1), 1, MAX_PROMPT_TOKENS)
+            high = integer(f"{place}.lognormal.max", value.get("max", MAX_PROMPT_TOKENS), low, MAX_PROMPT_TOKENS)
+            return lambda rng: min(high, max(low, round(rng.lognormvariate(mu, sigma))))
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        tokens_each = integer(place, spec, 1, MAX_PROMPT_TOKENS)
+        return lambda rng: tokens_each
+    raise ValueError(
+        f'{place} must be a number of tokens, {{"choices": [[weight, tokens], ...]}}, {{"uniform": [low, high]}} or '
+        f'{{"lognormal": {{"median", "sigma", "min", "max"}}}}, got {shown(spec)}'
+    )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2
+
+
+def generate(
+    num_requests: int, times: Iterable[float], prompt: Lengths, output: Lengths, rng: random.Random
+) -> Iterator[Arrival]:
+    """Requests of drawn lengths that share no prefix.
+
+    Args:
+        num_requests: Number of requests.
+        times: Times of arrival, in order; one of the arrival processes.
+        prompt: Prompt lengths.
+        output: Output lengths.
+        rng: Source of the lengths.
+    """
+    for index, at in zip(range(num_requests), times):
+        yield timed_arrival(f"r{index}", [index] * prompt(rng), output(rng), at)
+
+
+def read_generated(spec: Mapping[str, Any]) -> Iterator[Arrival]:
+    """Requests from the description that a workload has under ``generate``.
+
+        {"num_requests": 1000, "seed": 0, "prompt": 500, "output": {"uniform": [1, 128]},
+         "arrivals": {"process": "poisson", "rate": 12.5}}
+
+    ``process`` is "poisson", "bursts" (with "size"), "evenly", or "at_once".
+
+    Raises:
+        ValueError: The description is malformed; the message names the place.
+    """
+    json_object("generate", spec, ("num_requests", "seed", "prompt", "output", "arrivals"))
+    seed = integer("generate.seed", spec.get("seed", 0), 0)
+    num_requests = integer("generate.num_requests", spec.get("num_requests"), 1)
+    prompt = read_lengths("generate.prompt", spec.get("prompt"))
+    output = read_lengths("generate.output", spec.get("output"))
+    times = _read_process(spec.get("arrivals") or {"process": "at_once"}, random.Random(f"arrivals {seed}"))
+    return generate(num_requests, times, prompt, output, random.Random(f"lengths {seed}"))
+
+
+def _read_process(spec: Any, rng: random.Random) -> Iterator[float]:
+    process = json_object("generate.arrivals", spec, ("process", "rate", "size")).get("process")
+    if process == "at_once":
+        return repeat(0.0)
+    if process not in ("poisson", "bursts", "evenly"):
+        raise ValueError(
+            f'generate.arrivals.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}'
+        )
+    rate = number("generate.arrivals.rate", spec.get("rate"), 0.0, low_open=True)
+    if process == "poisson":
+        return poisson(rate, rng)
+    if process == "evenly":
+        return evenly(rate)
+    return bursts(rate, integer("generate.arrivals.size", spec.get("size"), 1), rng)
+
+
+# -- recorded workloads ------------------------------------------------------------------------------------------------
+
+
+def read_mooncake(path: str | os.PathLike[str], *, speed: float = 1.0) -> Iterator[Arrival]:
+    """Requests of a Mooncake-style trace: JSONL with timestamp (ms), input_length, output_length and hash_ids.
+
+    Two prompts share a prefix as far as their ``hash_ids`` agree; each of these stands for 512 tokens.
+
+    Args:
+        path: The file; its lines are in order of time.
+        speed: Factor by which requests arrive faster than in the trace.
+
+    Raises:
+        ValueError: A line is malformed; the message names it.
+    """
+    for index, (place, line) in enumerate(_json_lines(path)):
+        length = integer(f"{place} input_length", line.get("input_length"), 1, MAX_PROMPT_TOKENS)
+        output = integer(f"{place} output_length", line.get("output_length"), 0)
+        at = number(f"{place} timestamp", line.get("timestamp", 0), 0.0) / 1000 / speed
+        prompt: list[int] = []
+        for hash_id in line.get("hash_ids") or ():
+            prompt += [integer(f"{place} hash_ids", hash_id, 0)] * MOONCAKE_BLOCK
+        prompt = (prompt + [-1 - index] * max(0, length - len(prompt)))[:length]
+        yield timed_arrival(f"r{index}", prompt, max(1, output), at)
+
+
+def _quarter_of_characters(text: str) -> int:
+    return max(1, len(text) // 4)
+
+
+def read_sharegpt(
+    path: str | os.PathLike[str],
+    times: Iterable[float],
+    *,
+    count_tokens: Callable[[str], int] = _quarter_of_characters,
+) -> Iterator[Arrival]:
+    """Requests of a ShareGPT-like JSONL file: the first question and answer of each conversation.
+
+    Args:
+        path: Lines of {"conversations": [{"value": question}, {"value": answer}, ...]}; conversations without an
+            answer are skipped.
+        times: Times of arrival, which such files do not hold.
+        count_tokens: Number of tokens in a text; the default takes four characters for a token.
+
+    Raises:
+        ValueError: A line is malformed; the message names it.
+    """
+    arrival_times = iter(times)
+    for index, (place, line) in enumerate(_json_lines(path)):
+        turns = line.get("conversations")
+        if not isinstance(turns, list):
+            raise ValueError(f"{place} conversations must be a list, got {shown(turns)}")
+        texts = [str(turn.get("value", "")) for turn in turns[:2] if isinstance(turn, Mapping)]
+        if len(texts) == 2 and all(texts):
+            lengths = [max(1, count_tokens(text)) for text in texts]
+            yield timed_arrival(f"r{index}", [index] * lengths[0], lengths[1], next(arrival_times))
+
+
+def _json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each line of a JSONL file, with its place for messages."""
+    with Path(path).open(encoding="utf-8") as file:
+        for number_of_line, text in enumerate(file, start=1):
+            place = f"{path}, line {number_of_line}:"
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError) as problem:
+                raise ValueError(f"{place} not JSON: {problem}") from None
+            yield place, json_object(place, line)

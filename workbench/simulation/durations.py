@@ -1,0 +1,73 @@
+"""The measured duration of each step of a trace, in which no moment counts twice and no busy moment is lost.
+
+The timings of asynchronous steps overlap: step k + 1 is scheduled while step k runs. A step therefore lasts from the
+end of the step before it, or from its own start if that is later, to its own end. In a recording of another engine the
+time between two steps is part of the later one as long as the engine was busy: it read arrivals and sent outputs then.
+The steps of Workbench's own Engine are called for by its user, whose pauses are not the engine's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.trace import StepRecord, Trace
+
+PAUSE_FACTOR = 10
+"""A time between two steps this many times longer than the usual one is a pause of the engine, not work."""
+
+MIN_PAUSE_SECONDS = 0.02
+"""A shorter time between two steps is never taken for a pause."""
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step with its duration.
+
+    Attributes:
+        record: The record.
+        seconds: Its duration.
+    """
+
+    record: StepRecord
+    seconds: float
+
+
+def measured_steps(trace: Trace) -> list[MeasuredStep]:
+    """The steps with chunks whose duration is known, in order; the first one, which compiles and warms up, is left out.
+
+    Args:
+        trace: A trace with timings.
+    """
+    counts_gaps = not trace.meta.source.startswith(("engine", "simulation"))
+    longest_gap = _longest_gap(trace) if counts_gaps else 0.0
+    steps: list[MeasuredStep] = []
+    previous_end, is_busy, is_first = 0.0, False, True
+    for record in trace:
+        took = sum(record.timings.values())
+        end = record.time + took
+        gap = record.time - previous_end
+        begin = previous_end if is_busy and gap <= longest_gap else max(previous_end, record.time)
+        if record.chunks and took > 0:
+            if not is_first and end > begin:
+                steps.append(MeasuredStep(record, end - begin))
+            is_first = False
+        previous_end, is_busy = max(previous_end, end), leaves_work(record)
+    return steps
+
+
+def leaves_work(record: StepRecord) -> bool:
+    """Whether requests are left after a step, so that the engine begins the next one at once."""
+    return len(record.running) + len(record.waiting) > len(record.finished)
+
+
+def _longest_gap(trace: Trace) -> float:
+    """The longest time between two busy steps that counts as work, from the usual one."""
+    gaps = []
+    previous_end, is_busy = 0.0, False
+    for record in trace:
+        if is_busy and record.time > previous_end:
+            gaps.append(record.time - previous_end)
+        previous_end, is_busy = record.time + sum(record.timings.values()), leaves_work(record)
+    return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * float(np.median(gaps))) if gaps else 0.0

@@ -1,0 +1,364 @@
+"""Fit the coefficients of a cost model to measured steps, measure the errors, and refuse a fit that does not hold.
+
+The fit is a regression with non-negative coefficients in which a step's variance is proportional to its duration
+(quasi-Poisson with an identity link, by iterated weights). Its predictions add up to exactly the measured time, so a
+simulated run is neither too short nor too long, and steps with and without prompts are each right on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+HELD_OUT_EVERY = 5
+"""Every fifth step is held out of the fit that the errors are measured on."""
+
+MIN_STEPS = 20
+"""Minimum number of steps with a measured duration for a fit."""
+
+MAX_MEDIAN_ERROR = 0.35
+"""A fit with a larger median error on the held-out steps is refused."""
+
+MAX_TOTAL_ERROR = 0.25
+"""A fit whose held-out steps add up to a sum with a larger error is refused."""
+
+STALL_FACTOR = 10
+"""A step that took this many times its predicted duration is a stall of the machine and left out of the fit."""
+
+MAX_STALLED = 0.02
+"""Largest share of the steps that may be stalls; more of them are no exception but a cost that the model lacks."""
+
+DRIFT = 0.05
+"""A change of speed in the course of a recording that a report points out."""
+
+OVERLAP_GAIN = 6.0
+"""A larger exponent is taken if it lowers the sum of the squared errors by this fraction divided by the number of
+steps, which noise alone hardly does."""
+
+OVERLAPS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""Exponents that are tried; 30 is nearly the larger of the two times."""
+
+EXACT = 1e-12
+"""A model whose squared errors are this fraction of the measured time is exact, and no other one is better."""
+
+MAX_SEARCHED = 2_000
+"""Number of steps that the exponent is searched on; the coefficients are then fitted to all steps."""
+
+STRETCHES = 20
+"""Number of stretches of a recording that a bootstrap draws from."""
+
+ADDED = ("fixed", "per_sequence", "per_prefill_step")
+"""Coefficients of the part of a step that nothing overlaps."""
+
+MEMORY = ("weights", "per_kv_token")
+"""Coefficients of the time for reading memory."""
+
+COMPUTE = ("per_row", "per_attention_cell")
+"""Coefficients of the time for arithmetic."""
+
+LINEAR = ("fixed", "per_sequence", "per_prefill_token", "per_kv_token", "per_attention_cell", "per_prefill_step")
+"""Coefficients of a model without overlap: the weights are then part of ``fixed``."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepCosts:
+    """Measured steps.
+
+    Attributes:
+        features: Sequences, prefill tokens, KV positions and attention cells of each step, float64 [steps, 4].
+        seconds: Duration of each step, float64 [steps].
+        places: Index of the trace, and step, int64 [steps, 2].
+    """
+
+    features: np.ndarray
+    seconds: np.ndarray
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, index: np.ndarray) -> StepCosts:
+        """Some of the steps, by their indices or by a mask."""
+        return StepCosts(self.features[index], self.seconds[index], self.places[index])
+
+    def thinned(self) -> StepCosts:
+        """Every n-th step, so that no more than MAX_SEARCHED are left."""
+        return self.take(np.arange(0, len(self), -(-len(self) // MAX_SEARCHED)))
+
+    def resampled(self, rng: np.random.Generator) -> StepCosts:
+        """As many stretches of the recording as there are, drawn with replacement."""
+        stretches = np.array_split(np.arange(len(self)), min(STRETCHES, len(self)))
+        drawn = rng.integers(0, len(stretches), len(stretches))
+        return self.take(np.concatenate([stretches[i] for i in drawn]))
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """The errors of a cost model on steps that were held out of the fit, and what to know before it is used.
+
+    Attributes:
+        num_fitted: Number of steps used for the fit whose errors are measured; the model is fitted to all steps then.
+        num_held_out: Number of steps on which the errors are measured.
+        median_error: Median of |predicted - measured| / measured.
+        p90_error: 90th percentile of the same.
+        total_error: |sum of predicted - sum of measured| / sum of measured: the error of a simulated run.
+        r_squared: Share of the variance explained, on the held-out steps.
+        num_traces: Number of merged recordings.
+        drift: Change of the speed from the first to the last quarter of the recordings, against the model: 0.1 if
+            steps took 10 % longer in the end.
+        stalls: Steps that took more than STALL_FACTOR times the predicted duration; they are left out of the fit.
+        largest: Largest number of sequences, rows and KV positions of a measured step; a step beyond them is
+            extrapolated.
+        notes: Sentences about drift and stalls for a reader of a prediction.
+    """
+
+    num_fitted: int
+    num_held_out: int
+    median_error: float
+    p90_error: float
+    total_error: float
+    r_squared: float
+    num_traces: int = 1
+    drift: float = 0.0
+    stalls: tuple[int, ...] = ()
+    largest: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def columns(features: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns that coefficients multiply, by name, float64 [steps].
+
+    Args:
+        features: Sequences, prefill tokens, KV positions and attention cells, float64 [steps, 4].
+    """
+    sequences, prefill, kv_tokens, cells = features.T
+    ones = np.ones(len(features))
+    return {
+        "fixed": ones,
+        "weights": ones,
+        "per_sequence": sequences,
+        "per_prefill_token": prefill,
+        "per_row": sequences + prefill,
+        "per_kv_token": kv_tokens,
+        "per_attention_cell": cells,
+        "per_prefill_step": (prefill > 0).astype(float),
+    }
+
+
+def fit_coefficients(steps: StepCosts, overlap: float | None = None) -> dict[str, float]:
+    """The coefficients by name, with "overlap", whose predictions add up to the measured time.
+
+    Args:
+        steps: Measured steps.
+        overlap: The exponent; None to find it.
+    """
+    if overlap is None:
+        overlap = _best_overlap(steps.thinned())
+    return _fit_with(steps, overlap)[0]
+
+
+def _best_overlap(steps: StepCosts) -> float:
+    best, smallest = 1.0, _fit_with(steps, 1.0)[1]
+    for overlap in OVERLAPS:
+        error = _fit_with(steps, overlap)[1] + EXACT * float(steps.seconds.sum())
+        if error < (1 - OVERLAP_GAIN / len(steps)) * smallest:
+            best, smallest = overlap, error
+    return best
+
+
+def _fit_with(steps: StepCosts, overlap: float) -> tuple[dict[str, float], float]:
+    """The best coefficients with one exponent, and their error.
+
+    The overlapped time is homogeneous in the two times that it joins, so it is a sum of them with weights, its partial
+    derivatives. With the weights fixed the model is linear; they are computed again from each solution (Gauss-Newton).
+    """
+    parts = columns(steps.features)
+    if overlap == 1:
+        values, _, error = _solve(steps, {name: parts[name] for name in LINEAR})
+        return values | {"overlap": 1.0}, error
+    best: dict[str, float] = {}
+    smallest = np.inf
+    rows = parts["per_row"]
+    for knee in np.unique(np.quantile(rows, (0.5, 0.75, 0.9))):
+        compute_share = (rows > knee).astype(float)
+        memory_share = 1 - compute_share
+        weights = 1 / steps.seconds
+        for _ in range(10):
+            shared = {name: parts[name] for name in ADDED}
+            shared |= {name: parts[name] * memory_share for name in MEMORY}
+            shared |= {name: parts[name] * compute_share for name in COMPUTE}
+            matrix = np.column_stack(list(shared.values()))
+            coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
+            values = dict(zip(shared, map(float, coefficients)))
+            weights = 1 / np.maximum(matrix @ coefficients, 1e-3 * steps.seconds)
+            memory, compute = _total(values, parts, MEMORY), _total(values, parts, COMPUTE)
+            joined = overlapped(memory, compute, overlap)
+            memory_share = (memory / joined) ** (overlap - 1)
+            compute_share = (compute / joined) ** (overlap - 1)
+        predicted = _total(values, parts, ADDED) + joined
+        error = _error(steps.seconds, predicted)
+        if error < smallest:
+            # The last solution belongs to the shares before it: scale it so that the sums agree.
+            scale = float(steps.seconds.sum() / predicted.sum())
+            best, smallest = {name: value * scale for name, value in values.items()}, error
+    return best | {"overlap": overlap}, smallest
+
+
+def overlapped(memory: np.ndarray, compute: np.ndarray, overlap: float) -> np.ndarray:
+    """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``."""
+    larger = np.maximum(np.maximum(memory, compute), 1e-12)
+    return larger * (1 + (np.minimum(memory, compute) / larger) ** overlap) ** (1 / overlap)
+
+
+def _solve(steps: StepCosts, parts: Mapping[str, np.ndarray]) -> tuple[dict[str, float], np.ndarray, float]:
+    """The best coefficients of a linear model by name, its predictions, and its error."""
+    matrix = np.column_stack(list(parts.values()))
+    predicted = steps.seconds
+    for _ in range(4):
+        weights = 1 / np.maximum(predicted, 1e-3 * steps.seconds)
+        coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
+        predicted = matrix @ coefficients
+    return dict(zip(parts, map(float, coefficients))), predicted, _error(steps.seconds, predicted)
+
+
+def _error(measured: np.ndarray, predicted: np.ndarray) -> float:
+    return float(((predicted - measured) ** 2 / np.maximum(predicted, 1e-3 * measured)).sum())
+
+
+def predicted_seconds(coefficients: Mapping[str, float], features: np.ndarray) -> np.ndarray:
+    """The durations that coefficients give to steps, float64 [steps]."""
+    parts = columns(features)
+
+    memory, compute = _total(coefficients, parts, MEMORY), _total(coefficients, parts, (*COMPUTE, "per_prefill_token"))
+    return _total(coefficients, parts, ADDED) + overlapped(memory, compute, coefficients["overlap"])
+
+
+def _total(coefficients: Mapping[str, float], parts: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
+    """The sum of some terms of the model; a coefficient that it lacks is 0."""
+    return np.sum([coefficients.get(name, 0.0) * parts[name] for name in names], axis=0)
+
+
+def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]:
+    """Fit measured steps, with a report of the errors on every fifth step, which the measured fit has not seen.
+
+    Args:
+        steps: The measured steps of all recordings.
+        num_traces: Number of recordings.
+
+    Raises:
+        ValueError: There are too few steps, or the costs do not follow from the contents of the steps; the message
+            names the step that shows it most.
+    """
+    if len(steps) < MIN_STEPS:
+        raise ValueError(f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}")
+    steps, stalls = _without_stalls(steps)
+    held_out = np.arange(len(steps)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    seen, unseen = steps.take(~held_out), steps.take(held_out)
+    predicted, actual = predicted_seconds(fit_coefficients(seen), unseen.features), unseen.seconds
+    errors = np.abs(predicted - actual) / actual
+    spread = float(((actual - actual.mean()) ** 2).sum())
+    median, total = float(np.median(errors)), float(abs(predicted.sum() - actual.sum()) / actual.sum())
+    coefficients = fit_coefficients(steps)
+    if median > MAX_MEDIAN_ERROR or total > MAX_TOTAL_ERROR:
+        raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median, total))
+    drift = _drift(steps, coefficients)
+    sizes = steps.features.max(axis=0).astype(int)
+    rows = int((steps.features[:, 0] + steps.features[:, 1]).max())
+    notes = []
+    if abs(drift) > DRIFT:
+        slower = "slower" if drift > 0 else "faster"
+        notes.append(f"steps became {abs(drift):.0%} {slower} in the course of the recording")
+    if stalls:
+        notes.append(
+            f"left out: {len(stalls)} stalls, steps that took over {STALL_FACTOR} times as long as others like them"
+        )
+    return coefficients, FitReport(
+        num_fitted=len(seen),
+        num_held_out=len(unseen),
+        median_error=median,
+        p90_error=float(np.percentile(errors, 90)),
+        total_error=total,
+        r_squared=1 - float(((predicted - actual) ** 2).sum()) / spread if spread else 0.0,
+        num_traces=num_traces,
+        drift=drift,
+        stalls=stalls,
+        largest={"sequences": int(sizes[0]), "rows": rows, "kv_tokens": int(sizes[2])},
+        notes=tuple(notes),
+    )
+
+
+def _without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
+    """The steps without those that took many times as long as predicted, and the steps left out."""
+    # The fit by relative errors hardly follows a stall.
+    parts = columns(steps.features)
+    matrix = np.column_stack([parts[name] for name in LINEAR])
+    predicted = matrix @ non_negative_least_squares(matrix, steps.seconds, steps.seconds**-2.0)
+    stalled = steps.seconds > STALL_FACTOR * predicted
+    if not stalled.any() or stalled.mean() > MAX_STALLED:
+        return steps, ()
+    return steps.take(~stalled), tuple(map(int, steps.places[stalled, 1]))
+
+
+def _refusal(steps: StepCosts, predicted: np.ndarray, median: float, total: float) -> str:
+    worst = int(np.argmax(np.abs(predicted - steps.seconds)))
+    trace, step = steps.places[worst]
+    sequences, prefill, kv_tokens, _ = steps.features[worst].astype(int)
+    return (
+        f"the durations of the steps do not follow from their contents: on steps that the fit has not seen the median "
+        f"error is {median:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of their sum {total:.0%} (allowed "
+        f"{MAX_TOTAL_ERROR:.0%}). Step {step} of trace {trace} shows it most: {sequences} sequences with "
+        f"{prefill} prompt tokens and {kv_tokens} KV positions took {steps.seconds[worst]:.4g} s, predicted are "
+        f"{predicted[worst]:.4g} s. Record longer, on a machine that runs nothing else"
+    )
+
+
+def _drift(steps: StepCosts, coefficients: Mapping[str, float]) -> float:
+    """Change of measured against predicted time from the first to the last quarter."""
+    quarter = max(1, len(steps) // 4)
+    predicted = predicted_seconds(coefficients, steps.features)
+    first = steps.seconds[:quarter].sum() / predicted[:quarter].sum()
+    return float(steps.seconds[-quarter:].sum() / predicted[-quarter:].sum() / first - 1)
+
+
+def non_negative_least_squares(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The x >= 0 that minimises the weighted sum of squares of matrix @ x - target.
+
+    Lawson and Hanson's active-set method (Solving Least Squares Problems, 1974, chapter 23).
+
+    Args:
+        matrix: Columns of non-negative numbers, float64 [rows, columns].
+        target: float64 [rows].
+        weights: Weight of each row, float64 [rows].
+    """
+    roots = np.sqrt(weights)
+    scaled = matrix * roots[:, None]
+    scale = np.maximum(np.sqrt((scaled**2).sum(axis=0)), 1e-300)  # columns differ by ten orders of magnitude
+    scaled, goal = scaled / scale, target * roots
+    products, right = scaled.T @ scaled, scaled.T @ goal
+    tolerance = 1e-10 * float(np.linalg.norm(goal))
+    count = matrix.shape[1]
+    solution, active = np.zeros(count), np.zeros(count, bool)
+    for _ in range(10 * count):
+        gradient = np.where(active, -np.inf, right - products @ solution)
+        candidate = int(np.argmax(gradient))
+        if gradient[candidate] <= tolerance:
+            break
+        active[candidate] = True
+        while True:
+            trial = np.zeros(count)
+            trial[active] = np.linalg.lstsq(products[np.ix_(active, active)], right[active], rcond=None)[0]
+            negative = active & (trial <= 0)
+            if not negative.any():
+                break
+            part = float((solution[negative] / np.maximum(solution[negative] - trial[negative], 1e-300)).min())
+            solution += part * (trial - solution)
+            active &= solution > 1e-15 * solution.max(initial=0)
+            solution[~active] = 0
+        solution = trial
+    if active.any():  # the products lose half of the digits
+        exact = np.linalg.lstsq(scaled[:, active], goal, rcond=None)[0]
+        if (exact >= 0).all():
+            solution[active] = exact
+    return solution / scale

@@ -1,0 +1,205 @@
+"""A scheduler under a workload, without a model: requests arrive and are aborted when due, and time passes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+
+from workbench.config import EngineConfig
+from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.scheduler.request import Request
+from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.cost_model import StepCost
+from workbench.trace import StepRecord
+
+STUCK_AFTER = 3
+"""Consecutive steps without a token after which the requests that are left cannot proceed by themselves."""
+
+
+class SimulatedRun:
+    """The body of every simulation's loop: ``arrive()``, then ``step()``, until the run is ``over`` or ``stuck``.
+
+    With asynchronous scheduling a record is complete an iteration after its step was scheduled, so the first ``step()``
+    gives none, and ``rest()`` gives the last.
+
+    Args:
+        config: Configuration of the first step.
+        arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; each is read when the run reaches it.
+        cost_model: Gives the duration of a step; None for a run without a clock, in which no time passes.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+
+    Attributes:
+        scheduler: The scheduler.
+        now: Seconds since the start, at the end of the latest step.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        arrivals: Iterator[Arrival],
+        cost_model: StepCost | None,
+        policy: SchedulingPolicy | None,
+    ) -> None:
+        # Without a cost model the clock stays at 0, so that equal runs give equal traces.
+        self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy)
+        self.now = 0.0
+        self._cost_model = cost_model
+        self._arrivals = arrivals
+        self._upcoming = next(arrivals, None)
+        self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
+        self._num_arrived = 0
+        self._num_empty = 0
+        self._num_idle = 0
+        self._in_flight: deque[tuple[ScheduledBatch, float]] = deque()  # with the duration of each
+        self._busy_until = 0.0
+        self._num_in_flight = 2 if config.async_scheduling else 1
+        self._num_drafts = config.num_speculative_tokens
+        self._drafts_are_known = not config.async_scheduling
+        self._acceptance: dict[str, _Acceptance] = {}
+
+    @property
+    def over(self) -> bool:
+        """Every request has arrived and ended, and no output is to come."""
+        output_to_come = any(batch.chunks for batch, _ in self._in_flight)
+        return self._upcoming is None and not self.scheduler.has_unfinished_requests() and not output_to_come
+
+    @property
+    def stuck(self) -> bool:
+        """The requests that are left can never be scheduled: no arrival and no abort is to come."""
+        return self._num_idle >= STUCK_AFTER and self.scheduler.has_unfinished_requests()
+
+    def arrive(self) -> list[Request]:
+        """Queue the requests that are due before the next step, and abort those whose ``abort_step`` has come.
+
+        Returns:
+            The requests that arrived.
+        """
+        scheduler = self.scheduler
+        waits_for_arrival = self._num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
+        if self._cost_model is not None and self._upcoming is not None and waits_for_arrival:
+            self.now = max(self.now, self._upcoming.arrives_at or 0.0)
+        new = []
+        while (arrival := self._upcoming) is not None and self._is_due(arrival):
+            request = arrival.to_request()
+            request.arrival_step = scheduler.step
+            if self._cost_model is not None and arrival.arrives_at is None:
+                request.arrival_time = self.now
+            scheduler.add_request(request)
+            new.append(request)
+            self._num_arrived += 1
+            if self._num_drafts:
+                self._acceptance[arrival.request_id] = _Acceptance(arrival.accepts)
+            if arrival.abort_step is not None:
+                heappush(self._aborts, (arrival.abort_step, arrival.index, self._num_arrived, arrival.request_id))
+            self._upcoming = next(self._arrivals, None)
+        while self._aborts and self._aborts[0][0] <= scheduler.step:
+            scheduler.abort_request(heappop(self._aborts)[-1])
+        return new
+
+    def _is_due(self, arrival: Arrival) -> bool:
+        if arrival.arrival_step > self.scheduler.step:
+            return False
+        return self._cost_model is None or (arrival.arrives_at or 0.0) <= self.now
+
+    def step(self, sample_token: Callable[[Request], int]) -> StepRecord | None:
+        """Take an iteration: schedule a step, and take in the output of the oldest step in flight.
+
+        Args:
+            sample_token: Gives the next token of a request, whose ``token_ids`` holds all tokens before it.
+
+        Returns:
+            The record of the step whose output was taken in; None when none was in flight yet.
+        """
+        batch = self.scheduler.schedule()
+        seconds = self._cost_model.step_seconds(batch.chunks) if self._cost_model is not None and batch.chunks else 0.0
+        # An asynchronous step is scheduled while the one before it is computed, and begins when that one ends.
+        batch.time = max(self.now, self._busy_until)
+        self._busy_until = batch.time + seconds
+        self._in_flight.append((batch, seconds))
+        record = self._complete(sample_token) if len(self._in_flight) == self._num_in_flight else None
+        if batch.chunks:
+            self._num_empty = self._num_idle = 0
+        else:
+            self._num_empty += 1
+            self._num_idle = 0 if batch.arrived or self._something_to_come() else self._num_idle + 1
+        return record
+
+    def rest(self, sample_token: Callable[[Request], int]) -> Iterator[StepRecord]:
+        """Take in the output that is still in flight when the run ends."""
+        while self._in_flight:
+            yield self._complete(sample_token)
+
+    def _complete(self, sample_token: Callable[[Request], int]) -> StepRecord:
+        """Take in the output of the oldest step in flight."""
+        batch, seconds = self._in_flight.popleft()
+        self.now = max(self.now, batch.time + seconds)
+        if self._num_drafts:
+            self.scheduler.update(batch, [self._verified(chunk, sample_token) for chunk in batch.chunks])
+            if self._drafts_are_known:
+                self._propose(batch, sample_token)
+            for chunk in batch.chunks:
+                if chunk.request.status == "finished":
+                    self._acceptance.pop(chunk.request.request_id, None)
+        else:
+            tokens = [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks]
+            self.scheduler.update(batch, tokens)
+        return batch.to_record(timings={"forward": seconds} if seconds else None)
+
+    def _verified(self, chunk: ScheduledChunk, sample_token: Callable[[Request], int]) -> Sequence[int] | None:
+        """The accepted drafts of a chunk and the token after them."""
+        request = chunk.request
+        if not chunk.samples:
+            return None
+        if request.status == "finished":
+            return (0,)  # thrown away
+        num_accepted = 0
+        if chunk.drafts and not chunk.is_padded:
+            acceptance = self._acceptance[request.request_id]
+            num_accepted = min(acceptance.next, len(chunk.drafts))
+            acceptance.num_verifications += 1
+        return _next_tokens(request, num_accepted + 1, sample_token)
+
+    def _propose(self, batch: ScheduledBatch, sample_token: Callable[[Request], int]) -> None:
+        """Make the drafts of the next step: right as far as they will be accepted, and wrong from there on."""
+        drafts = {}
+        for chunk in batch.chunks:
+            if (acceptance := self._acceptance.get(chunk.request.request_id)) is None or not chunk.samples:
+                continue
+            tokens = _next_tokens(chunk.request, self._num_drafts, sample_token)
+            wrong = [3 + (token - 3 + 1) % 31997 for token in tokens[acceptance.next :]]
+            drafts[chunk.request.request_id] = tokens[: acceptance.next] + wrong
+        self.scheduler.set_drafts(drafts)
+
+    def _something_to_come(self) -> bool:
+        aborts = any(request_id in self.scheduler.requests for *_, request_id in self._aborts)
+        return self._upcoming is not None or aborts
+
+
+class _Acceptance:
+    """The number of drafts that a request accepts in its next verification.
+
+    Args:
+        accepts: That number for each verification, from the first again after the last.
+    """
+
+    def __init__(self, accepts: tuple[int, ...]) -> None:
+        self._accepts = accepts or (0,)
+        self.num_verifications = 0
+
+    @property
+    def next(self) -> int:
+        return self._accepts[self.num_verifications % len(self._accepts)]
+
+
+def _next_tokens(request: Request, count: int, sample_token: Callable[[Request], int]) -> list[int]:
+    """The next tokens of a request."""
+    tokens: list[int] = []
+    known = request.token_ids
+    for _ in range(count):
+        tokens.append(sample_token(request))
+        known.append(tokens[-1])
+    del known[len(known) - count :]
+    return tokens

@@ -1,0 +1,144 @@
+"""Run a workload through the engine's scheduler without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from workbench.config import EngineConfig
+from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.request import Request
+from workbench.simulation.arrivals import Arrival, arrival_order
+from workbench.simulation.cost_model import CostModel, StepCost
+from workbench.simulation.limits import MAX_REQUESTS, MAX_STEPS, MAX_WORKLOAD_TOKENS
+from workbench.simulation.run import SimulatedRun
+from workbench.simulation.workload import made_up_token, read_simulation
+from workbench.trace import Trace, TraceMeta
+
+
+def simulate(
+    workload: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    config: EngineConfig | Mapping[str, Any] | None = None,
+    cost_model: CostModel | None = None,
+    policy: SchedulingPolicy | None = None,
+    max_steps: int = MAX_STEPS,
+    progress: bool = False,
+) -> Trace:
+    """Run a workload through the scheduler, the one that an Engine uses.
+
+    There is no model: the token at position p of request r is ``3 + crc32("r:p") % 31997``, and nothing but
+    ``max_tokens`` and ``max_model_len`` ends a request. The result is the same on every machine.
+
+    Args:
+        workload: A workload, or the path of its JSON file, in the format of ``workbench.simulation.workload``.
+        config: Replaces the workload's configuration; a mapping changes only the fields it names.
+        cost_model: Gives the duration of a step; None for the workload's cost model. Without either, steps take no
+            time and only ``arrival_step`` says when requests arrive.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+        max_steps: Maximum number of steps.
+        progress: Show a progress bar of finished and aborted requests.
+
+    Returns:
+        The trace. Its ``end`` is "done", "stuck" (requests are left that can never be scheduled) or "max_steps".
+
+    Raises:
+        ValueError: The workload or the configuration is malformed.
+
+    Example:
+        >>> trace = simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 2}]})
+        >>> [(chunk.request_id, chunk.num_tokens) for step in trace for chunk in step.chunks]
+        [('a', 20), ('a', 1)]
+    """
+    workload_config, arrivals, cost_model = read_simulation(workload, cost_model)
+    if not isinstance(config, EngineConfig):
+        config = workload_config.replace(**(config or {}))
+
+    def sample_token(request: Request) -> int:
+        return made_up_token(f"{request.request_id}:{request.num_tokens}")
+
+    return simulate_requests(
+        config, arrivals, sample_token, cost_model=cost_model, policy=policy, max_steps=max_steps, progress=progress
+    )
+
+
+def simulate_requests(
+    config: EngineConfig,
+    arrivals: Iterable[Arrival],
+    sample_token: Callable[[Request], int],
+    *,
+    config_at: Mapping[int, EngineConfig] = MappingProxyType({}),
+    cost_model: StepCost | None = None,
+    policy: SchedulingPolicy | None = None,
+    meta: TraceMeta | None = None,
+    max_steps: int = MAX_STEPS,
+    progress: bool = False,
+) -> Trace:
+    """Run requests through the scheduler with tokens of the caller's choice.
+
+    Args:
+        config: Configuration of the first step.
+        arrivals: The requests, in any order; those of one step arrive in the given order.
+        sample_token: Gives the next token of a request, whose ``token_ids`` holds all tokens before it.
+        config_at: Configurations by the step from which they apply.
+        cost_model: Gives the duration of a step; None for a run without a clock.
+        policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+        meta: First line of the trace; by default its source is "simulation" and its configuration ``config``.
+        max_steps: Maximum number of steps.
+        progress: Show a progress bar of finished and aborted requests.
+
+    Returns:
+        The trace, with ``end`` set.
+
+    Raises:
+        ValueError: ``max_steps`` is below 1, there are too many requests to keep in memory, or a configuration
+            changes the shape of the KV cache.
+    """
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be >= 1, got {max_steps}")
+    pending = sorted(_in_memory(arrivals), key=arrival_order)
+    trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
+    run = SimulatedRun(config, iter(pending), cost_model, policy)
+    with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
+        while not run.over:
+            step = run.scheduler.step
+            if step == max_steps:
+                trace.end = "max_steps"
+                break
+            if step in config_at:
+                run.scheduler.reconfigure(config_at[step])
+            for request in run.arrive():
+                trace.add_request(request.info())
+            if (record := run.step(sample_token)) is not None:
+                trace.append(record)
+                bar.update(len(record.finished) + len(record.aborted))
+            if run.stuck:
+                trace.end = "stuck"
+                break
+        for record in run.rest(sample_token):
+            trace.append(record)
+    trace.end = trace.end or "done"
+    return trace
+
+
+def _in_memory(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The arrivals, unless they are too many to keep together with a trace of all steps."""
+    num_tokens = 0
+    for index, arrival in enumerate(arrivals):
+        num_tokens += len(arrival.prompt_token_ids)
+        if index == MAX_REQUESTS or num_tokens > MAX_WORKLOAD_TOKENS:
+            raise ValueError(
+                f"a simulation that keeps every step takes at most {MAX_REQUESTS} requests and {MAX_WORKLOAD_TOKENS} "
+                "prompt tokens: use simulate_at_scale, or leave --trace out"
+            )
+        yield arrival
+
+
+def _versions() -> dict[str, str]:
+    import workbench
+
+    return {"workbench": workbench.__version__}

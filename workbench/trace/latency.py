@@ -1,0 +1,252 @@
+"""The one definition of every latency: the times at which requests arrive, get their tokens and end.
+
+A token exists at the end of the step that sampled it: the step's start plus its timings. Time is counted in steps as
+well, because a simulation may have no clock: step k begins at k and ends at k + 1, so a request that arrives before
+step 3 and gets its first token in step 3 waited 1 step. In brackets: vLLM's Prometheus metric of the same meaning.
+
+- TTFT [time_to_first_token_seconds]: from arrival to the first token. It is the sum of queue time
+  [request_queue_time_seconds], from arrival to the first step that schedules the request, and prefill time
+  [request_prefill_time_seconds], from there to the first token.
+- ITL [inter_token_latency_seconds]: between two consecutive tokens of a request.
+- Decode time [request_decode_time_seconds]: from the first token to the last.
+- End-to-end latency [e2e_request_latency_seconds]: from arrival to the end of the step that finished the request. An
+  aborted request ends before the step that leaves it out is scheduled.
+
+A recording may omit token ids: then every chunk but a partial prefill gave its request a token, unless the request
+failed. A trace may begin in the middle of a run: the first token of a request is the one sampled at the end of its
+prompt, and a token whose predecessor is not in the trace has no latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from workbench.trace.records import Chunk, StepRecord
+
+FAILED = ("error", "abort")
+"""Finish reasons of requests that got no token from their last chunk."""
+
+
+class Latency(NamedTuple):
+    """A span of time in both units.
+
+    Attributes:
+        steps: Engine steps.
+        seconds: Wall-clock time; None when the trace has no clock.
+    """
+
+    steps: int
+    seconds: float | None
+
+
+@dataclass(slots=True, eq=False)
+class Timestamp:
+    """The start or the end of a step. Compared by identity: all tokens of a step share one object.
+
+    Attributes:
+        steps: k at the start of step k, k + 1 at its end.
+        seconds: Time since the start of the trace.
+    """
+
+    steps: int
+    seconds: float
+
+
+class _Arriving(Protocol):
+    """A RequestInfo or a scheduler's Request, as far as latencies depend on it."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+    @property
+    def arrival_step(self) -> int: ...
+    @property
+    def arrival_time(self) -> float: ...
+
+
+class _Histogram(Protocol):
+    """Counts values."""
+
+    def add(self, value: float, times: int = 1, /) -> None:
+        """Count a value, or several equal ones."""
+
+
+class RequestTimes:
+    """The timestamps of one request. A latency is None until both of its ends have been seen.
+
+    Attributes:
+        request: The request.
+        first_scheduled: Start of the step that admitted it.
+        first_token: End of the step that sampled its first token.
+        last_token: End of the step that sampled its latest token.
+        since: Start of the latency of its latest token: its arrival for the first token, the time of the token before
+            for the others; None when that token is not in the trace.
+        end: Its end.
+    """
+
+    __slots__ = ("end", "first_scheduled", "first_token", "last_token", "request", "since")
+
+    def __init__(self, request: _Arriving) -> None:
+        self.request = request
+        self.first_scheduled: Timestamp | None = None
+        self.first_token: Timestamp | None = None
+        self.since: Timestamp | None = None
+        self.last_token: Timestamp | None = None
+        self.end: Timestamp | None = None
+
+    @property
+    def arrival(self) -> Timestamp:
+        """Its arrival."""
+        return Timestamp(self.request.arrival_step, self.request.arrival_time)
+
+    @property
+    def queue(self) -> Latency | None:
+        """From arrival to being scheduled."""
+        return span(self.arrival, self.first_scheduled)
+
+    @property
+    def prefill(self) -> Latency | None:
+        """From being scheduled to the first token."""
+        return span(self.first_scheduled, self.first_token)
+
+    @property
+    def ttft(self) -> Latency | None:
+        """From arrival to the first token."""
+        return span(self.arrival, self.first_token)
+
+    @property
+    def decode(self) -> Latency | None:
+        """From the first token to the last."""
+        return span(self.first_token, self.last_token)
+
+    @property
+    def e2e(self) -> Latency | None:
+        """From arrival to the end."""
+        return span(self.arrival, self.end)
+
+
+def span(begin: Timestamp | None, end: Timestamp | None) -> Latency | None:
+    """The time between two timestamps; None if one of them has not been seen."""
+    if begin is None or end is None:
+        return None
+    return Latency(end.steps - begin.steps, end.seconds - begin.seconds)
+
+
+@dataclass(slots=True, eq=False)
+class StepTimes:
+    """The effect of one step on the latencies of its requests.
+
+    Attributes:
+        end: End of the step: the time of its tokens.
+        previous_end: End of the step before.
+        first_tokens: Requests that got their first token, by id.
+        num_following: Number of tokens that follow a token of the step before: nearly all, and they share one gap.
+        previous_tokens: For each other token, the time of the request's token before it; tokens whose predecessor is
+            not in the trace are left out.
+        ended: Requests that ended with this step or were aborted before it, by id.
+    """
+
+    end: Timestamp
+    previous_end: Timestamp
+    first_tokens: dict[str, RequestTimes]
+    num_following: int
+    previous_tokens: list[Timestamp]
+    ended: dict[str, RequestTimes]
+
+    def add_to(self, ttft: _Histogram, itl: _Histogram, e2e: _Histogram) -> None:
+        """Add the latencies that end with this step to histograms of seconds."""
+        now = self.end.seconds
+        for times in self.first_tokens.values():
+            ttft.add(now - times.request.arrival_time)
+        if self.num_following:
+            itl.add(now - self.previous_end.seconds, self.num_following)
+        for previous in self.previous_tokens:
+            itl.add(now - previous.seconds)
+        for times in self.ended.values():
+            assert times.end is not None
+            e2e.add(times.end.seconds - times.request.arrival_time)
+
+
+class LatencyAccumulator:
+    """Follows requests from arrival to end through the records of a run, and forgets them then.
+
+    Requests that have not been passed to ``arrive`` are ignored.
+
+    Attributes:
+        timed: Whether a record had a time. Until then the run has no clock, and seconds have no meaning.
+    """
+
+    def __init__(self) -> None:
+        self.timed = False
+        self._open: dict[str, RequestTimes] = {}
+        self._previous_end = Timestamp(0, 0.0)
+
+    def arrive(self, request: _Arriving) -> RequestTimes:
+        """Add a request before the first record that names it, and return its timestamps, which ``add`` fills in."""
+        times = self._open[request.request_id] = RequestTimes(request)
+        return times
+
+    def get(self, request_id: str) -> RequestTimes | None:
+        """The timestamps of a request that has not ended; None when there is no such request."""
+        return self._open.get(request_id)
+
+    def add(self, record: StepRecord) -> StepTimes:
+        """Add the next record."""
+        open_requests = self._open
+        timings = record.timings
+        if not self.timed:
+            self.timed = bool(timings) or record.time > 0
+        end = Timestamp(record.step + 1, record.time + sum(timings.values()))
+        ended: dict[str, RequestTimes] = {}
+        if record.admitted or record.aborted:
+            start = Timestamp(record.step, record.time)
+            self._end(record.aborted, start, ended)
+            for request_id in record.admitted:
+                if (times := open_requests.get(request_id)) is not None and times.first_scheduled is None:
+                    times.first_scheduled = start
+        first_tokens: dict[str, RequestTimes] = {}
+        num_following = 0
+        previous_tokens: list[Timestamp] = []
+        previous_end, self._previous_end = self._previous_end, end
+        for chunk in record.chunks:
+            times = open_requests.get(chunk.request_id)
+            if times is None or (chunk.sampled is None and not _token_left_out(chunk, record, times.request)):
+                continue
+            times.since = previous = times.last_token
+            times.last_token = end
+            if previous is previous_end:
+                num_following += 1
+            elif previous is not None:
+                previous_tokens.append(previous)
+            elif chunk.num_kv - len(chunk.drafts) == times.request.num_prompt_tokens:
+                times.first_token = end
+                times.since = times.arrival
+                first_tokens[chunk.request_id] = times
+            if chunk.sampled_before:  # accepted drafts: further tokens at the same time
+                previous_tokens.extend([end] * len(chunk.sampled_before))
+        for request_id in record.finished:
+            times = open_requests.get(request_id)
+            # An asynchronous step is scheduled before the last output of the one before it is known: the request ended
+            # with its last token.
+            has_token = times is not None and record.finish_reasons.get(request_id) not in FAILED
+            self._end((request_id,), (times.last_token if times is not None and has_token else None) or end, ended)
+        return StepTimes(end, previous_end, first_tokens, num_following, previous_tokens, ended)
+
+    def _end(self, request_ids: Sequence[str], when: Timestamp, ended: dict[str, RequestTimes]) -> None:
+        for request_id in request_ids:
+            if (times := self._open.pop(request_id, None)) is not None:
+                times.end = when
+                ended[request_id] = times
+
+
+def _token_left_out(chunk: Chunk, record: StepRecord, request: _Arriving) -> bool:
+    """Whether a chunk gave its request a token whose id the recording omits."""
+    if chunk.is_partial_prefill or chunk.discarded or request.prompt_token_ids:
+        return False
+    return record.finish_reasons.get(chunk.request_id) not in FAILED

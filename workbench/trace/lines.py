@@ -1,0 +1,141 @@
+"""The lines of a trace other than its steps: the header, the requests, a keyframe, supplements and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Tokens
+from workbench.trace.frozen import EMPTY, freeze_field
+from workbench.trace.records import StepRecord
+
+SCHEMA_VERSION = 3
+"""Version of the trace file format that is written.
+
+Version 3 added drafts and asynchronous steps to chunks, and leaves out the last fields of a chunk that have their
+default.
+Version 2 added the "supplement" line. Version 1 kept its only use, the result of a shadow launch, in the step's
+``kernel.details["shadow"]``; files of version 1 are converted when they are read. A reader refuses any other version by
+name.
+"""
+
+MAX_NAME = 100
+"""Maximum length of a supplement's name, in characters."""
+
+
+class TraceMeta(msgspec.Struct, frozen=True, tag="meta", tag_field="kind"):
+    """First line of a trace: its source, configuration and model.
+
+    Attributes:
+        schema_version: Version of this format.
+        source: "engine", "simulation", or another engine's name and version, such as "vllm 0.33.0".
+        config: The engine configuration by field name.
+        model: Facts about the model (name, layers, heads, dtype), by name.
+        versions: Versions of the software that wrote the trace.
+        created: Wall-clock time of the first step, seconds since the epoch.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    source: str = "engine"
+    config: Mapping[str, Any] = EMPTY
+    model: Mapping[str, Any] = EMPTY
+    versions: Mapping[str, str] = EMPTY
+    created: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "config")
+        freeze_field(self, "model")
+        freeze_field(self, "versions")
+
+
+class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
+    """A request as it arrived, written to the trace at that moment.
+
+    Attributes:
+        request_id: The request.
+        num_prompt_tokens: Length of the prompt in tokens.
+        prompt_token_ids: The prompt; empty when a recording leaves tokens out.
+        prompt: The prompt as text, when there was one.
+        max_tokens: Maximum number of output tokens.
+        arrival_step: The first step whose scheduling could see the request.
+        arrival_time: Seconds since the start of the trace.
+        priority: Smaller is served first under the "priority" policy.
+        sampling: Sampling parameters that differ from the defaults, by name.
+    """
+
+    request_id: str
+    num_prompt_tokens: Rows
+    prompt_token_ids: tuple[TokenId, ...] = ()
+    prompt: str = ""
+    max_tokens: Count = 16
+    arrival_step: Count = 0
+    arrival_time: Seconds = 0.0
+    priority: int = 0
+    sampling: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "sampling")
+
+
+class Keyframe(msgspec.Struct, frozen=True, tag="keyframe", tag_field="kind"):
+    """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
+
+    Attributes:
+        step: The step that follows.
+        block_tables: Block table of every request that holds KV blocks, in order of admission.
+        num_kv_computed: KV progress of the same requests.
+        free_block_ids: The free queue; the first is the next one to be allocated.
+        cached_block_ids: Every block whose content is in the prefix cache, owned or free.
+        other_tables: The block tables of the KV cache groups after the first, for the same requests.
+    """
+
+    step: Count
+    block_tables: Mapping[str, tuple[BlockId, ...]] = EMPTY
+    num_kv_computed: Mapping[str, Tokens] = EMPTY
+    free_block_ids: tuple[BlockId, ...] = ()
+    cached_block_ids: tuple[BlockId, ...] = ()
+    other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "other_tables")
+        freeze_field(self, "block_tables")
+        freeze_field(self, "num_kv_computed")
+
+
+class Supplement(msgspec.Struct, frozen=True, tag="supplement", tag_field="kind"):
+    """Facts about a step that became known after its record was made.
+
+    A step has no more than one supplement of each name. The names so far:
+
+    - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
+
+    Attributes:
+        step: Index of the step (``StepRecord.step``).
+        name: The kind of facts.
+        facts: The facts by name.
+    """
+
+    step: Count
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+    facts: Mapping[str, Any] = EMPTY
+
+    def __post_init__(self) -> None:
+        freeze_field(self, "facts")
+
+
+TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
+"""The end of a trace: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
+scheduled, "max_steps" when the steps asked for were taken, "cut" when its file ends too early."""
+
+
+class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """Last line of a trace: the way it ended and the number of steps before."""
+
+    reason: TraceEndReason = ""
+    num_steps: Count = 0
+
+
+TraceLine = TraceMeta | RequestInfo | Keyframe | StepRecord | Supplement | TraceEnd
+"""The types that a line of a trace file decodes to; its "kind" field tells them apart."""

@@ -1,0 +1,72 @@
+"""The cursor that the views of one trace share: it can be read, set, watched and linked from Python."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import param
+
+
+class Cursor(param.Parameterized):
+    """The place in a run that views show. ``cursor.step = 12`` moves every view that shares it.
+
+    Example:
+        >>> from workbench import simulate
+        >>> trace = simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 5}]})
+        >>> cursor = cursor_of(trace)
+        >>> cursor.step = 3
+        >>> cursor_of(trace).step
+        3
+    """
+
+    step = param.Integer(
+        default=None, allow_None=True, bounds=(0, None), doc="Number of the step; None before it moves."
+    )
+    follow = param.Boolean(default=True, doc="Whether views stay on the newest step of a live run.")
+    request = param.String(default=None, allow_None=True, doc="Id of the selected request; None for none.")
+
+    def to_view(self) -> dict[str, Any]:
+        """The values as a view gets them."""
+        return {"step": self.step, "follow": self.follow, "request": self.request}
+
+    def take(self, values: dict[str, Any]) -> None:
+        """Take the values that a view has sent; others are ignored."""
+        step, request = values.get("step"), values.get("request")
+        valid = step is None or (isinstance(step, int) and not isinstance(step, bool) and step >= 0)
+        if valid and (request is None or isinstance(request, str)):
+            self.param.update(step=step, follow=bool(values.get("follow")), request=request)
+
+    def link(self, view: Any) -> None:
+        """Keep a view's ``cursor`` equal to this one, in both directions.
+
+        Args:
+            view: A widget with a trait, or a Panel component with a parameter, called ``cursor``.
+        """
+        view.cursor = self.to_view() if self.step is not None or self.request is not None else {}
+        watcher = view.observe if hasattr(view, "observe") else view.param.watch
+
+        def take(change: Any) -> None:
+            if change.new:
+                self.take(change.new)
+
+        watcher(take, "cursor")
+
+        def show(*_: Any) -> None:
+            if (values := self.to_view()) != view.cursor:
+                view.cursor = values
+
+        self.param.watch(show, ["step", "follow", "request"])
+
+
+_CURSORS: WeakKeyDictionary[Any, Cursor] = WeakKeyDictionary()
+
+
+def cursor_of(source: Any) -> Cursor:
+    """The cursor of a trace, or of an engine's trace; always the same object.
+
+    Args:
+        source: A Trace, or a controller with a ``trace``, such as an Engine.
+    """
+    trace = getattr(source, "trace", source)
+    return _CURSORS.setdefault(trace, Cursor())

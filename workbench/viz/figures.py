@@ -1,0 +1,87 @@
+"""Metrics as Bokeh figures: zoom, hover, save, and a box selection that moves the cursor of the other views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.viz.cursor import Cursor, cursor_of
+from workbench.viz.palette import FOCUS_HUES, LIGHT
+
+if TYPE_CHECKING:
+    from workbench.trace.metrics import TraceMetrics
+    from workbench.trace.trace import Trace
+
+TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
+
+
+def trace_figure(trace: Trace) -> Any:
+    """The figure of a trace's metrics; a selection in it moves the cursor of the trace's views."""
+    return metrics_figure(trace.metrics(), cursor=cursor_of(trace))
+
+
+def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> Any:
+    """Tokens of every step above the latencies of its requests, as a Bokeh layout with one axis of steps.
+
+    Args:
+        metrics: The metrics of a trace.
+        cursor: Moved to the first step of a selection when the figure is served by Panel or Bokeh; None for none.
+
+    Returns:
+        A ``bokeh.models.Column`` of two figures; ``panel.pane.Bokeh`` and ``bokeh.plotting.show`` take it.
+    """
+    from bokeh.layouts import column
+    from bokeh.models import ColumnDataSource
+    from bokeh.plotting import figure
+
+    steps, unit = metrics.steps, metrics.summary.unit
+    numbers, decode, top = steps.step, steps.num_decode_tokens, steps.num_tokens
+    tokens: Any = ColumnDataSource({"step": numbers, "prefill": top - decode, "decode": decode, "top": top})
+    above = figure(
+        height=200,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        title="Tokens of each step",
+        x_axis_label="step",
+        y_axis_label="tokens",
+        tooltips=[("step", "@step"), ("prefill tokens", "@prefill"), ("decode tokens", "@decode")],
+    )
+    bar: dict[str, Any] = {"x": "step", "width": 0.9, "source": tokens}
+    above.vbar(top="decode", fill_color=LIGHT.decode, line_color=None, legend_label="decode", **bar)
+    above.vbar(bottom="decode", top="top", fill_color=LIGHT.prefill, line_color=None, legend_label="prefill", **bar)
+
+    ended = [request for request in metrics.requests.values() if request.ttft is not None]
+    columns: dict[str, list[Any]] = {"request": [], "first": [], "gap": [], "place": []}
+    for place, request in enumerate(ended):
+        gaps = request.itl_seconds if unit == "s" else request.itl_steps
+        columns["request"].append(request.request_id)
+        columns["place"].append(place)
+        assert request.ttft is not None
+        columns["first"].append(request.ttft.seconds if unit == "s" else request.ttft.steps)
+        columns["gap"].append(float(gaps.max()) if len(gaps) else float("nan"))
+    latencies = ColumnDataSource(columns)
+    below = figure(
+        height=200,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        title="Latencies of each request",
+        x_axis_label="request, in order of arrival",
+        y_axis_label="seconds" if unit == "s" else "steps",
+        tooltips=[("request", "@request"), ("first token after", "@first"), ("longest pause", "@gap")],
+    )
+    for name, words, marker, hue in (
+        ("first", "first token after", "circle", FOCUS_HUES[0]),
+        ("gap", "longest pause", "triangle", FOCUS_HUES[5]),
+    ):
+        below.scatter("place", name, size=8, marker=marker, color=hue, legend_label=words, source=latencies)
+    for plot in (above, below):
+        plot.legend.orientation = "horizontal"
+        plot.legend.background_fill_alpha = 0.6
+
+    if cursor is not None:
+
+        def move(_attr: str, _old: Any, selected: list[int]) -> None:
+            if selected:
+                cursor.param.update(step=int(numbers[min(selected)]), follow=False)
+
+        tokens.selected.on_change("indices", move)
+    return column(above, below, sizing_mode="stretch_width")

@@ -1,0 +1,71 @@
+// The box in which a person asks the model something. Enter sends, Shift + Enter begins a new line.
+
+import { h, setText } from "./dom.js";
+import { form, submitButton } from "./popovers.js";
+
+export class AskBox {
+  constructor(view) {
+    this.view = view;
+    const words = { rows: 2, placeholder: "Ask the model something…", "aria-label": "Prompt" };
+    this.prompt = h("textarea", { ...words, onkeydown: (event) => this.pressed(event) });
+    const number = (name, value, step, title, min = 0) => {
+      const input = h("input", { type: "number", name, value, step, min, class: "wb-number-input" });
+      return h("label", { title }, name, input);
+    };
+    this.fields = [
+      number("max_tokens", 128, 1, "Maximum number of output tokens", 1),
+      number("temperature", 0, 0.1, "0 means greedy sampling"),
+      number("priority", 0, 1, "Under the priority policy, smaller values are served first", null),
+    ];
+    this.chat = h("input", { type: "checkbox", name: "chat", checked: true });
+    const title =
+      "Write the prompt as a question in the model's chat template; without it, the model continues the text";
+    this.chatLabel = h("label", { class: "wb-check", title }, this.chat, "chat template");
+    const options = h(
+      "details",
+      {},
+      h("summary", {}, "Options"),
+      h("div", { class: "wb-group" }, this.fields, this.chatLabel),
+    );
+    this.told = h("p", { class: "wb-hint", role: "status" });
+    const send = h("div", { class: "wb-ask-bar" }, submitButton("Send"), options, this.told);
+    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), this.prompt, send);
+  }
+
+  focus() {
+    this.prompt.focus();
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  pressed(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    this.element.requestSubmit();
+  }
+
+  send() {
+    const { view } = this, prompt = this.prompt.value;
+    if (!prompt.trim()) return view.say("The prompt is empty: write a question first.");
+    const values = Object.fromEntries(this.fields.map(({ lastChild }) => [lastChild.name, Number(lastChild.value)]));
+    if (view.status.chat) values.chat = this.chat.checked;
+    view.send("add_request", { prompt, run: true, ...values });
+    view.cursor.toLive();
+    this.asked = prompt;
+    this.prompt.value = "";
+    setText(this.told, "sent");
+  }
+
+  update({ chat, message, kind, state, queued = [] }) {
+    this.element.hidden = !this.view.live;
+    this.chatLabel.hidden = !chat;
+    // A refused prompt comes back, to be mended.
+    if (this.asked && message && kind !== "note") {
+      if (!this.prompt.value) this.prompt.value = this.asked;
+      this.asked = "";
+      setText(this.told, "");
+    }
+    if (!queued.length) return setText(this.told, this.told.textContent === "sent" ? "" : this.told.textContent);
+    const ids = queued.map(([id]) => id).join(", ");
+    setText(this.told, state === "running" ? `${ids}: queued` : `${ids}: queued; press Run to continue`);
+  }
+}

@@ -1,0 +1,76 @@
+// The card at the end of a run: its totals, and what to do next.
+
+import { counted, formatNumber, formatSeconds, h, setText } from "./dom.js";
+
+const SMALL_BUDGET = 32;
+
+export class EndCard {
+  constructor(view) {
+    this.view = view;
+    this.totals = h("p", {});
+    this.dismissed = 0; // number of steps at which it was closed
+    const button = (words, title, onclick) =>
+      h("button", { class: "wb-button", type: "button", title, onclick }, words);
+    this.budget = button("", "Simulate the same requests with a smaller token budget", () => this.tryBudget());
+    this.ask = button("Ask your own", "Ask the model something (A)", () => view.ask());
+    this.save = button("Save HTML", "Save the whole run as one page that opens offline", () => view.send("save_html"));
+    const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.close() }, "Close");
+    const replay = button("Replay", "Play the run from its first step", () => this.replay());
+    const buttons = h("div", { class: "wb-bar" }, replay, this.ask, this.budget, this.save, close);
+    const props = { class: "wb-end-card", hidden: true, "aria-label": "The run is over" };
+    this.element = h("section", props, h("h3", {}, "Every request is finished."), this.totals, buttons);
+  }
+
+  update() {
+    const { store, status, live, cursor, whole } = this.view,
+      over = live && status.state === "idle" && store.numSteps > 1;
+    const hidden = !over || !whole || cursor.playing || this.dismissed === store.numSteps;
+    this.element.hidden = hidden;
+    if (hidden || this.shown === store.numSteps) return;
+    this.shown = store.numSteps;
+    setText(this.totals, this.words());
+    this.smaller = Math.min(SMALL_BUDGET, Math.floor(store.facts.config.max_num_batched_tokens / 2) || 1);
+    setText(this.budget, `Try a budget of ${formatNumber(this.smaller)}`);
+    this.budget.hidden = !this.view.can("fork") || store.label(0) > 0;
+    this.save.hidden = !this.view.can("save_html");
+  }
+
+  /** The totals of the run. */
+  words() {
+    const { store } = this.view, last = store.numSteps - 1;
+    let prompt = 0, output = 0;
+    for (const request of store.requests) {
+      prompt += request.num_prompt_tokens;
+      output += request.tokens.length;
+    }
+    const what = `${counted(store.requests.length, "request")}, ${counted(prompt, "prompt token")} and ` +
+      `${counted(output, "output token")} in ${counted(store.numSteps, "step")}`;
+    const seconds = store.clockEnd.data[last];
+    if (!store.timed()) return `${what}.`;
+    const latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), firsts = [];
+    const [, end] = store.span("chunk", last);
+    for (let c = 0; c < end; c++) {
+      if (flags[c] & store.facts.codes.first_token && !Number.isNaN(latency[c])) firsts.push(latency[c]);
+    }
+    firsts.sort((a, b) => a - b);
+    const first = firsts.length ? `; first token after ${formatSeconds(firsts[firsts.length >> 1])} (median)` : "";
+    return `${what} and ${formatSeconds(seconds)}${first}; ${formatNumber(output / seconds)} output tokens per second.`;
+  }
+
+  replay() {
+    const { cursor } = this.view;
+    cursor.seek(0);
+    if (!cursor.playing) cursor.togglePlay();
+    this.view.changed("step");
+  }
+
+  tryBudget() {
+    this.view.simulate(0, { max_num_batched_tokens: this.smaller });
+    this.close();
+  }
+
+  close() {
+    this.dismissed = this.view.store.numSteps;
+    this.view.changed("status");
+  }
+}

@@ -1,0 +1,181 @@
+// The drawer with one pinned object: a request, a KV block or an output token. Its facts are those of the step at the
+// cursor, and each of them leads on: request → chunk → block → text → why.
+
+import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
+import { FREE, OWNED } from "./pool_history.js";
+import { kindOf, kvOf, limitOf } from "./words.js";
+
+/** Words for the states of a request. */
+const STATE_NAMES = {
+  waiting: "waiting",
+  running: "running",
+  preempted: "preempted, waiting to be computed again",
+  finished: "finished",
+  aborted: "aborted",
+  "": "not arrived yet",
+};
+
+export class Inspector {
+  constructor(view) {
+    this.view = view;
+    this.pinned = null;
+    this.title = h("h3", {});
+    this.facts = h("dl", { class: "wb-pinned" });
+    const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.pin(null) }, "Close");
+    const head = h("header", {}, h("i", { class: "wb-swatch" }), this.title, h("span", { class: "wb-space" }), close);
+    this.swatch = head.firstChild;
+    this.element = h("aside", { class: "wb-drawer", hidden: true, "aria-label": "Pinned" }, head, this.facts);
+  }
+
+  /**
+   * Pin an object: { kind: "request", request }, { kind: "block", block, position? } or
+   * { kind: "token", request, number }, where `request` is the index of a request; null closes the drawer.
+   */
+  pin(what) {
+    this.pinned = what;
+    this.view.changed("pin");
+  }
+
+  update() {
+    const { pinned, view } = this;
+    this.element.hidden = !pinned || !view.store.numSteps;
+    if (this.element.hidden) return;
+    const known = pinned.request === undefined || pinned.request < view.store.requests.length;
+    const { title, rows, request } = known ? this[pinned.kind](pinned) : { title: "It is no longer here.", rows: [] };
+    const signature = JSON.stringify([title, rows, view.theme.name, view.theme.hue(request?.index)]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    this.title.textContent = title;
+    this.swatch.hidden = !request;
+    if (request) this.swatch.style.setProperty("--wb-hue", view.theme.hue(request.index) || view.theme.colours.owned);
+    replace(this.facts, rows.map(([name, parts]) => [h("dt", {}, name), h("dd", {}, [parts].flat().map(this.part))]));
+  }
+
+  /** A part of a fact: text, or { words, go } as a link. @param {any} part */
+  part = (part) => {
+    if (!part?.go) return String(part?.words ?? part);
+    return h("button", { class: "wb-link", type: "button", onclick: part.go }, part.words);
+  };
+
+  // -- links -----------------------------------------------------------------------------------------------------
+
+  toStep(step, words) {
+    const label = this.view.store.label(step);
+    return { words: words ?? `step ${formatNumber(label)}`, to: label, go: () => this.view.cursor.seek(step) };
+  }
+
+  toRequest(request) {
+    const go = () => this.pin({ kind: "request", request: request.index });
+    return { words: plain(request.id), to: request.id, go };
+  }
+
+  toBlock(block, request) {
+    return {
+      words: `block ${block}`,
+      to: block,
+      go: () => this.pin({ kind: "block", block, request: request?.index }),
+    };
+  }
+
+  toToken(request, number) {
+    const words = JSON.stringify(plain(this.view.store.tokenText(request, number), 24));
+    return { words, to: number, go: () => this.pin({ kind: "token", request: request.index, number }) };
+  }
+
+  // -- the facts -------------------------------------------------------------------------------------------------
+
+  request({ request: index }) {
+    const { store, cursor } = this.view, { step } = cursor, request = store.requests[index];
+    const state = store.stateOf(request, step),
+      chunk = store.chunkIn(request, step),
+      count = store.numOutput(request, step);
+    const rows = [["state", STATE_NAMES[state] ?? state]];
+    const prompt = counted(request.num_prompt_tokens, "prompt token");
+    rows.push(["size", `${prompt}, ${formatNumber(count)} of up to ${counted(request.max_tokens, "output token")}`]);
+    if (chunk) {
+      rows.push(["this step", `${kindOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
+      rows.push(["why not more", limitOf(chunk)]);
+      if (chunk.drafts) rows.push(["drafts", `${chunk.drafts} verified, ${chunk.accepted} accepted`]);
+      if (chunk.cached) rows.push(["prefix cache", `${counted(chunk.cached, "token")} found`]);
+    } else if (state === "waiting" || state === "preempted") {
+      rows.push(["why not in this step", plain(store.whyNot(request, step), 200) || "–"]);
+    } else if (state === "finished") rows.push(["end", store.finishWords(request)]);
+    const blocks = store.blockTable(request, step);
+    if (blocks.length) {
+      const shown = blocks.slice(0, 6).flatMap((block) => [this.toBlock(block, request), " "]);
+      rows.push([counted(blocks.length, "KV block"), blocks.length > 6 ? [shown, "…"].flat() : shown]);
+    }
+    const steps = request.chunkSteps;
+    if (steps.length) {
+      rows.push(["scheduled in", [
+        counted(steps.length, "step"),
+        ": from ",
+        this.toStep(steps[0]),
+        " to ",
+        this.toStep(steps.at(-1)),
+      ]]);
+    }
+    if (count) rows.push(["newest token", this.toToken(request, count - 1)]);
+    return { title: plain(request.id), rows, request };
+  }
+
+  block({ block, position }) {
+    const { store, cursor } = this.view, { step } = cursor, pool = store.pool.at(step), size = store.facts.block_size;
+    if (block === 0) return { title: "KV block 0", rows: [["state", "reserved, never handed out"]] };
+    const owned = pool.state[block] === OWNED, owner = owned ? store.requests[pool.owner[block]] : undefined;
+    const names = { [FREE]: "free", [OWNED]: "in use" }, references = pool.references[block];
+    const rows = [["state", names[pool.state[block]] || "cached: a request with the same beginning can still hit it"]];
+    if (owner) {
+      const others = references > 1 ? [` and ${counted(references - 1, "more request")}`] : [];
+      rows.push(["owner", [this.toRequest(owner), ...others]]);
+      const logical = store.blockTable(owner, step).indexOf(block);
+      if (logical >= 0) this.contents(rows, owner, logical, size, step);
+    }
+    if (position !== undefined) rows.push(["token", `${formatNumber(position)}, slot ${position % size} of ${size}`]);
+    if (pool.changed[block] >= 0) rows.push(["last change", this.toStep(pool.changed[block])]);
+    return { title: `KV block ${block}`, rows, request: owner };
+  }
+
+  /** The positions of a block, the step that wrote them, and the output tokens among them. */
+  contents(rows, owner, logical, size, step) {
+    const { store } = this.view, from = logical * size, last = store.lastChunk(owner, step);
+    const computed = last >= 0 ? store.chunk(owner.chunks[last]).end : 0, to = Math.min(from + size, computed);
+    rows.push([
+      "KV positions",
+      `${formatRange(from, from + size)}, ${formatNumber(Math.max(0, to - from))} of ${size} filled`,
+    ]);
+    const found = store.stepThatComputed(owner, from, step);
+    if (found) {
+      const words = found.cached ? "found in the prefix cache in " : "written from ";
+      rows.push(["contents", [words, this.toStep(found.step)]]);
+    }
+    const output = [];
+    for (let at = Math.max(from, owner.num_prompt_tokens); at < to; at++) {
+      const number = at - owner.num_prompt_tokens;
+      if (number < owner.tokens.length) output.push(store.tokenText(owner, number));
+    }
+    if (output.length) rows.push(["text", JSON.stringify(plain(output.join(""), 80))]);
+    else if (to > from) rows.push(["text", "part of the prompt"]);
+  }
+
+  token({ request: index, number }) {
+    const { store } = this.view, request = store.requests[index], token = request.tokens[number];
+    if (!token) return { title: "This token is no longer here.", rows: [] };
+    const position = request.num_prompt_tokens + number, chunk = store.chunk(token.chunk);
+    /** @type {any[][]} */
+    const rows = [
+      ["of", this.toRequest(request)],
+      ["sampled in", this.toStep(token.step)],
+      ["place", `output token ${formatNumber(number)}, position ${formatNumber(position)}, id ${token.id}`],
+      ["by", `${kindOf(chunk)}, ${kvOf(chunk)}`],
+    ];
+    const found = store.stepThatComputed(request, position, this.view.cursor.last);
+    if (found && store.facts.block_size) {
+      const block = store.blockTable(request, found.step)[Math.floor(position / store.facts.block_size)];
+      if (block !== undefined) {
+        rows.push(["its KV", [this.toBlock(block, request), ", written in ", this.toStep(found.step)]]);
+      }
+    }
+    return { title: JSON.stringify(plain(store.tokenText(request, number), 40)), rows, request };
+  }
+}

@@ -1,0 +1,140 @@
+// Search: a position of a request, a step, a kind of event, or the name of a request, which filters the panels.
+
+import { formatNumber, h, plain, replace } from "./dom.js";
+
+/** Events by the words that people use for them. */
+const EVENT_WORDS = {
+  preempt: /^(preempt(ed|ion|ions)?)$/i,
+  finish: /^(finish(ed)?|done|ended)$/i,
+  admit: /^(admit(ted)?|admission)$/i,
+  resume: /^(resume(d)?)$/i,
+  abort: /^(abort(ed)?)$/i,
+};
+
+/** Maximum number of answers in the list. */
+const MOST = 12;
+
+/**
+ * The answers to a query: a list of { words, go }, where `go` shows the answer in the panels; null when the query is
+ * the name of a request, or the beginning of one.
+ */
+export function answers(view, query) {
+  const { store, cursor } = view, asked = query.trim();
+  const step = /^step\s+([\d,]+)$/i.exec(asked);
+  if (step) return [stepAnswer(store, cursor, Number(step[1].replaceAll(",", "")))];
+  const block = /^block\s+(\d+)$/i.exec(asked);
+  if (block) return [blockAnswer(view, Number(block[1]))];
+  const [kind] = Object.entries(EVENT_WORDS).find(([, words]) => words.test(asked)) || [];
+  if (kind && !store.byId.has(asked)) return eventAnswers(view, kind);
+  const position = /^(.+?)\s+(?:token\s+|position\s+)?(\d+)$/i.exec(asked);
+  const request = position && named(store, position[1].trim());
+  return request ? [positionAnswer(view, request, Number(position[2]))] : null;
+}
+
+/** The request with a name; in any case of letters when none has exactly this one. */
+function named(store, id) {
+  return store.byId.get(id) || store.requests.find((request) => request.id.toLowerCase() === id.toLowerCase());
+}
+
+function stepAnswer(store, cursor, label) {
+  const step = label - store.label(0);
+  if (step < 0 || step >= store.numSteps) {
+    const known = store.numSteps
+      ? `from ${formatNumber(store.label(0))} to ${formatNumber(store.label(cursor.last))}`
+      : "";
+    return { words: `There is no step ${formatNumber(label)}${known && `; the steps are ${known}`}.` };
+  }
+  return { words: store.sentences[step] || `Step ${label}`, go: () => cursor.seek(step), at: step };
+}
+
+function blockAnswer(view, block) {
+  const { store, cursor } = view, pool = store.pool.at(cursor.step);
+  if (!pool || block >= pool.state.length) return { words: `There is no block ${formatNumber(block)}.` };
+  return { words: `Block ${block}: see its history`, go: () => view.inspector.pin({ kind: "block", block }) };
+}
+
+function eventAnswers(view, kind) {
+  const { store, cursor } = view, found = [];
+  for (let step = 0; step < store.numSteps && found.length < MOST; step++) {
+    for (const event of store.events(step)) {
+      if (event.kind !== kind || found.length === MOST) continue;
+      const why = event.reason ? `: ${plain(event.reason, 80)}` : "";
+      found.push({ words: `step ${store.label(step)}: ${plain(event.request.id)}${why}`, go: () => cursor.seek(step) });
+    }
+  }
+  return found.length ? found : [{ words: "This has not happened in any step." }];
+}
+
+/** The block, the slot and the step of a position of a request's KV. */
+function positionAnswer(view, request, position) {
+  const { store, cursor } = view, size = store.facts.block_size, logical = Math.floor(position / size);
+  const token = `Token ${formatNumber(position)} of ${plain(request.id)}`;
+  const found = store.stepThatComputed(request, position, cursor.step);
+  if (!found || !size) return { words: `${token} is in no KV block: it has never been computed.` };
+  const held = store.blockTable(request, cursor.step)[logical], now = held !== undefined && found.step <= cursor.step;
+  const step = now ? cursor.step : found.step, block = store.blockTable(request, step)[logical];
+  const how = found.cached ? "found in the prefix cache in" : "written in";
+  const slot = position % size, written = store.label(found.step);
+  const gone = !now && found.step <= cursor.step ? " The block has been given back since." : "";
+  const words = `${token}: block ${block}, slot ${slot} of ${size}, ${how} step ${written}.${gone}`;
+  const go = () => {
+    cursor.seek(step);
+    view.inspector.pin({ kind: "block", block, request: request.index, position });
+  };
+  return { words, go, block, slot, written };
+}
+
+export class SearchBox {
+  constructor(view) {
+    this.view = view;
+    const props = {
+      type: "search",
+      placeholder: "search (/)",
+      "aria-label": "Filter requests by id, or search: a request and a token, a step, an event",
+      title: "“long 700”, “step 12”, “preempted”, “block 3”, or the beginning of a request's name",
+      oninput: () => this.typed(),
+      onkeydown: (event) => this.pressed(event),
+    };
+    this.input = h("input", props);
+    this.list = h("ul", { class: "wb-answers", hidden: true, role: "status" });
+    this.element = h("div", { class: "wb-search" }, this.input, this.list);
+  }
+
+  focus() {
+    this.input.focus();
+    this.input.select();
+  }
+
+  typed() {
+    const { view } = this, query = this.input.value;
+    this.found = query.trim() ? answers(view, query) : null;
+    view.setFilter(this.found ? "" : query);
+    this.list.hidden = !this.found;
+    if (this.found) replace(this.list, this.found.map((answer) => h("li", {}, this.answer(answer))));
+  }
+
+  answer({ words, go }) {
+    if (!go) return h("span", {}, words);
+    return h("button", { type: "button", class: "wb-answer", onclick: () => this.take(go) }, words);
+  }
+
+  take(go) {
+    go();
+    this.list.hidden = true;
+    this.view.root.focus({ preventScroll: true });
+  }
+
+  pressed(event) {
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    const first = this.found?.find((answer) => answer.go);
+    if (first) this.take(first.go);
+  }
+
+  /** Close the list; returns whether it was open. */
+  close() {
+    const open = !this.list.hidden;
+    this.list.hidden = true;
+    return open;
+  }
+}

@@ -1,0 +1,33 @@
+// The surroundings of a view: its size, the visibility of its panels, and the theme of the page.
+
+/** Attributes of the page's body with which notebooks and editors announce their theme. */
+const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-vscode-theme-kind"];
+
+const NARROW_PIXELS = 860;
+
+/** Watch them for a view; returns a function that ends the watching. */
+export function watchSurroundings(view) {
+  const { root, panels } = view;
+  const size = new ResizeObserver(() => {
+    root.dataset.narrow = String(root.clientWidth < NARROW_PIXELS);
+    for (const panel of panels) panel.resized();
+    view.requestFrame();
+  });
+  size.observe(root);
+  const visibility = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      panels.find((panel) => panel.element === target).visible = isIntersecting;
+    }
+    view.requestFrame();
+  }, { rootMargin: "200px" });
+  for (const panel of panels) visibility.observe(panel.element);
+  const applyTheme = () => view.applyTheme();
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  system.addEventListener("change", applyTheme);
+  const page = new MutationObserver(applyTheme);
+  page.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
+  return () => {
+    for (const observer of [size, visibility, page]) observer.disconnect();
+    system.removeEventListener("change", applyTheme);
+  };
+}

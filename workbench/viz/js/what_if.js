@@ -1,0 +1,136 @@
+// The same requests under another configuration, simulated. Moving a slider simulates the run again, which takes a
+// fraction of a second; the result appears beside the run, and one sentence says what has changed.
+
+import { formatNumber, h, replace, select, setText } from "./dom.js";
+import { form, openBelow, popover, submitButton } from "./popovers.js";
+
+/**
+ * The fields: name, words, and the values between which a slider moves. 0 turns a cap off.
+ * @type {any[][]}
+ */
+const FIELDS = [
+  ["max_num_batched_tokens", "token budget", [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192]],
+  ["max_num_seqs", "seats", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256]],
+  ["num_blocks", "KV blocks", [32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 16384]],
+  ["long_prefill_token_threshold", "chunk cap", [0, 16, 32, 48, 64, 96, 128, 160, 192, 256, 512, 1024]],
+];
+
+const POLICIES = [["fcfs", "first come, first served"], ["priority", "priority"]];
+
+/** Milliseconds without a movement after which a simulation is asked for. */
+const REST_MS = 120;
+
+export class WhatIf {
+  constructor(view) {
+    this.view = view;
+    this.sliders = FIELDS.map(([name, words, values]) => this.slider(name, words, values));
+    this.policy = select("policy", POLICIES, () => this.changed());
+    const where = [["first", "from the first step"], ["cursor", "from the step at the cursor"]];
+    this.from = select("Begin", where, () => this.changed());
+    this.verdict = h("p", { class: "wb-verdict", role: "status" });
+    const policy = h("label", { class: "wb-slider" }, h("span", {}, "policy"), this.policy);
+    const from = h("label", { class: "wb-slider" }, h("span", {}, "begin"), this.from);
+    const again = h("button", { class: "wb-button", type: "button", onclick: () => this.reset() }, "As it was");
+    const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
+    const fields = [this.sliders.map((slider) => slider.element), policy, from];
+    const fork = form({ class: "wb-form wb-column" }, () => this.ask(), fields, bar, this.verdict);
+    const hint = "The same arrivals and sampled tokens under another configuration, simulated.";
+    this.element = popover("What if", h("p", { class: "wb-hint" }, hint), fork);
+  }
+
+  slider(name, words, values) {
+    const range = h("input", { type: "range", min: 0, step: 1, "aria-label": words });
+    const exact = h("input", { type: "number", name, min: 0, class: "wb-number-input", "aria-label": name });
+    const element = h("label", { class: "wb-slider", title: name }, h("span", {}, words), range, exact);
+    const slider = { name, range, exact, element, steps: values, before: undefined };
+    range.addEventListener("input", () => {
+      exact.value = slider.steps[Number(range.value)];
+      this.changed();
+    });
+    exact.addEventListener("input", () => {
+      this.place(slider);
+      this.changed();
+    });
+    return slider;
+  }
+
+  /** Put the handle of a slider at the value of its field. */
+  place({ range, exact, steps }) {
+    const value = Number(exact.value), at = steps.findIndex((step) => step >= value);
+    range.value = at < 0 ? steps.length - 1 : at;
+  }
+
+  open(button) {
+    if (this.opened !== this.view.store.facts) this.reset();
+    this.showChanges(this.view.other?.comparison?.fork);
+    setText(this.verdict, this.view.other?.comparison?.verdict || "");
+    openBelow(this.element, button);
+  }
+
+  /** The values of the run. */
+  reset() {
+    const { facts } = this.view.store;
+    this.opened = facts;
+    FIELDS.forEach(([name, , values], i) => {
+      const slider = this.sliders[i], value = facts.config[name] ?? 0;
+      slider.before = value;
+      slider.steps = [...new Set([...values, value])].sort((a, b) => a - b);
+      slider.range.max = slider.steps.length - 1;
+      slider.exact.value = value;
+      this.place(slider);
+    });
+    const known = POLICIES.some(([policy]) => policy === facts.config.policy);
+    if (!known && facts.config.policy) replace(this.policy, h("option", { value: "" }, "as it was"));
+    else this.policy.value = facts.config.policy || "fcfs";
+    this.from.value = "first";
+  }
+
+  /** The values of the simulation on display, also when it was asked for elsewhere. */
+  showChanges(fork) {
+    for (const slider of this.sliders) {
+      const value = fork?.changes?.[slider.name];
+      if (value === undefined) continue;
+      slider.exact.value = value;
+      this.place(slider);
+    }
+  }
+
+  changed() {
+    setText(this.verdict, "…");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.ask(), REST_MS);
+  }
+
+  /** The fields that differ from the run. */
+  changes() {
+    const { config } = this.view.store.facts, result = {};
+    for (const { name, exact, before } of this.sliders) {
+      const value = Number(exact.value);
+      if (exact.value !== "" && value !== before) result[name] = value;
+    }
+    if (this.policy.value && this.policy.value !== (config.policy || "fcfs")) result.policy = this.policy.value;
+    return result;
+  }
+
+  /** Ask for the simulation. */
+  ask() {
+    clearTimeout(this.timer);
+    const { store, cursor } = this.view;
+    const at = this.from.value === "first" ? 0 : store.label(cursor.step);
+    this.view.simulate(at, this.changes());
+  }
+
+  /** The simulation has arrived, or was refused. */
+  update(comparison) {
+    setText(this.verdict, comparison.refused || comparison.verdict || "");
+  }
+}
+
+/** The step and the fields in which a simulated run differs, as words. */
+export function forkWords({ at_step: step, changes }) {
+  const named = Object.entries(changes || {}).map(([name, value]) => {
+    const field = FIELDS.find(([known]) => known === name);
+    return `${field ? field[1] : name} ${typeof value === "number" ? formatNumber(value) : value}`;
+  });
+  return `${step ? `from step ${formatNumber(step)}` : "from the first step"} with ${named.join(", ") || "no change"}`;
+}

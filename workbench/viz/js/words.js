@@ -1,0 +1,34 @@
+// Words for chunks, shared by the panels.
+
+import { formatNumber } from "./dom.js";
+
+const KINDS = {
+  decode: "decode",
+  new_final: "whole prompt",
+  intermediate: "part of a prompt",
+  cached_final: "last chunk of a prompt",
+};
+
+/** The reasons for which requests finish. */
+const ENDS = { length: "hit max_tokens", stop: "model ended", error: "failed", abort: "aborted" };
+
+/** The reason for which a request finished. */
+export function endOf(reason) {
+  return ENDS[reason] ?? reason;
+}
+
+/** The kind of a chunk. */
+export function kindOf(chunk) {
+  return KINDS[chunk.arm];
+}
+
+/** The reason why a chunk is not longer. */
+export function limitOf(chunk) {
+  if (chunk.limitedBy === "complete") return "not limited";
+  return `limited by ${chunk.limitedBy.replaceAll("_", " ")}`;
+}
+
+/** Number of tokens with computed KV before and after a chunk. */
+export function kvOf(chunk) {
+  return `KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`;
+}
