@@ -61,7 +61,7 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
     mode = ""
     if kind.endswith(ASYNCHRONOUS):
         launcher = [python, HERE / "prediction" / "async_vllm.py"]
-        mode = " --async-scheduling"
+        mode = "--async-scheduling"
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
@@ -78,7 +78,8 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
     command = f"serve {folder.parent.parent / 'tiny'} --served-model-name m --load-format dummy --host 127.0.0.1"
     command += f" --port {port} --dtype float32 --max-model-len 4096 --enforce-eager"
     command += " --worker-cls emulated_worker.EmulatedWorker"
-    command += f" --scheduler-cls workbench.integrations.vllm.RecordingScheduler {vllm_flags({**BASE, **settings})}{mode}"
+    command += " --scheduler-cls workbench.integrations.vllm.RecordingScheduler"
+    command += f" {mode} {vllm_flags({**BASE, **settings})}"
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         return subprocess.Popen(
             [*launcher, *command.split()], env=environment, stdout=log, stderr=log, start_new_session=True
@@ -211,7 +212,8 @@ def main() -> None:
         f"median absolute error {statistics.median(abs(cell['error']) for cell in cells):.1%}, measured value inside "
         f"the interval in {sum(cell['inside'] for cell in cells) / len(cells):.0%} of {len(cells)} cases"
     )
-    save("prediction-async" if options.asynchronous else "prediction", {"base": BASE, "rate": RATE, "requests": options.requests, "rows": table, "choices": chosen})
+    results = {"base": BASE, "rate": RATE, "requests": options.requests, "rows": table, "choices": chosen}
+    save("prediction-async" if options.asynchronous else "prediction", results)
 
 
 if __name__ == "__main__":

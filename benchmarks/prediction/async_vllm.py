@@ -1,6 +1,6 @@
 """vLLM's command line with asynchronous scheduling on a CPU, where vLLM turns it off.
 
-    python async_vllm.py serve MODEL --async-scheduling ...
+python async_vllm.py serve MODEL --async-scheduling ...
 """
 
 from __future__ import annotations
