@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
-from tqdm.auto import tqdm
 
 from workbench.config import EngineConfig
+from workbench.on_demand import progress_bar
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
@@ -225,7 +225,7 @@ def simulate_at_scale(
     run = SimulatedRun(config, iter(arrivals), cost_model, policy)
     summing = _Summing(run, policy, record_steps)
     summary = summing.summary
-    with tqdm(total=total, desc="simulation", unit="request", disable=not progress) as bar:
+    with progress_bar(total, "simulation", "request", shown=progress) as bar:
         while not run.over:
             if summary.num_steps == max_steps:
                 summary.end = "max_steps"

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
-import numpy as np
-
 from workbench.field_checks import number, shown
+from workbench.on_demand import np
 from workbench.simulation.durations import measured_steps
 from workbench.simulation.fit import FitReport, StepCosts, fit, fit_coefficients
 from workbench.trace import Trace

@@ -9,8 +9,7 @@ The steps of Workbench's own Engine are called for by its user, whose pauses are
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from statistics import median
 
 from workbench.trace import StepRecord, Trace
 
@@ -70,4 +69,4 @@ def _longest_gap(trace: Trace) -> float:
         if is_busy and record.time > previous_end:
             gaps.append(record.time - previous_end)
         previous_end, is_busy = record.time + sum(record.timings.values()), leaves_work(record)
-    return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * float(np.median(gaps))) if gaps else 0.0
+    return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * median(gaps)) if gaps else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
+from workbench.on_demand import np
 
 HELD_OUT_EVERY = 5
 """Every fifth step is held out of the fit that the errors are measured on."""

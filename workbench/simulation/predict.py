@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.simulation.access_log import SOURCE
 from workbench.simulation.cost_model import CostModel, step_costs
 from workbench.simulation.fit import STALL_FACTOR, FitReport

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.config import EngineConfig
+from workbench.on_demand import progress_bar
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
@@ -103,7 +102,7 @@ def simulate_requests(
     pending = sorted(_in_memory(arrivals), key=arrival_order)
     trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
     run = SimulatedRun(config, iter(pending), cost_model, policy)
-    with tqdm(total=len(pending), desc="simulation", unit="request", disable=not progress) as bar:
+    with progress_bar(len(pending), "simulation", "request", shown=progress) as bar:
         while not run.over:
             step = run.scheduler.step
             if step == max_steps:

@@ -6,16 +6,14 @@ import copy
 import csv
 import itertools
 import json
-import multiprocessing
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.config import EngineConfig
+from workbench.on_demand import progress_bar
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
 
@@ -24,6 +22,9 @@ OBJECTIVES = {"ttft_mean": "min", "itl_mean": "min", "output_throughput": "max"}
 
 MAX_RUNS = 10_000
 """Maximum number of combinations in a grid: a misplaced value should not start a million simulations."""
+
+PROCESSES = sys.platform != "emscripten"
+"""Whether the platform has processes; a web page has none, and its sweeps run one combination after another."""
 
 Row = dict[str, Any]
 
@@ -67,7 +68,7 @@ def sweep(
     Args:
         workload: A workload with a cost model, see ``workbench.simulation.workload.read_simulation``.
         grid: Values by EngineConfig field, or by "rate".
-        jobs: Number of processes; None for one per core.
+        jobs: Number of processes; None for one per core. With 1 the runs take place in this process.
         progress: Show a progress bar of runs.
 
     Returns:
@@ -88,21 +89,30 @@ def sweep(
         raise ValueError("rate can only be swept for a workload that has generate.arrivals")
     rows: list[Row] = [{} for _ in combinations]
     jobs = min(jobs or os.cpu_count() or 1, len(combinations))
-    # Spawn processes instead of forking: this one may have threads of MLX or of a server.
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(jobs, mp_context=context) as pool,
-        tqdm(total=len(rows), desc="sweep", unit="run", disable=not progress) as bar,
-    ):
-        futures = {pool.submit(_run, content, settings): index for index, settings in enumerate(combinations)}
-        for future in as_completed(futures):
-            rows[futures[future]] = future.result()
+    with progress_bar(len(rows), "sweep", "run", shown=progress) as bar:
+        for index, row in _run_all(content, combinations, jobs):
+            rows[index] = row
             bar.update()
     return mark_pareto(rows)
 
 
+def _run_all(content: dict[str, Any], combinations: Sequence[Row], jobs: int) -> Iterator[tuple[int, Row]]:
+    """Index and row of each combination, as they become known."""
+    if jobs == 1 or not PROCESSES:
+        yield from ((index, _run(content, settings)) for index, settings in enumerate(combinations))
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    # Spawn processes instead of forking: this one may have threads of MLX or of a server.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_run, content, settings): index for index, settings in enumerate(combinations)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
 def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
-    """Run one combination in a separate process."""
+    """Run one combination, in a separate process or in this one."""
     workload = copy.deepcopy(workload)
     changes = dict(settings)
     if "rate" in changes:

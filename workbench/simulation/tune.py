@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from tqdm.auto import tqdm
-
 from workbench.field_checks import number
+from workbench.on_demand import np, with_progress
 from workbench.simulation.cost_model import CostModel
 from workbench.simulation.fork import recorded_config
 from workbench.simulation.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
@@ -256,7 +254,7 @@ def tune(
     predictor = Predictor(trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws)
     scored: list[tuple[float, dict[str, Any]]] = []
     rows: list[dict[str, Any]] = []
-    for settings in tqdm(combinations, desc="sweep", unit="setting", disable=not progress):
+    for settings in with_progress(combinations, "sweep", "setting", shown=progress):
         changes = {name: value for name, value in settings.items() if now.get(name) != value}
         try:
             run = predictor.simulate(**changes)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from workbench.trace.divergence import (
     Divergence,
@@ -146,7 +145,7 @@ class Comparison:
             both = [(before, after) for before, after in values if before is not None and after is not None]
             if not both:
                 continue
-            old, new = (float(np.mean(column)) for column in zip(*both))
+            old, new = (fmean(column) for column in zip(*both))
             gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
             lines.append(f"mean {title}: {number(old)} -> {number(new)} {self.unit}; {gain} requests gain, {pay} pay")
         return lines
@@ -311,8 +310,8 @@ def _ttft(metrics: RequestMetrics, unit: str) -> float | None:
 
 
 def _itl(metrics: RequestMetrics, unit: str) -> float | None:
-    gaps: np.ndarray = metrics.itl_seconds if unit == "s" else metrics.itl_steps
-    return float(gaps.mean()) if len(gaps) else None
+    gaps = metrics.gaps(unit)
+    return fmean(gaps) if gaps else None
 
 
 def _size_of_change(request: RequestComparison) -> tuple[float, ...]:

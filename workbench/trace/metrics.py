@@ -9,10 +9,15 @@ Latencies are defined in ``workbench.trace.latency``. In brackets: vLLM's Promet
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.latency import Latency
 from workbench.trace.speculation_metrics import SpeculationMetrics
@@ -72,6 +77,10 @@ class RequestMetrics:
     def itl_seconds(self) -> np.ndarray:
         """Seconds between consecutive tokens, float64; empty without a clock."""
         return np.diff(np.asarray(self.token_times, np.float64))
+
+    def gaps(self, unit: str) -> list[float]:
+        """The same as plain numbers: seconds between consecutive tokens if ``unit`` is "s", and steps otherwise."""
+        return [after - before for before, after in pairwise(self.token_times if unit == "s" else self.token_steps)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,13 +156,13 @@ class Distribution:
     max: float | None = None
 
     @classmethod
-    def of(cls, values: np.ndarray | list[float]) -> Distribution:
+    def of(cls, values: Iterable[float]) -> Distribution:
         """The distribution of these values."""
-        values = np.asarray(values, np.float64)
-        if not len(values):
+        ordered = sorted(map(float, values))
+        if not ordered:
             return cls(0)
-        p50, p95, p99 = np.percentile(values, [50, 95, 99])
-        return cls(len(values), float(values.mean()), float(p50), float(p95), float(p99), float(values.max()))
+        p50, p95, p99 = (_percentile(ordered, percent) for percent in (50, 95, 99))
+        return cls(len(ordered), fmean(ordered), p50, p95, p99, ordered[-1])
 
     @property
     def median(self) -> float | None:
@@ -220,14 +229,22 @@ class TraceMetrics:
     Attributes:
         summary: The run in a few numbers.
         requests: Metrics of each request, in order of arrival.
-        steps: Columns with one entry per step.
+        columns: The fields of StepMetrics as plain arrays, by name.
+        block_size: Slots per KV block.
         speculation: The fate of drafts, and of rows computed ahead.
     """
 
     summary: Summary
     requests: dict[str, RequestMetrics]
-    steps: StepMetrics
+    columns: Mapping[str, array[Any]]
+    block_size: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+
+    @cached_property
+    def steps(self) -> StepMetrics:
+        """Columns with one entry per step."""
+        columns = {name: np.array(column) for name, column in self.columns.items()}
+        return StepMetrics(**columns, block_size=self.block_size)
 
     def __repr__(self) -> str:
         return _table(self.summary, self.speculation)
@@ -238,6 +255,14 @@ class TraceMetrics:
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """A percentile of sorted values, interpolated as ``numpy.percentile`` does by default."""
+    place = (len(ordered) - 1) * (percent / 100)
+    index = int(place)
+    low, high, part = ordered[index], ordered[min(index + 1, len(ordered) - 1)], place - index
+    return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
 
 
 _LATENCIES = (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Mapping
+from itertools import chain
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from workbench.trace.block_replay import BlockReplay
 from workbench.trace.latency import Latency, LatencyAccumulator, RequestTimes
 from workbench.trace.lines import RequestInfo
-from workbench.trace.metrics import Distribution, RequestMetrics, StepMetrics, Summary, TraceMetrics
+from workbench.trace.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
 from workbench.trace.records import StepRecord
 from workbench.trace.speculation_metrics import SpeculationCounter
 
@@ -89,8 +90,8 @@ class MetricsCollector:
         self._latencies = LatencyAccumulator()
         self._speculation = SpeculationCounter()
         self._blocks = BlockReplay.at_start_of(trace)
-        self._floats = {name: array("d") for name in ("time", "duration")}
-        self._counts = {name: array("q") for name in _COUNTS}
+        self._floats: dict[str, array[Any]] = {name: array("d") for name in ("time", "duration")}
+        self._counts: dict[str, array[Any]] = {name: array("q") for name in _COUNTS}
 
     def collect(self) -> TraceMetrics:
         """The metrics up to the latest step."""
@@ -101,11 +102,11 @@ class MetricsCollector:
         for index in range(self._num_read, num_steps):
             self._read(self._trace[index])
             self._num_read = index + 1
-        columns = {name: np.array(column) for name, column in (*self._floats.items(), *self._counts.items())}
-        steps = StepMetrics(**columns, block_size=self._trace.block_size)
+        columns = {name: column[:] for name, column in {**self._floats, **self._counts}.items()}
         timed = self._latencies.timed
         requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
-        return TraceMetrics(_summarise(requests, steps, timed), requests, steps, self._speculation.metrics())
+        summary = _summarise(requests, columns, timed)
+        return TraceMetrics(summary, requests, columns, self._trace.block_size, self._speculation.metrics())
 
     def _read(self, record: StepRecord) -> None:
         end = self._latencies.add(record).end
@@ -167,46 +168,44 @@ class MetricsCollector:
         return self._add_request(RequestInfo(request_id, 0))
 
 
-def _summarise(requests: dict[str, RequestMetrics], steps: StepMetrics, timed: bool) -> Summary:
+def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
     def latencies(name: str) -> Distribution:
         spans = [span for request in requests.values() if (span := getattr(request, name)) is not None]
         return Distribution.of([span.seconds if timed else span.steps for span in spans])
 
-    gaps = [request.itl_seconds if timed else request.itl_steps for request in requests.values()]
-    num_steps = len(steps.step)
-    duration = float(steps.time[-1] + steps.duration[-1] - steps.time[0]) if timed and num_steps else float(num_steps)
-    num_scheduled = int(steps.num_tokens.sum())
+    unit = "s" if timed else "steps"
+    num_steps = len(steps["step"])
+    duration = steps["time"][-1] + steps["duration"][-1] - steps["time"][0] if timed and num_steps else float(num_steps)
+    num_scheduled = sum(steps["num_tokens"])
     num_output = sum(request.num_output_tokens for request in requests.values())
-    busy = steps.num_tokens > 0
+    budget_use = [
+        tokens / budget for tokens, budget in zip(steps["num_tokens"], steps["token_budget"]) if tokens and budget
+    ]
+    kv_use = [
+        owned / (owned + free)
+        for owned, free in zip(steps["owned_blocks"], steps["free_blocks"])
+        if owned >= 0 and owned + free > 0
+    ]
     return Summary(
-        unit="s" if timed else "steps",
+        unit=unit,
         num_steps=num_steps,
         num_requests=len(requests),
         num_finished=sum(request.finish_step is not None for request in requests.values()),
         num_scheduled_tokens=num_scheduled,
         num_output_tokens=num_output,
-        num_recomputed_tokens=int(steps.num_recomputed_tokens.sum()),
-        num_cached_tokens=int(steps.num_cached_tokens.sum()),
-        num_preemptions=int(steps.num_preempted.sum()),
+        num_recomputed_tokens=sum(steps["num_recomputed_tokens"]),
+        num_cached_tokens=sum(steps["num_cached_tokens"]),
+        num_preemptions=sum(steps["num_preempted"]),
         duration=duration,
         output_throughput=num_output / duration if duration > 0 else None,
         total_throughput=num_scheduled / duration if duration > 0 else None,
-        mean_budget_use=_mean(steps.budget_use[busy]),
-        mean_kv_use=_mean(steps.kv_use),
-        peak_kv_use=max(_known(steps.kv_use).tolist(), default=None),
+        mean_budget_use=fmean(budget_use) if budget_use else None,
+        mean_kv_use=fmean(kv_use) if kv_use else None,
+        peak_kv_use=max(kv_use, default=None),
         ttft=latencies("ttft"),
-        itl=Distribution.of(np.concatenate(gaps) if gaps else []),
+        itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
         queue=latencies("queue"),
         prefill=latencies("prefill"),
         e2e=latencies("e2e"),
-        first_step=int(steps.step[0]) if num_steps else 0,
+        first_step=steps["step"][0] if num_steps else 0,
     )
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    return values[~np.isnan(values)]
-
-
-def _mean(values: np.ndarray) -> float | None:
-    known = _known(values)
-    return float(known.mean()) if len(known) else None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import numpy as np
 
+from workbench.on_demand import np
 from workbench.trace.attached import picture
 from workbench.trace.block_replay import BlockReplay
 from workbench.trace.errors import TraceError
@@ -103,13 +104,12 @@ class _CompactKeyframe:
     """The state of a replay in 4 bytes per block id, which a seek reads faster than a tuple."""
 
     def __init__(self, replay: BlockReplay) -> None:
-        self._free = np.fromiter(replay.free, np.int32, len(replay.free))
-        self._cached = np.fromiter(replay.cached, np.int32, len(replay.cached))
+        self._free, self._cached = array("i", replay.free), array("i", replay.cached)
         self._tables = {request_id: tuple(table) for request_id, table in replay.tables.items()}
         self._others = {rid: tuple([tuple(table) for table in tables]) for rid, tables in replay.other_tables.items()}
 
     def replay(self, trace: Trace) -> BlockReplay:
-        free, cached = (tuple(block_ids.tolist()) for block_ids in (self._free, self._cached))
+        free, cached = (tuple(block_ids) for block_ids in (self._free, self._cached))
         keyframe = Keyframe(0, self._tables, free_block_ids=free, cached_block_ids=cached, other_tables=self._others)
         return BlockReplay(trace.block_size, None, keyframe, progress=False, groups=trace.kv_cache_groups)
 

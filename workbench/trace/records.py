@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from workbench._moved import moved_names
+from workbench.on_demand import np
 from workbench.trace.attached import picture
 from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field

@@ -8,10 +8,11 @@ import logging
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from workbench.on_demand import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("workbench")
 
-T = TypeVar("T")
-
 
 def save(trace: Trace, path: str | os.PathLike[str], *, progress: bool) -> None:
     """Write a trace under a temporary name and rename it; see ``Trace.save``."""
@@ -32,7 +31,9 @@ def save(trace: Trace, path: str | os.PathLike[str], *, progress: bool) -> None:
         writer = TraceWriter(unfinished, trace.meta)
         try:
             num_lines = len(trace.requests) + len(trace) + len(trace.supplements)
-            for line in _with_progress(lines_of(trace), num_lines, f"save {Path(path).name}", progress):
+            for line in with_progress(
+                lines_of(trace), f"save {Path(path).name}", "line", shown=progress, total=num_lines
+            ):
                 writer.write(line, flush=False)
             writer.close(trace.end)
         finally:
@@ -84,7 +85,7 @@ def load(kind: type[Trace], path: str | os.PathLike[str], *, progress: bool) -> 
     """Read a trace and check every line; see ``Trace.load``."""
     trace: Trace | None = None
     with _no_cyclic_gc():
-        for number, line in _with_progress(read_lines(path), None, f"load {Path(path).name}", progress):
+        for number, line in with_progress(read_lines(path), f"load {Path(path).name}", "line", shown=progress):
             try:
                 if isinstance(line, TraceMeta):
                     trace = kind(line)
@@ -115,14 +116,6 @@ def _take(trace: Trace, line: TraceLine | str) -> None:
     elif isinstance(line, str):
         trace.end = "cut"
         trace.problems.append(line)
-
-
-def _with_progress(lines: Iterable[T], total: int | None, title: str, progress: bool) -> Iterable[T]:
-    if not progress:
-        return lines
-    from tqdm.auto import tqdm
-
-    return tqdm(lines, total=total, desc=title, unit="line")
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.viz.reprs import fragment
 
 if TYPE_CHECKING:

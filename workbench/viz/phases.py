@@ -6,8 +6,7 @@ import base64
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.viz.words import kind_of, limit_of
 
 MOST_VALUES = 48

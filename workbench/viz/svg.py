@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.trace.pool_state import PoolState
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale

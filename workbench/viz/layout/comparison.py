@@ -11,9 +11,6 @@ from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from workbench.trace.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
 
@@ -68,16 +65,12 @@ def verdict(found: Comparison) -> str:
         else:
             parts.append(f"first token of {name} {_time(before, found.unit)} -> {_time(after, found.unit)}")
     pauses = [
-        max((float(gaps.max()) for gaps in (_gaps(metrics, found.unit) for metrics in side) if len(gaps)), default=None)
+        max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
     ]
     if pauses[0] is not None and pauses[1] is not None:
         parts.append(f"longest pause {_time(pauses[0], found.unit)} -> {_time(pauses[1], found.unit)}")
     return "; ".join(parts)
-
-
-def _gaps(metrics: RequestMetrics, unit: str) -> np.ndarray:
-    return metrics.itl_seconds if unit == "s" else metrics.itl_steps
 
 
 def _time(value: float, unit: str) -> str:

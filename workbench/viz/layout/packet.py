@@ -11,8 +11,8 @@ import struct
 from typing import Any
 
 import msgspec
-import numpy as np
 
+from workbench.on_demand import np
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
     EVENT_KINDS,

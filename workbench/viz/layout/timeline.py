@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.trace.records import StepRecord
 
 MARKED_EVENTS = ("admit", "resume", "preempt", "finish")
