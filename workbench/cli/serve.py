@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_model_option
+from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,19 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--api-key", help=f"key that clients must send; better set as {API_KEY_VARIABLE}")
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="keys with names, one a line: NAME KEY [REQUESTS_PER_MINUTE]"
+    )
+    parser.add_argument(
+        "--max-requests-per-minute",
+        type=float,
+        metavar="N",
+        help="maximum number of POST requests of each key per minute; one more gets status 429 (default: any number)",
+    )
+    parser.add_argument(
+        "--access-log", metavar="FILE", help="append a line per request, in combined log format; - is standard output"
+    )
+    parser.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
     parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
     parser.add_argument(
         "--allowed-host", action="append", default=[], metavar="NAME", help="a name of this server; may be repeated"
@@ -88,6 +102,9 @@ def run(options: argparse.Namespace) -> int:
         host=options.host,
         port=options.port,
         api_key=options.api_key or os.environ.get(API_KEY_VARIABLE),
+        api_keys=read_api_keys(options.api_key_file) if options.api_key_file else (),
+        max_requests_per_minute=options.max_requests_per_minute,
+        access_log=options.access_log,
         insecure=options.insecure,
         allowed_hosts=tuple(options.allowed_host),
         max_queue=options.max_queue,
@@ -98,7 +115,12 @@ def run(options: argparse.Namespace) -> int:
         trusted_proxies=tuple(options.trusted_proxy),
         drain_seconds=options.drain_seconds,
     )
-    settings.tls_context()  # before the model is loaded
+    settings.check_files()
+    if options.check:
+        from workbench.serve.exposure import exposure
+
+        print(exposure(settings, options.api_key_file))
+        return 0
     from workbench.config import EngineConfig
     from workbench.distributed.job import run_job
     from workbench.serve.server import serve

@@ -12,6 +12,7 @@ from tornado.iostream import StreamClosedError
 
 from workbench.config import SamplingParams
 from workbench.serve.errors import ApiError, internal_error
+from workbench.serve.guard import stream_of
 from workbench.serve.handlers import ApiHandler
 from workbench.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
 from workbench.serve.responses import Answer, joined
@@ -36,7 +37,9 @@ class CompletionsHandler(ApiHandler):
             kind = ChatRequest if self.chat else CompletionRequest
             raise ApiError(400, str(problem), param=field_of(str(problem), kind)) from None
         self.check_model(body.model)
-        name = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex[:24]}"
+        # The name of the key is part of the request's id, which every view of the trace shows.
+        parts = "chatcmpl" if self.chat else "cmpl", stream_of(self.request).user, uuid.uuid4().hex[:24]
+        name = "-".join(filter(None, parts))
         choices = [(prompt, params) for prompt in prompts for params in sampling]
         streams = await self.bridge.submit(
             [(f"{name}-{i}", prompt, params, body.priority or 0) for i, (prompt, params) in enumerate(choices)],

@@ -5,16 +5,16 @@ One router stands before the API, the dashboard, its websocket and the trace, so
 - *Host*: a web page elsewhere can point its own name at 127.0.0.1 ("DNS rebinding") and read the answers. The browser
   then sends that name, so only addresses, "localhost" and the names in ``allowed_hosts`` are served.
 - *Origin*: browsers let any page open a websocket or post a form to any server, and send the page's origin.
-- *API key*: compared in constant time. A browser cannot add the header to a page or a websocket, so /dashboard takes
-  the key once as ``?api_key=`` and turns it into a cookie that scripts cannot read and other sites cannot send.
+- *API key*: compared in constant time (workbench/serve/keys.py), and limited in its POST requests per minute. A browser
+  cannot add the header to a page or a websocket, so /dashboard takes the key once as ``?api_key=`` and turns it into a
+  cookie that scripts cannot read and other sites cannot send.
 - *Body*: a body that is too large is read to its end and dropped, because a client that is still sending would not see
   an answer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import math
 from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import cast
@@ -31,7 +31,8 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
-from workbench.serve.errors import ApiError, unavailable
+from workbench.serve.errors import ApiError, too_busy, unavailable
+from workbench.serve.keys import ApiKey, KeyRing
 from workbench.serve.pages import PageInTurn, PageQueue
 from workbench.serve.settings import LOOPBACK_NAMES, ServeSettings, is_address
 from workbench.serve.sockets import WatchedStream
@@ -60,6 +61,7 @@ class Guard(Router):
         self._api = api
         self._dashboard = dashboard
         self._pages = PageQueue()
+        self._keys = KeyRing(settings.keys)
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
         """The handler of a request: one of the applications, or a rejection."""
@@ -74,7 +76,7 @@ class Guard(Router):
 
     def _find(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
         stream = stream_of(request)
-        stream.farewell = None
+        stream.begin_request()
         if stream.client in self._settings.trusted_proxies and request.headers.get("X-Forwarded-Proto") == "https":
             request.protocol = "https"
         if stream.is_reserve and request.path not in OPEN_PATHS:
@@ -82,10 +84,13 @@ class Guard(Router):
         check_path(request.path)
         check_host(request.headers, self._settings.allowed_hosts)
         check_origin(request.headers)
-        if self._settings.api_key is not None and request.path not in OPEN_PATHS:
+        if self._keys and request.path not in OPEN_PATHS:
             if cookie := self._sign_in(request):
                 return self._api.get_handler_delegate(request, SignIn, {"cookie": cookie})
-            check_api_key(request.headers, self._settings.api_key)
+            key = find_api_key(request.headers, self._keys)
+            stream.user = key.name
+            if request.method == "POST" and (seconds := self._keys.take(key)):
+                raise too_busy(f"the key may send {key.per_minute:g} requests a minute", math.ceil(seconds))
         if not _is_dashboard(request.path):
             return self._api.find_handler(request, **kwargs)
         # Bokeh would open a session under any name that an argument or a header gives.
@@ -111,10 +116,12 @@ class Guard(Router):
         given = parse_qs(request.query).get("api_key", [""])[0]
         if request.method != "GET" or request.path != DASHBOARD or not given:
             return None
-        if not _equal(given, self._settings.api_key or ""):
+        key = self._keys.find(given)
+        if key is None:
             raise _wrong_key()
+        stream_of(request).user = key.name
         secure = "; Secure" if request.protocol == "https" else ""
-        return f"{COOKIE}={_digest(given)}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        return f"{COOKIE}={key.digest}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
 def stream_of(request: HTTPServerRequest) -> WatchedStream:
@@ -168,21 +175,24 @@ def check_origin(headers: HTTPHeaders) -> None:
         raise ApiError(403, "this Origin is not served: only the server's own pages may call it from a browser")
 
 
-def check_api_key(headers: HTTPHeaders, api_key: str) -> None:
-    """Reject requests with neither the key nor its cookie.
+def find_api_key(headers: HTTPHeaders, keys: KeyRing) -> ApiKey:
+    """The key that a request brings, itself or as the cookie.
 
     Raises:
-        ApiError: Status 401.
+        ApiError: Status 401: it brings neither.
     """
     scheme, _, given = headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and _equal(given.strip(), api_key):
-        return
+    key = keys.find(given.strip()) if scheme.lower() == "bearer" else None
+    if key is not None:
+        return key
     try:
         cookie = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
     except CookieError:
         cookie = None
-    if cookie is None or not _equal(cookie.value, _digest(api_key)):
+    key = None if cookie is None else keys.find_digest(cookie.value)
+    if key is None:
         raise _wrong_key()
+    return key
 
 
 def _wrong_key() -> ApiError:
@@ -203,15 +213,6 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
-
-
-def _equal(given: str, expected: str) -> bool:
-    """Whether two texts are equal, in a time that depends neither on their lengths nor on where they differ."""
-    return hmac.compare_digest(_digest(given), _digest(expected))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class BodyLimit(HTTPMessageDelegate):

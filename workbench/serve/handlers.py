@@ -176,7 +176,7 @@ class OpenApi(ApiHandler):
 
     def get(self) -> None:
         """The description."""
-        self.answer(describe(needs_key=self.bridge.settings.api_key is not None))
+        self.answer(describe(needs_key=bool(self.bridge.settings.keys)))
 
 
 class Metrics(ApiHandler):

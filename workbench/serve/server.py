@@ -10,6 +10,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bokeh.server.server import BaseServer
@@ -18,10 +19,11 @@ from panel.io.application import build_applications
 from panel.io.server import get_server  # noqa: F401  (importing it puts Panel's handlers in place of Bokeh's)
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
-from tornado.web import Application
+from tornado.web import Application, RequestHandler
 
 from workbench.field_checks import printable
 from workbench.serve import handlers
+from workbench.serve.access_log import AccessLog
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
 from workbench.serve.guard import COOKIE, DASHBOARD, Guard
@@ -33,6 +35,9 @@ from workbench.viz.app import make_app
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
+
+LogRequest = Callable[[RequestHandler], None]
+"""A function that is called with each handler that has answered."""
 
 
 class Server:
@@ -48,13 +53,17 @@ class Server:
         dashboard: Bokeh's application.
 
     Raises:
-        OSError: The port is in use.
+        OSError: The port is in use, or the access log cannot be opened.
     """
 
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self._settings = settings
         self._stop = asyncio.Event()
         self.bridge = EngineBridge(engine, settings, asyncio.get_running_loop())
+        self._access_log = (
+            None if settings.access_log is None else AccessLog(settings.access_log, settings.trusted_proxies)
+        )
+        log_request: LogRequest = self._access_log or (lambda handler: None)
         sockets = bind_sockets(settings.port, settings.host)
         self.port: int = sockets[0].getsockname()[1]
         self.dashboard = BokehTornado(
@@ -67,8 +76,9 @@ class Server:
             # Headers and cookies that are not excluded end up in the page, in the token of its session.
             exclude_headers=["Authorization", "Cookie"],
             exclude_cookies=[COOKIE],
+            log_function=log_request,
         )
-        guard = Guard(settings, make_api(self.bridge), self.dashboard)
+        guard = Guard(settings, make_api(self.bridge, log_request), self.dashboard)
         self.listener = Listener(guard, settings)
         self.listener.add_sockets(sockets)
         self._bokeh = BaseServer(IOLoop.current(), self.dashboard, self.listener)
@@ -89,9 +99,11 @@ class Server:
             watching.cancel()
             self.listener.stop()
             self._bokeh.stop()
+            if self._access_log is not None:
+                self._access_log.close()
 
 
-def make_api(bridge: EngineBridge) -> Application:
+def make_api(bridge: EngineBridge, log_request: LogRequest = lambda handler: None) -> Application:
     """All endpoints but the dashboard."""
     routes: list[tuple[str, Any]] = [
         ("/", handlers.Root),
@@ -111,7 +123,7 @@ def make_api(bridge: EngineBridge) -> Application:
         [(path, handler, shared) for path, handler in routes],
         default_handler_class=handlers.NotFound,
         default_handler_args=shared,
-        log_function=lambda handler: None,
+        log_function=log_request,
         compress_response=False,
     )
 

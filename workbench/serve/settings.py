@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from workbench.field_checks import integer, number
+from workbench.serve.keys import MAX_PER_MINUTE, ApiKey
 
 LOOPBACK_NAMES = ("localhost",)
 
@@ -18,7 +20,10 @@ class ServeSettings:
     Attributes:
         host: Address to listen on. One that other machines can reach needs ``api_key`` or ``insecure``.
         port: Port to listen on; 0 takes a free one.
-        api_key: Key that clients must send; None for no key.
+        api_key: Key that clients must send, without a name; None for no such key.
+        api_keys: Keys with names, any of which clients may send, such as those of ``read_api_keys``.
+        max_requests_per_minute: Maximum number of POST requests per minute for each key without a limit; None for any.
+        access_log: File to which a line per request is appended; "-" for standard output; None for no log.
         insecure: Allow an address that other machines can reach without an API key.
         allowed_hosts: Names by which clients may call the server, besides IP addresses and "localhost".
         max_queue: Maximum number of waiting requests, besides the ``max_num_seqs`` that run; one more gets status 429.
@@ -40,6 +45,9 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
+    max_requests_per_minute: float | None = None
+    access_log: str | None = None
     insecure: bool = False
     allowed_hosts: tuple[str, ...] = ()
     max_queue: int = 256
@@ -65,13 +73,30 @@ class ServeSettings:
         for proxy in self.trusted_proxies:
             if not is_address(proxy):
                 raise ValueError(f"trusted_proxies must hold IP addresses, got {proxy!r}")
-        if self.api_key is not None and (len(self.api_key) < 8 or not self.api_key.isascii()):
-            raise ValueError("api_key must have at least 8 characters, all of them ASCII")
-        if not self.is_local and self.api_key is None and not self.insecure:
+        keys = self.keys
+        if self.max_requests_per_minute is not None:
+            number("max_requests_per_minute", self.max_requests_per_minute, 0, MAX_PER_MINUTE, low_open=True)
+            if not keys:
+                raise ValueError("max_requests_per_minute limits each key: give --api-key-file FILE or --api-key KEY")
+        if not self.is_local and not keys and not self.insecure:
             raise ValueError(
-                f"host={self.host!r} can be reached from other machines: give --api-key KEY, "
+                f"host={self.host!r} can be reached from other machines: give --api-key KEY, --api-key-file FILE, "
                 "or --insecure to serve everyone without a key"
             )
+
+    @cached_property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys, with their limits.
+
+        Raises:
+            ValueError: ``api_key`` is too short, or a character of it is no printable ASCII.
+        """
+        unnamed = () if self.api_key is None else (ApiKey.of(self.api_key),)
+        default = self.max_requests_per_minute
+        return tuple(
+            key if key.per_minute is not None else replace(key, per_minute=default)
+            for key in (*unnamed, *self.api_keys)
+        )
 
     def tls_context(self) -> ssl.SSLContext | None:
         """The certificate to serve https with, or None.
@@ -91,6 +116,19 @@ class ServeSettings:
         except (OSError, ValueError) as problem:
             raise ValueError(f"--tls-cert {self.tls_cert}, --tls-key {self.tls_key}: {problem}") from None
         return context
+
+    def check_files(self) -> None:
+        """Open the certificate and the access log, before a model is loaded for nothing.
+
+        Raises:
+            ValueError: One of them cannot be opened.
+        """
+        self.tls_context()
+        if self.access_log not in (None, "-"):
+            try:
+                open(self.access_log, "ab").close()
+            except OSError as problem:
+                raise ValueError(f"--access-log {self.access_log}: {problem.strerror or problem}") from None
 
     @property
     def is_local(self) -> bool:

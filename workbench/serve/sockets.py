@@ -48,6 +48,7 @@ class WatchedStream(BaseIOStream):
         is_reserve: The server has no connection left: this one is answered with status 503, except for /health.
         farewell: Bytes that tell a reader why it is cut off, in the protocol that it speaks at the time.
         num_requests: Number of requests whose headers were awaited.
+        user: Name of the API key of the request that is being served; "" without one.
     """
 
     def watch(self, client: str, *, is_reserve: bool, on_closed: Callable[[WatchedStream], None]) -> None:
@@ -56,6 +57,8 @@ class WatchedStream(BaseIOStream):
         self.is_reserve = is_reserve
         self.farewell: Callable[[str], bytes] | None = None
         self.num_requests = 0
+        self.user = ""
+        self._written_before = 0
         self.cut_off_because = ""
         self._on_closed = on_closed
         self._in_headers = False
@@ -98,6 +101,15 @@ class WatchedStream(BaseIOStream):
     def num_unsent(self) -> int:
         """Number of bytes that wait for the reader."""
         return len(self._write_buffer) if self._write_buffer is not None else 0
+
+    @property
+    def num_sent_for_request(self) -> int:
+        """Number of bytes of the answer so far, headers included."""
+        return self._total_write_index - self._written_before
+
+    def begin_request(self) -> None:
+        """Forget what belonged to the request before."""
+        self.user, self.farewell, self._written_before = "", None, self._total_write_index
 
     def write(self, data: bytes | memoryview) -> Future[None]:
         """Send, or cut off a reader that is too far behind.

@@ -1,0 +1,103 @@
+"""The access log: a line per answered request, in the combined log format of Apache and nginx.
+
+    127.0.0.1 - alice [22/Nov/2026:15:58:01 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "curl/8.5"
+
+Fields: address, "-", name of the API key, time, request, status, bytes sent with the headers (Apache's ``%O``),
+referrer, user agent. The query is left out, because /dashboard takes the key there. A file that has been moved or
+removed, as logrotate does, is opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from logging.handlers import WatchedFileHandler
+from typing import cast
+
+from tornado.http1connection import HTTP1Connection
+from tornado.httputil import HTTPServerRequest
+from tornado.web import RequestHandler
+
+from workbench.serve.settings import is_address
+from workbench.serve.sockets import WatchedStream
+
+log = logging.getLogger("workbench")
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+MAX_FIELD = 1000
+"""Maximum number of characters of the address, the referrer and the user agent."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status, as in nginx' logs, of a request whose client left before an answer began."""
+
+
+class AccessLog:
+    """Writes the line of each request; called by Tornado when its answer is complete.
+
+    Args:
+        destination: File to append to; "-" for standard output.
+        trusted_proxies: Addresses of proxies whose X-Forwarded-For names the client.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(self, destination: str, trusted_proxies: tuple[str, ...] = ()) -> None:
+        self._trusted = trusted_proxies
+        self._handler = logging.StreamHandler(sys.stdout) if destination == "-" else _LogFile(destination, delay=False)
+
+    def __call__(self, handler: RequestHandler) -> None:
+        """Write the line of a request."""
+        line = self.line(handler.request, handler.get_status())
+        self._handler.handle(logging.LogRecord("access", logging.INFO, __file__, 0, line, None, None))
+
+    def line(self, request: HTTPServerRequest, status: int) -> str:
+        """The line of a request that has been answered."""
+        stream = cast(WatchedStream, cast(HTTP1Connection, request.connection).stream)
+        if stream.closed() and not stream.num_sent_for_request:
+            status = CLIENT_CLOSED_REQUEST
+        agent, referrer = (escape(request.headers.get(name, "")) or "-" for name in ("User-Agent", "Referer"))
+        return (
+            f"{client_of(request, stream, self._trusted)} - {stream.user or '-'} [{clock_time(time.time())}] "
+            f'"{escape(f"{request.method} {request.path} {request.version}")}" {status} '
+            f'{stream.num_sent_for_request or "-"} "{referrer}" "{agent}"'
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()
+
+
+class _LogFile(WatchedFileHandler):
+    """A file whose failures go to the server's own log, which counts what repeats."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say that the line is lost."""
+        log.warning("the access log cannot be written: %s", sys.exc_info()[1])
+
+
+def client_of(request: HTTPServerRequest, stream: WatchedStream, trusted_proxies: tuple[str, ...]) -> str:
+    """The address of a client: behind trusted proxies, the last one in X-Forwarded-For that is no such proxy."""
+    client = stream.client
+    forwarded = request.headers.get("X-Forwarded-For", "").split(",")
+    while client in trusted_proxies and forwarded:
+        before = forwarded.pop().strip()
+        if not is_address(before):
+            break
+        client = before
+    return client
+
+
+def clock_time(seconds: float) -> str:
+    """A time as the log format writes it, in UTC; month names do not depend on the language of the system."""
+    now = time.gmtime(seconds)
+    return f"{now.tm_mday:02}/{MONTHS[now.tm_mon - 1]}/{now.tm_year}:{time.strftime('%H:%M:%S', now)} +0000"
+
+
+def escape(text: str) -> str:
+    r"""A field as Apache writes it: quotes and backslashes behind a backslash, other special bytes as ``\xHH``."""
+    data = text[:MAX_FIELD].encode("latin-1", "backslashreplace")
+    return "".join(
+        f"\\{chr(byte)}" if byte in b'"\\' else chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in data
+    )
