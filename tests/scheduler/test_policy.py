@@ -262,6 +262,45 @@ def test_a_policy_cannot_change_requests(change, caplog):
     assert "vLLM's rule is used instead" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda view: view.kv_cache.allocate_slots(view.waiting[0], 20),
+        lambda view: view.kv_cache.free(view.waiting[0]),
+        lambda view: view.kv_cache.block_pool.get_new_blocks(1),
+        lambda view: setattr(view.kv_cache, "num_free_blocks", 0),
+        lambda view: setattr(view.kv_cache, "block_pool", None),
+        lambda view: setattr(view, "kv_cache", None),
+    ],
+)
+def test_a_policy_cannot_change_kv_blocks(change, caplog):
+    class MeddlingWithBlocks(SchedulingPolicy):
+        def waiting_order(self, view):
+            change(view)
+            return view.waiting
+
+    workload = {"requests": [{"id": name, "prompt": {"len": 20}, "max_tokens": 3} for name in "ab"]}
+    trace = simulate(workload, policy=MeddlingWithBlocks())
+    assert trace.end == "done" and list(trace) == list(simulate(workload))
+    assert "vLLM's rule is used instead" in caplog.text
+
+
+def test_a_policy_sees_free_blocks_and_the_prefix_cache():
+    seen = {}
+
+    class Watching(SchedulingPolicy):
+        def waiting_order(self, view):
+            assert view.kv_cache.num_free_blocks == view.num_free_blocks
+            for request in view.waiting:
+                seen[request.request_id] = view.kv_cache.num_computed_tokens(request), view.num_left(request)
+            return view.waiting
+
+    prompt = {"len": 40, "seed": "same"}
+    requests = [{"id": name, "prompt": prompt, "max_tokens": 2, "arrival_step": 3 * i} for i, name in enumerate("ab")]
+    simulate({"config": {"block_size": 16}, "requests": requests}, policy=Watching())
+    assert seen == {"a": (0, 40), "b": (32, 8)}
+
+
 @pytest.mark.parametrize("problem", [SystemExit, GeneratorExit, ValueError])
 def test_a_policy_that_raises_anything_does_not_end_the_run(problem, caplog):
     class Raising(SchedulingPolicy):

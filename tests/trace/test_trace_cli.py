@@ -51,6 +51,28 @@ def test_diff(tmp_path, capsys):
     assert "first divergence: step 0, a: a computes tokens [0, 50), b computes tokens [0, 20)" in printed
 
 
+@pytest.mark.parametrize(
+    "command", [["info"], ["narrate"], ["diff"], ["explain", "--slowest", "4"], ["explain"]], ids=" ".join
+)
+def test_names_cannot_steer_the_terminal(tmp_path, capsys, command):
+    """Names in a file may hold escape sequences, line breaks and marks that reverse the text."""
+    evil = "\x1b]0;title\x07\x1b[2J\nFORGED\u202e"
+    requests = [{"id": f"{evil}{i}", "prompt": {"len": 20 + i}, "max_tokens": 9} for i in range(4)]
+    trace = simulate({"config": {"num_blocks": 12, "block_size": 4, "max_num_seqs": 2}, "requests": requests})
+    path = tmp_path / "t.jsonl"
+    trace.save(path)
+    meta, _, rest = path.read_text().partition("\n")
+    meta = json.dumps({**json.loads(meta), "source": evil, "model": {"name": evil}})
+    path.write_text(f"{meta}\n{rest}")
+    name, *options = command
+    more = [str(path)] if name == "diff" else [] if options or name != "explain" else [f"{evil}3"]
+    assert main(["trace", name, str(path), *more, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "FORGED" in printed or name == "narrate"
+    for line in printed.splitlines():
+        assert line.isprintable() and not line.startswith("FORGED"), repr(line)
+
+
 @pytest.mark.parametrize("command", ["info", "html", "perfetto"])
 @pytest.mark.parametrize("content", [None, b"", b"not a trace\n", b'{"kind":"meta","schema_version":7}\n'])
 def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, command, content):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.options import Commands
-from workbench.field_checks import integer
+from workbench.field_checks import integer, printable
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -114,7 +114,7 @@ def _explain(options: argparse.Namespace) -> int:
         amount = f"{total:.3f}" if explanation.unit == "s" else f"{total:g} steps"
         share = f"{part.amount / total:.0%}" if part is not None and total else "-"
         cause = f"{part.cause}: {', '.join(part.culprits[:3])}" if part is not None else "its own computation"
-        print(f"{explanation.request_id:<24}{amount:>10}  {share:>5}  {cause}")
+        print(printable(f"{explanation.request_id:<24}{amount:>10}  {share:>5}  {cause}"))
     return 0
 
 

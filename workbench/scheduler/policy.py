@@ -66,6 +66,33 @@ def _own(shown: Request) -> Request:
     return getattr(shown, "_request", shown)
 
 
+class KVCacheView:
+    """The KV blocks and the prefix cache as a policy sees them: questions, and nothing that changes them."""
+
+    __slots__ = ("_kv_cache",)
+    _kv_cache: KVCacheManager
+
+    def __init__(self, kv_cache: KVCacheManager) -> None:
+        object.__setattr__(self, "_kv_cache", kv_cache)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of free KV blocks."""
+        return self._kv_cache.num_free_blocks
+
+    def num_computed_tokens(self, request: Request) -> int:
+        """Number of tokens at the start of a waiting request that are found in the prefix cache."""
+        return self._kv_cache.get_computed_blocks(_own(request)).num_tokens
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse.
+
+        Raises:
+            AttributeError: Always: a policy decides, and the scheduler changes the blocks.
+        """
+        raise AttributeError(f"a policy decides and does not change KV blocks: {name} cannot be set")
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyView:
     """The state that a policy decides from. It is read-only.
@@ -88,7 +115,7 @@ class PolicyView:
     running: tuple[Request, ...]
     waiting: tuple[Request, ...]
     num_free_blocks: int
-    kv_cache: KVCacheManager
+    kv_cache: KVCacheView
 
     @property
     def victims(self) -> tuple[Request, ...]:
@@ -99,7 +126,7 @@ class PolicyView:
         """Tokens of a request that are neither computed nor, while it waits, found in the prefix cache."""
         if request.status == "running":
             return request.num_tokens - request.num_kv_computed
-        return request.num_tokens - self.kv_cache.get_computed_blocks(_own(request)).num_tokens
+        return request.num_tokens - self.kv_cache.num_computed_tokens(request)
 
 
 class SchedulingPolicy:
@@ -203,7 +230,7 @@ class PolicyOrder(ServiceOrder):
             self._running, self._waiting = (tuple(map(self._shown, queue)) for queue in snapshot)
         free = self.kv_cache.num_free_blocks
         return PolicyView(
-            batch.step, batch.time, self.config, budget, self._running, self._waiting, free, self.kv_cache
+            batch.step, batch.time, self.config, budget, self._running, self._waiting, free, KVCacheView(self.kv_cache)
         )
 
     def _shown(self, request: Request) -> Request:

@@ -1,4 +1,4 @@
-"""What a server with given settings is open to, and to whom: the text of ``workbench serve --check``."""
+"""The text of ``workbench serve --check``: who can reach a server, and which addresses need a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGES = (
 
 
 def exposure(settings: ServeSettings, key_file: str | None = None) -> str:
-    """Who can reach the server, what protects the way to it, and each address with those for whom it is open."""
+    """Describe the way to the server, its keys and limits, and each address with those for whom it is open."""
     rows = [
         ("address", _address(settings)),
         ("encryption", _encryption(settings)),

@@ -6,8 +6,8 @@ A file of keys has one key a line, behind its name, and may limit how often it i
     alice     3f9c0d3e1b7a44c8a1e2
     batch     9d5e7b60c2f14e0b8d33    60
 
-Only digests are kept. What a client gives is compared with all of them to the end, so the time tells neither how much
-of a key is right nor whose it is.
+Only digests are kept. The digest of a given key is compared with all of them to the end, so the time tells neither how
+much of the key is right nor whose it is.
 """
 
 from __future__ import annotations

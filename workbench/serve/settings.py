@@ -80,8 +80,8 @@ class ServeSettings:
                 raise ValueError("max_requests_per_minute limits each key: give --api-key-file FILE or --api-key KEY")
         if not self.is_local and not keys and not self.insecure:
             raise ValueError(
-                f"host={self.host!r} can be reached from other machines: give --api-key KEY, --api-key-file FILE, "
-                "or --insecure to serve everyone without a key"
+                f"host={self.host!r} can be reached from other machines: give --api-key KEY, or --insecure to serve "
+                "everyone without a key; --api-key-file FILE reads several keys"
             )
 
     @cached_property

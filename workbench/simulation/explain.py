@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from workbench.field_checks import printable
 from workbench.simulation.cost_model import CostModel, StepCost
 from workbench.simulation.fork import fork, recorded_config
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
@@ -147,7 +148,7 @@ class Explanation:
             lines.append(
                 f"{said.change}: {self._amount(said.after)} instead of {self._amount(said.before)} (both simulated)"
             )
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
         for part in parts:

@@ -8,6 +8,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from workbench.field_checks import printable
 from workbench.trace.divergence import (
     Divergence,
     TokenDifference,
@@ -178,7 +179,7 @@ class Comparison:
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
             for row in [title, *rows]
         ]
-        return "\n".join([*self._lines(), "", *lines, *self._more()])
+        return "\n".join(map(printable, [*self._lines(), "", *lines, *self._more()]))
 
     def _repr_html_(self) -> str:
         title, rows = self._table()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
+from workbench.field_checks import printable
 from workbench.trace import storage
 from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
@@ -422,7 +423,7 @@ class Trace:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"Trace({self.meta.source}: {self.steps_in_words}, {len(self.requests)} requests, "
+            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {len(self.requests)} requests, "
             f"{tokens} tokens scheduled{ended})"
         )
 
