@@ -82,14 +82,21 @@ def test_it_can_be_turned_off(cache):
     assert run_python(INFO, cache, WORKBENCH_BLAS="0").stdout.strip().endswith("reference BLAS (WORKBENCH_BLAS=0)")
 
 
-def test_the_number_of_threads_can_be_set(cache):
-    assert "2 threads)" in run_python(INFO, cache, WORKBENCH_BLAS_THREADS="2").stdout
+@pytest.mark.parametrize("variable", ["WORKBENCH_THREADS", "WORKBENCH_BLAS_THREADS"])
+def test_the_number_of_threads_can_be_set(cache, variable):
+    line = run_python(INFO, cache, **{variable: "2"}).stdout
+    assert "2 threads)" in line and "| compiled code: 2 threads |" in line
 
 
+def test_by_default_products_of_the_blas_take_one_thread(cache):
+    assert "1 thread)" in run_python(INFO, cache).stdout
+
+
+@pytest.mark.parametrize("variable", ["WORKBENCH_THREADS", "WORKBENCH_BLAS_THREADS"])
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
-def test_a_bad_number_of_threads_is_named_and_harmless(cache, value):
-    line = run_python(INFO, cache, WORKBENCH_BLAS_THREADS=value).stdout.strip()
-    assert line.endswith(f"WORKBENCH_BLAS_THREADS={value!r} must be an integer >= 1)")
+def test_a_bad_number_of_threads_is_named_and_harmless(cache, variable, value):
+    line = run_python(INFO, cache, **{variable: value}).stdout.strip()
+    assert line.endswith(f"{variable}={value!r} must be an integer from 1 to 1024)")
 
 
 def test_a_warning_when_mlx_came_first(cache):

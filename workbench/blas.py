@@ -10,7 +10,7 @@ MLX keeps its reference BLAS and `backend_info` says why.
 
 Environment variables:
     WORKBENCH_BLAS: "0" turns this off.
-    WORKBENCH_BLAS_THREADS: Number of threads per matrix product, 1 by default.
+    WORKBENCH_THREADS: Number of threads per matrix product, 1 by default: OpenBLAS rounds differently with several.
     WORKBENCH_CACHE: The cache folder.
 """
 
@@ -25,12 +25,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.cache_folder import cache_folder
+from workbench.threads import num_threads, requested_threads
 
 # The level 3 functions that libmlx imports, and the fourth of the family, so that all four come from one library.
 RENAMED_SYMBOLS = {f"scipy_cblas_{kind}gemm": f"cblas_{kind}gemm" for kind in "sdcz"}
 
 # Settings meant for other programs: they make OpenBLAS choose kernels for another processor.
 DROPPED_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+# Idle threads of OpenBLAS spin for 2 ** 26 ticks by default, which is the time of a decode; 2 ** 12 are a microsecond.
+SETTINGS = {"OPENBLAS_THREAD_TIMEOUT": "12"}
 
 _status = "reference BLAS (workbench.blas.preload has not run)"
 
@@ -59,26 +63,27 @@ def preload() -> None:
         )
     else:
         try:
-            _status = _load(_num_threads())
+            _status = _load(requested_threads() or 1)
         except Exception as problem:  # MLX works without it, whatever is wrong
             reason = " ".join(str(problem).split()) or type(problem).__name__
             _status = f"reference BLAS (OpenBLAS could not be loaded: {reason})"
 
 
 def backend_info() -> str:
-    """One line about what computes: MLX version, device, BLAS and threads."""
+    """One line about what computes: MLX version, device, threads of compiled code, and BLAS with its threads."""
     import mlx.core as mx
 
     device = mx.default_device()
     version: str = mx.__version__  # type: ignore[attr-defined]  # missing from MLX's stub
-    return f"mlx {version} on {device.type.name} | {_status}"
+    try:
+        threads = _counted(num_threads())
+    except ValueError as problem:
+        threads = str(problem)
+    return f"mlx {version} on {device.type.name} | compiled code: {threads} | {_status}"
 
 
-def _num_threads() -> int:
-    text = os.environ.get("WORKBENCH_BLAS_THREADS", "1")
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"WORKBENCH_BLAS_THREADS={text!r} must be an integer >= 1")
-    return int(text)
+def _counted(threads: int) -> str:
+    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 def _load(num_threads: int) -> str:
@@ -99,8 +104,8 @@ def _load(num_threads: int) -> str:
     core = library.scipy_openblas_get_corename
     core.restype = ctypes.c_char_p
     name, version = describe().decode().split()[:2]
-    threads = library.scipy_openblas_get_num_threads()
-    return f"{name} {version} ({core().decode()}, {threads} thread{'s' if threads != 1 else ''})"
+    threads = _counted(library.scipy_openblas_get_num_threads())
+    return f"{name} {version} ({core().decode()}, {threads})"
 
 
 def _find_openblas() -> Path:
@@ -171,11 +176,11 @@ def _find_patchelf() -> str:
 @contextlib.contextmanager
 def _environment(num_threads: int) -> Iterator[None]:
     """Set the environment that OpenBLAS reads while it is loaded, and restore it for other copies of OpenBLAS."""
-    names = (*DROPPED_VARIABLES, "OPENBLAS_NUM_THREADS")
+    names = (*DROPPED_VARIABLES, *SETTINGS, "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     for name in DROPPED_VARIABLES:
         os.environ.pop(name, None)
-    os.environ["OPENBLAS_NUM_THREADS"] = str(num_threads)
+    os.environ.update(SETTINGS, OPENBLAS_NUM_THREADS=str(num_threads))
     try:
         yield
     finally:

@@ -95,6 +95,22 @@ def test_cpu_query_heads_per_kv_head(group, num_kv_heads):
     assert relative_error(attend("cpu", batch), batch.reference()) <= 2e-6
 
 
+def test_cpu_threads_change_no_bit(monkeypatch):
+    batch = build(Case(MIXED * 2, 6, 2, head_dim=64))
+    monkeypatch.setenv("WORKBENCH_THREADS", "1")
+    alone = np.array(attend("cpu", batch))
+    assert relative_error(alone, batch.reference()) <= 2e-6
+    for threads in range(2, 9):
+        monkeypatch.setenv("WORKBENCH_THREADS", str(threads))
+        assert np.array_equal(np.array(attend("cpu", batch)), alone)
+
+
+def test_cpu_refuses_keys_and_values_of_different_sizes():
+    batch = build(Case(MIXED, 6, 2, head_dim=64))
+    with pytest.raises(ValueError, match="keys have 64 elements per head and values 32"):
+        get_backend("cpu").attend(batch.q, batch.k_cache, batch.v_cache[..., :32], batch.metadata, batch.options)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=5),

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -45,6 +46,23 @@ def write_folder(folder, config, model, dtype=None, quantization=None):
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"})
     )
     return folder
+
+
+def test_an_architecture_that_ends_the_process_is_refused(tmp_path, capfd):
+    """mlx-lm's module of OLMo 1 calls exit() if a package is missing."""
+    config = tiny_config("llama", eos_token_id=256)
+    folder = write_folder(tmp_path / "tiny", config | {"model_type": "olmo"}, random_model(config))
+    with pytest.raises(ValueError, match=r"mlx-lm cannot load the folder .*: SystemExit"):
+        load_model(folder)
+
+
+def test_wavelengths_that_mlx_would_compute_later_are_ready_for_other_threads(tmp_path):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 160}
+    config = tiny_config("qwen3", eos_token_id=256, rope_scaling=scaling)
+    loaded = load_model(write_folder(tmp_path / "tiny", config, random_model(config)))
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(lambda: np.array(loaded.model(TOKENS))).result()
+    np.testing.assert_allclose(elsewhere, np.array(loaded.model(TOKENS)), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [None, mx.bfloat16, mx.float16])

@@ -82,6 +82,17 @@ def test_what_is_not_a_number_stays_in_its_row():
     assert np.isfinite(np.delete(result, 2, axis=0)).all()
 
 
+@pytest.mark.parametrize("num_rows", [1, 5, 37])
+def test_the_number_of_threads_changes_no_bit(num_rows, monkeypatch):
+    packed = matrix.from_ggml("Q4_1", [random_rows("Q4_1", 6 * TILE + 7, 256)])
+    x = np.random.default_rng(num_rows).standard_normal((num_rows, 256)).astype(np.float32)
+    alone = packed.multiply(x)
+    monkeypatch.setattr(matrix, "_WORTH_THREADS", 0)
+    for threads in range(1, 9):  # with eight, the last one's share is the tile that is partly empty
+        monkeypatch.setenv("WORKBENCH_THREADS", str(threads))
+        assert np.array_equal(packed.multiply(x), alone)
+
+
 # -- the check when a model is loaded sees wrong products ----------------------------------------------------------
 
 

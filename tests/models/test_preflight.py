@@ -61,12 +61,20 @@ def test_windows_longer_than_the_preflight_are_still_tested(window):
         ("mamba", "layer 0 uses a ArraysCache: recurrent state"),
         ("lfm2", "layer 0 uses a ArraysCache: recurrent state"),
         ("falcon_h1", "layer 0 uses a CacheList: several caches in one layer"),
-        ("gpt_bigcode", "does not reproduce the model.*length-1 arrays"),
+        ("gpt_bigcode", "the model computes the positions of one sequence, and a packed batch has several"),
+        ("afm7", "the model uses 'keys_and_values' of mlx-lm's own caches, which a paged cache does not have"),
     ],
 )
 def test_a_refusal_gives_the_reason(architecture, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         preflight(tiny_model(architecture), get_backend("gather"))
+
+
+@pytest.mark.parametrize(("architecture", "sizes"), [("deepseek_v2", (24, 16)), ("youtu_llm", (192, 128))])
+def test_keys_and_values_of_different_sizes_are_gathered_on_a_cpu(architecture, sizes):
+    result = preflight(tiny_model(architecture), get_backend("cpu"))
+    expected = "keys have {} elements per head and values {}; the cpu kernel takes equal sizes only".format(*sizes)
+    assert result.mode == "gather" and expected in result.reason
 
 
 def test_damaged_weights_are_refused():

@@ -78,6 +78,7 @@ _GRANITE = {
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 
 _SPECIAL: dict[str, dict[str, Any]] = {
+    "afm7": {"hidden_dim": 64, "num_layers": 3, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2},
     "afmoe": {"layer_types": _ALTERNATING},
     "apertus": {"post_norm": False, "qk_norm": True},
     "deepseek_v2": _LATENT | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
@@ -153,7 +154,7 @@ _KERNEL = """
     solar_open stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
 """
 _GATHER = "deepseek_v3 gemma2 gemma4_text glm4_moe_lite iquestloopcoder plamo3"
-_REFUSED = "deepseek_v32 falcon_h1 gpt_bigcode lfm2 mamba plamo2 qwen3_next rwkv7"
+_REFUSED = "afm7 deepseek_v32 falcon_h1 gpt_bigcode lfm2 mamba plamo2 qwen3_next rwkv7"
 
 SERVED_AS: dict[str, str] = {
     name: mode

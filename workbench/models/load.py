@@ -75,6 +75,11 @@ class LoadedModel:
     quantized: str = ""
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
 
+    def __post_init__(self) -> None:
+        # Also arrays that are no parameters, such as wavelengths of RoPE: MLX evaluates an array in no other thread
+        # than the one that described it, and an engine computes in a thread that is not this one.
+        mx.eval([value for module in self.model.modules() for value in module.values() if isinstance(value, mx.array)])
+
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
         size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
@@ -227,7 +232,7 @@ def _load_with_mlx_lm(
             # If it is left out, transformers asks on standard input whether to run the model's code.
             tokenizer_config={"trust_remote_code": False},
         )  # fmt: skip
-    except Exception as problem:  # mlx-lm, transformers and the hub raise exceptions of many kinds
+    except (Exception, SystemExit) as problem:  # many kinds; mlx-lm ends the process if an architecture lacks a package
         reason = f"{type(problem).__name__}: {problem}"
         if "trust_remote_code" in reason:
             raise ValueError(

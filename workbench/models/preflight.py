@@ -217,6 +217,15 @@ def _one_line(problem: Exception) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
 
 
+def _why_it_fails(problem: Exception) -> str:
+    """The reason for an exception of a model that runs on a packed batch; the common ones in plain English."""
+    if isinstance(problem, AttributeError) and type(problem.obj).__module__ == LayerKV.__module__:
+        return f"the model uses {problem.name!r} of mlx-lm's own caches, which a paged cache does not have"
+    if "Only length-1 arrays can be converted" in str(problem):
+        return "the model computes the positions of one sequence, and a packed batch has several"
+    return f"the model fails ({_one_line(problem)})"
+
+
 @dataclass
 class _Trial:
     """Serves the model in one way and compares the logits with those of the plain run."""
@@ -308,7 +317,7 @@ class _Trial:
             mx.eval(logits, kv_cache.arrays)
             computed = np.array(logits)
         except Exception as problem:
-            raise _Mismatch(f"the model fails ({_one_line(problem)})") from problem
+            raise _Mismatch(_why_it_fails(problem)) from problem
         finally:
             kv_cache.end_step()
         if kv_cache.reads != [1] * len(kv_cache.layers):

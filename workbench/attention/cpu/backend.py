@@ -10,16 +10,18 @@ import numpy as np
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.cpu.kernel import run_work_list
 from workbench.attention.cpu.layout import BLOCK_KV, PAIRS_PER_ITEM, Scoring, Shapes, make_scratch
+from workbench.threads import num_threads, thread_pool
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.options import AttentionOptions
 
 _LOG2_E = 1.4426950408889634
+_ITEMS_WORTH_THREADS = 4  # a shorter work list takes less time than waking threads
 
 
 class CpuBackend(AttentionBackend):
-    """A numba kernel that runs the work list on one core, in float32.
+    """A numba kernel that runs the work list in float32, shared by `num_threads` threads.
 
     For float16 and bfloat16 caches, the blocks that a step reads are widened to float32 first: correct, but not fast.
     A CPU is fastest with float32 weights and caches.
@@ -63,6 +65,11 @@ class CpuBackend(AttentionBackend):
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
         num_tokens, num_heads, head_dim = q.shape
+        if k_cache.shape[3] != v_cache.shape[3]:
+            raise ValueError(
+                f"keys have {k_cache.shape[3]} elements per head and values {v_cache.shape[3]}; the cpu kernel takes "
+                "equal sizes only"
+            )
         shapes = Shapes(num_heads, k_cache.shape[2], head_dim, metadata.block_size)
         block_table = metadata.block_table
         if k_cache.dtype != mx.float32:
@@ -75,12 +82,16 @@ class CpuBackend(AttentionBackend):
         q32 = q.astype(mx.float32)
         mx.eval(q32, k_cache, v_cache)
         out = np.empty((num_tokens, num_heads, head_dim), np.float32)
-        run_work_list(
+        work_list = metadata.work_list(
+            self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)[0], options.left_window
+        )
+        threads = min(num_threads(), len(work_list)) if len(work_list) >= _ITEMS_WORTH_THREADS else 1
+        arguments = (
             shared_memory(q32).reshape(-1),
             shared_memory(k_cache).reshape(-1),
             shared_memory(v_cache).reshape(-1),
             out.reshape(-1),
-            metadata.work_list(self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)[0], options.left_window),
+            work_list,
             block_table,
             shapes,
             Scoring(
@@ -90,8 +101,8 @@ class CpuBackend(AttentionBackend):
                 first_maximum.astype(np.float32),
                 first_total.astype(np.float32),
             ),
-            make_scratch(shapes),
         )
+        thread_pool(threads).run(lambda thread: run_work_list(*arguments, make_scratch(shapes), thread, threads))
         return mx.array(out).astype(q.dtype)
 
 

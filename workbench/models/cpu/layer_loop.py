@@ -16,14 +16,13 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from workbench.attention.cpu.chunk import attend_chunk
 from workbench.attention.cpu.compiled import entry_point
-from workbench.attention.cpu.decode import attend_decode
-from workbench.attention.cpu.layout import MAX_DECODE_GROUP, Scoring
+from workbench.attention.cpu.kernel import call_work_list
+from workbench.attention.cpu.layout import Scoring
 from workbench.attention.cpu.simd import FLOAT, LANES, exp, jit, load, splat, store, tanh, total_of
+from workbench.models.cpu.barrier import wait_for_all
 from workbench.models.cpu.formats import TILE, UNIT
 from workbench.models.cpu.kernels import call_kernel, prepare
-from workbench.models.cpu.threads import wait_for_all
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -90,6 +89,7 @@ class Model(NamedTuple):
         epsilon: Of every norm.
         activation: SILU or GELU.
         hidden: Width of the gate and of the up projection.
+        attention: `work_list_address`.
     """
 
     layers: np.ndarray
@@ -101,6 +101,7 @@ class Model(NamedTuple):
     epsilon: np.float32
     activation: int
     hidden: int
+    attention: int
 
 
 class Batch(NamedTuple):
@@ -294,7 +295,7 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         scratch: Working memory of attention, of this thread alone.
         thread: Number of this thread.
         num_threads: Number of threads.
-        barrier: See `workbench.models.cpu.threads`.
+        barrier: See `workbench.models.cpu.barrier`.
     """
     num_rows, hidden_size = batch.embedded.shape
     epsilon, numbers = model.epsilon, model.numbers
@@ -305,7 +306,6 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         widest = max(widest, model.products[index, _UNITS] * UNIT)
     prepared = np.empty(num_rows * widest, np.float32)
     sums = np.empty(num_rows * widest // 16, np.float32)
-    group = shapes.num_heads // shapes.num_kv_heads
     first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
 
     for index in range(model.layers.shape[0]):
@@ -324,14 +324,9 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         wait_for_all(barrier, num_threads)
         scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)
-        for number in range(batch.work_ranges[index, 0] + thread, batch.work_ranges[index, 1], num_threads):
-            item = batch.work[number]
-            table = batch.block_table[item[0]]
-            if item[2] == 1 and group <= MAX_DECODE_GROUP and shapes.head_dim % LANES == 0:
-                attend_decode(queries, k_cache, v_cache, queries, table, item, shapes, scoring, scratch)
-            else:
-                for kv_head in range(shapes.num_kv_heads):
-                    attend_chunk(queries, k_cache, v_cache, queries, table, item, kv_head, shapes, scoring, scratch)
+        items, table = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]], batch.block_table
+        memory = (queries, k_cache, v_cache, queries, items, table)
+        call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
         wait_for_all(barrier, num_threads)
         _multiply(
             model, layer[_OUT], layer[_OUT + 1], buffers.attended, buffers.out, prepared, sums, thread, num_threads

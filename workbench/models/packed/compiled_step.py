@@ -12,8 +12,8 @@ import numpy as np
 from workbench.attention.cpu.backend import shared_memory
 from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.attention.metadata import AttentionMetadata
+from workbench.models.cpu.barrier import make_barrier
 from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, run_layers
-from workbench.models.cpu.threads import make_barrier, num_threads, thread_pool
 from workbench.models.forward import forward_rows
 from workbench.models.packed.description import Description, NotDescribed, rope_table
 from workbench.models.paged_cache import PagedKVCache, PagedLayerCache
@@ -29,6 +29,7 @@ from workbench.models.preflight import (
     pack_probe,
     probe_tokens,
 )
+from workbench.threads import num_threads, thread_pool
 
 log = logging.getLogger("workbench")
 
@@ -117,10 +118,7 @@ class CompiledStep:
             sizes = (thread, self._num_threads, self._barrier)
             run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
 
-        if self._num_threads == 1:
-            work_of(0)
-        else:
-            thread_pool(self._num_threads).run(work_of)
+        thread_pool(self._num_threads).run(work_of)
         result = mx.array(logits)
         mx.eval(result)
         return result

@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from workbench.attention.cpu.kernel import work_list_address
 from workbench.models.cpu.kernels import factors
 from workbench.models.cpu.layer_loop import GELU, SILU, Field, Model
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
@@ -105,6 +106,7 @@ class Description:
             epsilon=np.float32(epsilons.pop()),
             activation=SILU,
             hidden=self.hidden,
+            attention=work_list_address(),
         )
 
     def variants(self) -> Iterator[tuple[Model, float]]:

@@ -11,8 +11,10 @@ from workbench.models.cpu.decoders import KINDS, nibble_table
 from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Format, ScaleKind, affine_format
 from workbench.models.cpu.kernels import factors, multiply, product_kernel
 from workbench.models.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
+from workbench.threads import num_threads, share, thread_pool
 
 _LINE = 64
+_WORTH_THREADS = 2**21  # multiplications of a product that takes longer than waking threads
 
 
 class PackedMatrix:
@@ -57,6 +59,7 @@ class PackedMatrix:
         """
         if type_name in KINDS:
             rows = raw.view(np.uint8).reshape(raw.shape[0], -1)
+            rows.flags.writeable = False  # one type for memory-mapped files and copies: compiled once
             table = nibble_table(type_name)
             pack_ggml(rows, KINDS[type_name], table, self.layout, self.data, first_output)
         else:
@@ -74,7 +77,12 @@ class PackedMatrix:
         """
         y = np.empty((x.shape[0], self.num_outputs), np.float32)
         arguments = (self.kernel, self.data.ctypes.data, self.num_columns, self.num_units)
-        multiply(*arguments, factors(self.form), self.form.group, x, y, 0, self.num_tiles)
+        threads = num_threads() if x.shape[0] * self.num_outputs * self.num_columns >= _WORTH_THREADS else 1
+
+        def work_of(thread: int) -> None:
+            multiply(*arguments, factors(self.form), self.form.group, x, y, *share(self.num_tiles, thread, threads))
+
+        thread_pool(threads).run(work_of)
         return y
 
     def rows(self, outputs: np.ndarray) -> np.ndarray:

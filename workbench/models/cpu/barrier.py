@@ -1,17 +1,10 @@
-"""Threads that run compiled code together, and the place where they wait for each other.
+"""The place where threads of compiled code wait for each other.
 
-The threads of a pool sleep between two calls. Inside a call they wait for each other at barriers that last
-microseconds, so they spin there, and give way to other processes when it takes longer.
+The threads of a pool sleep between two calls (`workbench.threads`). Inside a call they wait for each other at barriers
+that last microseconds, so they spin there, and give way to other processes when it takes longer.
 """
 
 from __future__ import annotations
-
-import os
-import threading
-from collections.abc import Callable
-from functools import cache
-from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -91,61 +84,3 @@ def wait_for_all(barrier, num_threads):
         spins += 1
         if spins > _SPINS:
             _give_way()
-
-
-def num_threads() -> int:
-    """Number of threads of compiled code: WORKBENCH_THREADS, or 1.
-
-    Raises:
-        ValueError: WORKBENCH_THREADS is not a positive integer.
-    """
-    text = os.environ.get("WORKBENCH_THREADS", "1")
-    if not text.isdigit() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"WORKBENCH_THREADS={text!r} must be an integer from 1 to 1024")
-    return int(text)
-
-
-class ThreadPool:
-    """Threads that call one function together; the caller is the first of them.
-
-    Args:
-        size: Number of threads, the caller included.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._jobs: list[SimpleQueue[Callable[[int], None]]] = [SimpleQueue() for _ in range(size - 1)]
-        self._lock = threading.Lock()
-        for number, jobs in enumerate(self._jobs, start=1):
-            threading.Thread(
-                target=_serve, args=(number, jobs, self._done), name=f"workbench-cpu-{number}", daemon=True
-            ).start()
-
-    def run(self, work: Callable[[int], None]) -> None:
-        """Call ``work(thread)`` in every thread, and wait for all of them."""
-        with self._lock:
-            for jobs in self._jobs:
-                jobs.put(work)
-            work(0)
-            problems = [self._done.get() for _ in self._jobs]
-        for problem in problems:
-            if problem is not None:
-                raise problem
-
-
-def _serve(number: int, jobs: SimpleQueue[Callable[[int], None]], done: SimpleQueue[Any]) -> None:
-    while True:
-        work = jobs.get()
-        try:
-            work(number)
-            done.put(None)
-        except BaseException as problem:  # the caller raises it
-            done.put(problem)
-        del work
-
-
-@cache
-def thread_pool(size: int) -> ThreadPool:
-    """The pool of a size; engines of a process share it."""
-    return ThreadPool(size)

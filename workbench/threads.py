@@ -1,0 +1,147 @@
+"""Threads that compute: how many there are, and the pool in which they wait for work.
+
+Environment variables:
+    WORKBENCH_THREADS: Number of threads of compiled code and of the BLAS. By default, compiled code uses the cores
+        that are free, and the BLAS one.
+    WORKBENCH_BLAS_THREADS: Deprecated name of the same number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+VARIABLE, OLD_VARIABLE = "WORKBENCH_THREADS", "WORKBENCH_BLAS_THREADS"
+MAX_THREADS = 1024
+
+_CORES = Path("/sys/devices/system/cpu")
+
+
+def num_threads() -> int:
+    """Number of threads of compiled code: the variable, or the cores that were free when it was first asked for.
+
+    Raises:
+        ValueError: The variable is not an integer from 1 to 1024.
+    """
+    return requested_threads() or free_cores()
+
+
+def requested_threads() -> int | None:
+    """The number that the variable asks for, None if it is not set.
+
+    Raises:
+        ValueError: The variable is not an integer from 1 to 1024.
+    """
+    name = VARIABLE if VARIABLE in os.environ or OLD_VARIABLE not in os.environ else OLD_VARIABLE
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= MAX_THREADS:
+        raise ValueError(f"{name}={text!r} must be an integer from 1 to {MAX_THREADS}")
+    if name == OLD_VARIABLE:
+        warnings.warn(f"{OLD_VARIABLE} is deprecated: set {VARIABLE}", DeprecationWarning, stacklevel=2)
+    return int(text)
+
+
+@cache
+def free_cores() -> int:
+    """Physical cores that this process may use, less the cores that other processes keep busy; at least 1.
+
+    The load average of the last minute counts the busy cores. The answer does not change later, so all engines of a
+    process agree.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on this system
+        load = 0.0
+    return max(1, physical_cores() - round(load))
+
+
+def physical_cores() -> int:
+    """Cores that this process may run on; two hardware threads of a core count once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    siblings = {_siblings(number) or str(number) for number in allowed}
+    return max(1, len(siblings))
+
+
+def _siblings(number: int) -> str:
+    """The hardware threads that share a core with one, as Linux names them; "" if it does not say."""
+    try:
+        return (_CORES / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return ""
+
+
+class ThreadPool:
+    """Threads that call one function together; the caller is the first of them. Between two calls they sleep.
+
+    Args:
+        size: Number of threads, the caller included.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._jobs: list[SimpleQueue[Callable[[int], None]]] = [SimpleQueue() for _ in range(size - 1)]
+        self._lock = threading.Lock()
+        for number, jobs in enumerate(self._jobs, start=1):
+            threading.Thread(
+                target=_serve, args=(number, jobs, self._done), name=f"workbench-cpu-{number}", daemon=True
+            ).start()
+
+    def run(self, work: Callable[[int], None]) -> None:
+        """Call ``work(thread)`` in every thread, and wait for all of them."""
+        if self.size == 1:
+            work(0)
+            return
+        with self._lock:
+            for jobs in self._jobs:
+                jobs.put(work)
+            problems: list[BaseException | None] = []
+            try:
+                work(0)
+            except BaseException as problem:  # raised below, when the others have ended
+                problems.append(problem)
+            problems.extend(self._done.get() for _ in self._jobs)
+        for problem in problems:
+            if problem is not None:
+                raise problem
+
+
+def _serve(number: int, jobs: SimpleQueue[Callable[[int], None]], done: SimpleQueue[Any]) -> None:
+    while True:
+        work = jobs.get()
+        try:
+            work(number)
+            done.put(None)
+        except BaseException as problem:  # the caller raises it
+            done.put(problem)
+        del work
+
+
+@cache
+def thread_pool(size: int) -> ThreadPool:
+    """The pool of a size; engines of a process share it."""
+    return ThreadPool(size)
+
+
+def _forget_pools() -> None:
+    """A forked process has none of its parent's threads."""
+    thread_pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
+
+
+def share(count: int, thread: int, size: int) -> tuple[int, int]:
+    """A thread's part of ``count`` things: the first, and the one to stop before."""
+    return count * thread // size, count * (thread + 1) // size
