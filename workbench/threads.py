@@ -111,9 +111,9 @@ class ThreadPool:
             except BaseException as problem:  # raised below, when the others have ended
                 problems.append(problem)
             problems.extend(self._done.get() for _ in self._jobs)
-        for problem in problems:
-            if problem is not None:
-                raise problem
+        for raised in problems:
+            if raised is not None:
+                raise raised
 
 
 def _serve(number: int, jobs: SimpleQueue[Callable[[int], None]], done: SimpleQueue[Any]) -> None:
