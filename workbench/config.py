@@ -21,6 +21,9 @@ from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
 POLICIES = ("fcfs", "priority")
 
+MAX_TOP_TOKENS = 100
+"""Maximum of ``record_top_tokens``: a view shows a few, and a trace keeps them for every output token."""
+
 
 class _Frozen:
     """The common part of both configurations: storing checked values, listing those that differ from the defaults."""
@@ -82,6 +85,8 @@ class EngineConfig(_Frozen):
         shadow_metal: ``{"layer": 3, "every": 10}`` hands that layer's attention of every 10th step to the Metal
             source as well, run on the CPU in a second process with every access checked; None for off. The result
             becomes the step's supplement "shadow" (``Trace.supplement``).
+        record_top_tokens: Number of most likely tokens that are recorded with each output token, with their
+            probabilities before and after the sampling parameters, as the step's supplement "top_tokens"; 0 for none.
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
@@ -111,6 +116,7 @@ class EngineConfig(_Frozen):
     attention_backend: str = "auto"
     seed: int = 0
     shadow_metal: Mapping[str, int] | None = None
+    record_top_tokens: int = 0
 
     def __post_init__(self) -> None:
         budget = integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, MAX_TOKENS)
@@ -138,6 +144,7 @@ class EngineConfig(_Frozen):
             attention_backend=choice("attention_backend", self.attention_backend, BACKEND_NAMES),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
             shadow_metal=self._checked_shadow_metal(),
+            record_top_tokens=integer("record_top_tokens", self.record_top_tokens, 0, MAX_TOP_TOKENS),
         )
         for name, high in (("max_num_scheduled_tokens", budget), ("max_num_active_seqs", seqs)):
             if (value := getattr(self, name)) is not None:

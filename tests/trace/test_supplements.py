@@ -227,7 +227,7 @@ def test_a_file_of_version_1_says_the_same_as_its_conversion(tmp_path):
     assert trace.meta.schema_version == SCHEMA_VERSION == 3 and not trace.problems
     assert {supplement.step: dict(supplement.facts) for supplement in trace.supplements} == finished
     assert all("shadow" not in record.kernel.details for record in trace if record.kernel)
-    assert [index for index, _ in columns_of(trace).shadows] == sorted(finished)
+    assert [index for index, name, _ in columns_of(trace).supplements if name == "shadow"] == sorted(finished)
     trace.save(tmp_path / "converted.jsonl")
     converted = Trace.load(tmp_path / "converted.jsonl")
     assert list(converted) == list(trace) and said(converted) == said(trace)

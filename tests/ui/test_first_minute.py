@@ -236,13 +236,38 @@ def test_step_into_names_its_step_and_the_likely_words(open_page, serve, engine)
     assert "the last of them is step 4" in box.text_content()
     rows = page.view("view.status.phase.candidates")
     (_, sampled) = engine.phase
-    assert [[t["id"] for t in row["tokens"] if t["sampled"]] for row in rows] == [[s.token_id] for s in sampled]
+    assert [row["sampled"] for row in rows] == [s.token_id for s in sampled]
     for row in rows:
-        assert row["request"] in ("long", "short") and len(row["tokens"]) >= 5
-        chances = [token["probability"] for token in row["tokens"]]
+        assert row["request"] in ("long", "short") and len(row["candidates"]) >= 5
+        chances = [token["probability"] for token in row["candidates"]]
         assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
-        assert row["tokens"][0]["text"] == engine.tokenizer.decode([row["tokens"][0]["id"]])
+        assert row["candidates"][0]["text"] == engine.tokenizer.decode([row["candidates"][0]["id"]])
     assert box.locator(".wb-candidates li[data-sampled]").count() == len(rows)
+    assert "removed by temperature" in box.locator(".wb-candidates").first.text_content()
+
+
+def test_an_output_token_shows_the_likely_words_beside_it(open_page, serve, tiny_llama):
+    config = EngineConfig(max_num_batched_tokens=24, block_size=4, num_blocks=64, record_top_tokens=4)
+    with Engine(tiny_llama, config) as engine:
+        engine.add_request([40, 41, 42], request_id="warm", max_tokens=5, temperature=1.0, top_k=2, seed=1)
+        engine.run(progress=False)
+        page = open_page(serve(engine), height=1600)
+        page.wait(f"view.store.numSteps === {len(engine.trace)}")
+        page.frame()
+        tokens = page.root.locator("[data-request='0'] .wb-output span")
+        for number in range(5):
+            tokens.nth(number).hover()
+            bars = page.root.get_by_role("tooltip").locator(".wb-bars li")
+            (top,) = engine.trace.supplement(number, "top_tokens")["tokens"]
+            assert bars.count() == len(top["candidates"]) >= 4
+            for bar, candidate in zip(bars.all(), top["candidates"]):
+                words = bar.text_content()
+                assert f"{candidate['probability']:.1%}".replace("%", " %") in words
+                assert ("removed by top k" in words) == (candidate["removed_by"] == "top_k")
+                assert (" sampled" in words) == (candidate["id"] == top["sampled"])
+        assert "top_k 2 left 2 of" in page.root.get_by_role("tooltip").text_content()
+        tokens.nth(1).click()
+        assert page.root.locator(".wb-drawer .wb-bars li").count() >= 4
 
 
 def test_a_click_on_a_block_says_what_it_is_and_keeps_its_colour(page_of, long_trace):

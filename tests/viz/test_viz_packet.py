@@ -233,7 +233,7 @@ def test_a_shadow_launch_is_sent_when_it_is_done():
     controller.step()
     feed = Feed(controller)
     header, _ = decode_packet(feed.next_packet())
-    assert header["shadows"] == [] and len(header["kernels"]) == 1
+    assert header["supplements"] == [] and len(header["kernels"]) == 1
     feed.confirm()
     assert feed.next_packet() is None
     controller.trace.add_supplement(Supplement(0, "other", {"layer": 3}))
@@ -242,10 +242,10 @@ def test_a_shadow_launch_is_sent_when_it_is_done():
     controller.trace.add_supplement(Supplement(1, "shadow", found))
     header, _ = decode_packet(feed.next_packet())
     facts = {"layer": 3, "faults": [], "max_difference": 1e-7, "launches": [], "block_q": 1, "work_items": []}
-    assert header["shadows"] == [[1, facts]] and header["num_steps"] == 0
+    assert header["supplements"] == [[1, "shadow", facts]] and header["num_steps"] == 0
     assert feed.next_packet() is None
     feed.handle({"name": "resend"})
-    assert decode_packet(feed.next_packet())[0]["shadows"] == [[1, facts]]
+    assert decode_packet(feed.next_packet())[0]["supplements"] == [[1, "shadow", facts]]
 
 
 TRACED = {

@@ -119,7 +119,7 @@ class AsyncStepper:
     def _record(self, in_flight: InFlight, computed: Computed) -> StepRecord:
         """Record a step whose output has been taken in."""
         record = in_flight.batch.to_record(timings=in_flight.timed.seconds, kernel=computed.kernel)
-        self.step.keep(record)
+        self.step.keep(record, self.step.supplements(in_flight.batch, computed))
         return record
 
     def advance(self, *, stop_at_layers: bool) -> NoReturn:

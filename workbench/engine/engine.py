@@ -135,7 +135,8 @@ class Engine(Shortcuts):
                 created=time.time(),
             )
         )
-        sampler, shadow = Sampler(self.config.seed), start_shadow(self.config, self.runner)
+        sampler = Sampler(self.config.seed, self.config.record_top_tokens)
+        shadow = start_shadow(self.config, self.runner)
         self.runner.also_evaluated = sampler.prepare
         speculator = make_speculator(self.config, self.model, sampler)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)

@@ -15,6 +15,7 @@ from workbench.models.load import LoadedModel
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace import RequestInfo
+from workbench.trace.top_tokens import TopTokens
 
 log = logging.getLogger("workbench")
 
@@ -318,6 +319,10 @@ class OutputProcessor:
             ids = [result.token_id for result in made if result.token_id is not None]
             tokens.append(ids[0] if len(ids) == 1 else ids or None)
         return tokens, finish
+
+    def with_texts(self, top: TopTokens) -> TopTokens:
+        """The most likely tokens with their texts, if the model has a tokenizer."""
+        return top.with_texts(self._model.tokenizer.decode) if self._model.tokenizer is not None else top
 
     def finish(self, reasons: Mapping[str, str]) -> None:
         """Complete the outputs of the requests that ended with a step, given their reasons."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+
+from workbench.trace.top_tokens import Candidate, TopTokens
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams
@@ -30,11 +32,13 @@ class SampledToken(NamedTuple):
         logprobs: {token_id: log-probability} of the most likely tokens and the sampled one, over the whole
             vocabulary, before penalties and temperature; None when the request did not ask.
         error: Why no token could be sampled.
+        top: The tokens that were most likely beside it; None when the sampler was not asked to keep them.
     """
 
     token_id: int | None
     logprobs: dict[int, float] | None = None
     error: str = ""
+    top: TopTokens | None = None
 
 
 def random_key(seed: int, request: TokenSequence) -> str:
@@ -58,10 +62,12 @@ class Sampler:
 
     Args:
         seed: The engine's seed, for requests that have none.
+        num_top_tokens: Number of most likely tokens that are kept with each sampled token.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, num_top_tokens: int = 0) -> None:
         self.seed = seed
+        self.num_top_tokens = num_top_tokens
         self._prepared: tuple[mx.array, mx.array] | None = None
 
     def prepare(self, logits: mx.array) -> list[mx.array]:
@@ -99,7 +105,7 @@ class Sampler:
             if tokens[row] < 0:
                 sampled.append(SampledToken(None, error="the model returned logits that are not finite numbers"))
             elif is_plain_greedy(request.sampling):
-                sampled.append(SampledToken(tokens[row]))
+                sampled.append(SampledToken(tokens[row], top=self.top_tokens(rows[row], None, request, tokens[row])))
             else:
                 try:
                     sampled.append(self._sample_row(rows[row], request))
@@ -118,13 +124,32 @@ class Sampler:
         Raises:
             ValueError: The logits, or the request's processors, leave no token to draw.
         """
-        adjusted = self._adjusted(np.array(logits, dtype=np.float64), request)
+        return self.distribution_of(self.adjusted(np.array(logits, dtype=np.float64), request), request)
+
+    def distribution_of(self, adjusted: np.ndarray, request: TokenSequence) -> np.ndarray:
+        """`distribution`, given the adjusted logits, float64 [vocab_size]."""
         if np.isnan(adjusted).any() or not np.isfinite(adjusted.max()):
             raise ValueError("no token is left to sample from")
         probabilities = drawn_from(adjusted, request.sampling)
         return probabilities / probabilities.sum()
 
-    def _adjusted(self, raw: np.ndarray, request: TokenSequence) -> np.ndarray:
+    def top_tokens(
+        self, logits: np.ndarray, adjusted: np.ndarray | None, request: TokenSequence, token: int
+    ) -> TopTokens | None:
+        """The most likely tokens beside a sampled one; None when none are to be kept.
+
+        Args:
+            logits: The model's logits, [vocab_size].
+            adjusted: The same after biases, penalties and processors; None when there are none.
+            request: The request.
+            token: The sampled token.
+        """
+        if not self.num_top_tokens:
+            return None
+        raw = np.asarray(logits, dtype=np.float64)
+        return most_likely(raw, raw if adjusted is None else adjusted, request, token, self.num_top_tokens)
+
+    def adjusted(self, raw: np.ndarray, request: TokenSequence) -> np.ndarray:
         """Logits after biases, penalties and the request's own processors, float64 [vocab_size]."""
         adjusted = adjust_logits(raw, request)
         processors = request.sampling.logits_processors
@@ -143,7 +168,7 @@ class Sampler:
     def _sample_row(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
         params = request.sampling
         raw = logits.astype(np.float64)
-        adjusted = self._adjusted(raw, request)
+        adjusted = self.adjusted(raw, request)
         if not np.isfinite(adjusted.max()):
             return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
         key, position = random_key(self.seed, request), len(request.token_ids)
@@ -158,7 +183,7 @@ class Sampler:
         else:
             token = draw(drawn_from(adjusted, params), keyed_uniform(key, position))
         wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
-        return SampledToken(token, wanted)
+        return SampledToken(token, wanted, top=self.top_tokens(raw, adjusted, request, token))
 
 
 def drawn_from(adjusted: np.ndarray, params: SamplingParams) -> np.ndarray:
@@ -246,6 +271,45 @@ def draw(probabilities: np.ndarray, uniform: float) -> int:
     """Draw a token by inverting the cumulative distribution at ``uniform`` in [0, 1)."""
     cumulative = np.cumsum(probabilities)
     return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+
+
+def most_likely(logits: np.ndarray, adjusted: np.ndarray, request: TokenSequence, token: int, count: int) -> TopTokens:
+    """The ``count`` most likely tokens and the sampled one, and what the sampling parameters made of them.
+
+    Args:
+        logits: The model's logits, float64 [vocab_size].
+        adjusted: The same after biases, penalties and processors.
+        request: The request.
+        token: The sampled token.
+        count: Number of tokens.
+    """
+    params, request_id = request.sampling, request.request_id
+    probabilities = {i: min(1.0, float(np.exp(value))) for i, value in top_logprobs(logits, count, token).items()}
+    changed = "" if np.array_equal(adjusted, logits) else " after penalties and biases"
+    if params.sampler is not None:
+        candidates = tuple(Candidate(i, p) for i, p in probabilities.items())
+        return TopTokens(request_id, token, candidates, f"chosen by the request's sampler{changed}")
+    if params.temperature == 0.0:
+        candidates = tuple(
+            Candidate(i, p, float(i == token), "" if i == token else "temperature") for i, p in probabilities.items()
+        )
+        return TopTokens(request_id, token, candidates, f"temperature 0 takes the most likely token{changed}")
+    logprobs = log_softmax(adjusted / params.temperature)
+    removed_by = {i: "logits_processors" for i in probabilities if adjusted[i] == -np.inf}
+    limits: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    drawn, how = np.exp(logprobs), []
+    for name in ("temperature", "min_p", "top_k", "top_p"):  # the order in which they apply
+        if name in limits and getattr(params, name) != limits[name]:
+            limits[name] = getattr(params, name)
+            drawn = filter_probabilities(logprobs, **limits)
+            how.append(f"{name} {limits[name]:g}")
+        removed_by = {i: name for i in probabilities if not drawn[i]} | removed_by
+    left = f"; {' and '.join(how)} left {np.count_nonzero(drawn):,} of {len(drawn):,} tokens" if how else ""
+    drawn /= drawn.sum()
+    candidates = tuple(
+        Candidate(i, p, min(1.0, float(drawn[i])), removed_by.get(i, "")) for i, p in probabilities.items()
+    )
+    return TopTokens(request_id, token, candidates, f"drawn at temperature {params.temperature:g}{changed}{left}")
 
 
 def top_logprobs(logits: np.ndarray, count: int, token: int) -> dict[int, float]:

@@ -11,6 +11,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from workbench.engine.layer_by_layer import ForwardByLayer
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
@@ -21,9 +23,13 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
-from workbench.trace import KernelLaunch, Keyframe, StepRecord, Trace
+from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
+from workbench.trace.top_tokens import NAME as TOP_TOKENS
 
 MIN_KEEP_STEPS = 16
+
+SHOWN_TOP_TOKENS = 5
+"""Number of most likely tokens beside each sampled one in a step that is taken phase by phase."""
 
 log = logging.getLogger("workbench")
 
@@ -61,6 +67,7 @@ class Step:
     Attributes:
         computing: Index of the step whose forward pass ran last, or runs.
         trace: The trace that the next record is added to.
+        record_top_tokens: Number of most likely tokens that are recorded with each output token.
         inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
         listeners: Functions that are called with the record of every step.
     """
@@ -84,6 +91,7 @@ class Step:
         self.trace = trace
         self.shadow = shadow
         self.speculator = speculator
+        self.record_top_tokens = sampler.num_top_tokens
         self.computing = 0
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
@@ -132,7 +140,7 @@ class Step:
                 if self.speculator is not None:
                     self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
             record = batch.to_record(timings=timed.seconds, kernel=computed.kernel)
-        self.keep(record)
+        self.keep(record, self.supplements(batch, computed))
         yield "record", record
 
     def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
@@ -201,9 +209,24 @@ class Step:
             for request_id in (*iteration.finish_reasons, *iteration.aborted):
                 self.speculator.forget(request_id)
 
-    def keep(self, record: StepRecord) -> None:
-        """Add a record to the trace and show it to the listeners."""
+    def supplements(self, batch: ScheduledBatch, computed: Computed) -> list[Supplement]:
+        """Further facts about a step whose output has been taken in: the most likely tokens, if they are recorded."""
+        if not self.record_top_tokens:
+            return []
+        chunks = [chunk for chunk in batch.chunks if chunk.samples]
+        found = [
+            msgspec.to_builtins(self.outputs.with_texts(token.top))
+            for chunk, tokens in zip(chunks, computed.sampled)
+            for token in tokens[: len(chunk.sampled_before) + (chunk.sampled is not None)]
+            if token.top is not None
+        ]
+        return [Supplement(batch.step, TOP_TOKENS, {"tokens": found})] if found else []
+
+    def keep(self, record: StepRecord, supplements: Sequence[Supplement] = ()) -> None:
+        """Add a record and further facts about its step to the trace, and show the record to the listeners."""
         self.trace.append(record)
+        for supplement in supplements:
+            self.trace.add_supplement(supplement)
         if self.shadow is not None:
             self.shadow.launch(record, self.trace)
         if self._forget_interval is not None and self.scheduler.step % self._forget_interval == 0:
@@ -267,6 +290,7 @@ class Stepper:
 
     def take(self) -> StepRecord | None:
         """Take what is left of the current step, or a whole one; None when there is nothing to do."""
+        self.step.sampler.num_top_tokens = self.step.record_top_tokens
         phases, self._phases, self.phase = self._phases or self.step.begin(), None, None
         record: StepRecord | None = None
         for _, made in phases or ():
@@ -275,6 +299,7 @@ class Stepper:
 
     def advance(self, *, stop_at_layers: bool) -> tuple[str, Any] | StepRecord | None:
         """Take the next phase of the current step, or the first of a new one; the record after the last."""
+        self.step.sampler.num_top_tokens = self.step.record_top_tokens or SHOWN_TOP_TOKENS
         choice = stop_at_layers if self._phases is not None else None  # a generator's first send() takes None
         phases = self._phases = self._phases or self.step.begin()
         if phases is None:

@@ -21,7 +21,7 @@ from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.packet import encode_packet, trace_facts
-from workbench.viz.phases import describe_phase, likely_tokens
+from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens
 
 log = logging.getLogger("workbench")
 
@@ -58,7 +58,6 @@ class Feed:
         self._phase: tuple[str, Any] | None = None
         self._phase_facts: dict[str, Any] | None = None
         self._batch: Any = None
-        self._logits: Any = None
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._mounted = False
@@ -76,7 +75,7 @@ class Feed:
         """Forget what has been sent of the trace."""
         self._sent = 0
         self._sent_requests = -1
-        self._known_requests = self._known_strings = self._known_kernels = self._known_shadows = 0
+        self._known_requests = self._known_strings = self._known_kernels = self._known_supplements = 0
 
     # -- to the view -----------------------------------------------------------------------------------------
 
@@ -91,9 +90,13 @@ class Feed:
                 self.trace = newest
                 self._begin()
             columns = columns_of(self.trace)
-            num_steps, num_requests, num_shadows = columns.num_steps, len(columns.requests), len(columns.shadows)
-            seen = self._sent, self._sent_requests, self._known_shadows
-            if seen == (num_steps, num_requests, num_shadows) and not self._resend:
+            num_steps, num_requests, num_supplements = (
+                columns.num_steps,
+                len(columns.requests),
+                len(columns.supplements),
+            )
+            seen = self._sent, self._sent_requests, self._known_supplements
+            if seen == (num_steps, num_requests, num_supplements) and not self._resend:
                 return None
             whole = self._resend or self._sent_requests < 0
             first = 0 if whole else self._sent if self._mounted else max(0, self._sent - REPEAT_STEPS)
@@ -107,11 +110,11 @@ class Feed:
                 first_request=0 if complete else self._known_requests,
                 first_string=0 if complete else self._known_strings,
                 first_kernel=0 if complete else self._known_kernels,
-                first_shadow=0 if complete else self._known_shadows,
+                first_supplement=0 if complete else self._known_supplements,
                 extra={"facts": trace_facts(self.trace)} if complete else None,
             )
             self._sent, self._sent_requests, self._resend = num_steps, num_requests, False
-            self._known_requests, self._known_shadows = num_requests, num_shadows
+            self._known_requests, self._known_supplements = num_requests, num_supplements
             self._known_strings, self._known_kernels = len(columns.strings), len(columns.kernels)
             return packet
 
@@ -187,23 +190,16 @@ class Feed:
     def _describe_phase(self, name: str, result: Any) -> dict[str, Any]:
         """`describe_phase`, with the number of the step and, for a phase after the forward pass, the likely tokens."""
         if name == "schedule":
-            self._batch, self._logits = result, None
-        if name == "forward":
-            self._logits = result
+            self._batch = result
         facts = describe_phase(name, result)
         trace = self._newest_trace()
         facts["step"] = getattr(self._batch, "step", trace[-1].step + 1 if len(trace) else 0)
-        if name in ("forward", "sample") and self._logits is not None and self._batch is not None:
-            chosen = [token.token_id for token in result] if name == "sample" else []
+        if name == "forward" and self._batch is not None:
             request_ids = [chunk.request.request_id for chunk in self._batch.chunks if chunk.samples]
-            facts["candidates"] = likely_tokens(self._logits, request_ids, chosen, self._decode())
-            if name == "sample":
-                facts["facts"] = [
-                    (row["request"], f"{token['text']!r} (id {token['id']})")
-                    for row in facts["candidates"]
-                    for token in row["tokens"]
-                    if token["sampled"]
-                ] or facts["facts"]
+            facts["candidates"] = likely_tokens(result, request_ids, self._decode())
+        if name == "sample" and (tops := [token.top for token in result if getattr(token, "top", None) is not None]):
+            facts["candidates"] = as_dictionaries(tops, self._decode())
+            facts["facts"] = [(top.request, f"{self._decode()([top.sampled])!r} (id {top.sampled})") for top in tops]
         return facts
 
     def _decode(self) -> Callable[[list[int]], str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from workbench.on_demand import np
+from workbench.trace.top_tokens import Candidate, TopTokens
 from workbench.viz.words import kind_of, limit_of
 
 MOST_VALUES = 48
@@ -15,7 +18,7 @@ MOST_VALUES = 48
 MOST_COLUMNS = 256
 """Maximum number of columns of a picture of norms. When rows share a column, it shows the largest of their norms."""
 
-TOP_TOKENS = 5
+SHOWN_TOKENS = 5
 """Number of tokens that are listed for a row of logits."""
 
 LAYER_ARRAYS = {"q": "queries", "out": "attention output", "k": "new keys", "v": "new values"}
@@ -72,37 +75,32 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
     return {"name": name, "what": _DESCRIPTIONS.get(name, ""), "facts": facts}
 
 
-def likely_tokens(
-    logits: Any, request_ids: Sequence[str], chosen: Sequence[int | None], decode: Callable[[list[int]], str]
-) -> list[dict[str, Any]]:
+def likely_tokens(logits: Any, request_ids: Sequence[str], decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
     """The most likely tokens of each row of logits, with their probabilities before temperature and penalties.
 
     Args:
         logits: [num_rows, vocab_size], the model's own.
         request_ids: The request of each row.
-        chosen: The sampled token of each row, which is listed too; empty before sampling.
         decode: Text of token ids.
 
     Returns:
-        For each row ``request`` and ``tokens``: {"id", "text", "probability", "sampled"}, most likely first.
+        A `TopTokens` as a dictionary for each row.
     """
-    rows = np.array(logits, dtype=np.float64)
     found = []
-    for index, request_id in enumerate(request_ids[: len(rows)]):
-        row = rows[index]
+    for row, request_id in zip(np.array(logits, dtype=np.float64), request_ids):
         if not np.isfinite(row.max()):
             continue
         weights = np.exp(row - row.max())
         probabilities = weights / weights.sum()
-        top = np.argsort(-probabilities, kind="stable")[:TOP_TOKENS].tolist()
-        token = chosen[index] if index < len(chosen) else None
-        if token is not None and token not in top:
-            top.append(token)
-        tokens = [
-            {"id": i, "text": decode([i]), "probability": float(probabilities[i]), "sampled": i == token} for i in top
-        ]
-        found.append({"request": request_id, "tokens": tokens})
-    return found
+        top = np.argsort(-probabilities, kind="stable")[:SHOWN_TOKENS].tolist()
+        candidates = tuple(Candidate(token, float(probabilities[token])) for token in top)
+        found.append(TopTokens(request_id, None, candidates, "before penalties and temperature"))
+    return as_dictionaries(found, decode)
+
+
+def as_dictionaries(found: Iterable[TopTokens], decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """Most likely tokens with their texts, for a view."""
+    return [msgspec.to_builtins(top.with_texts(decode)) for top in found]
 
 
 def _describe_layer(name: str, capture: Any) -> dict[str, Any]:

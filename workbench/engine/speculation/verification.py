@@ -145,15 +145,17 @@ def accept_or_resample(
         drafted_from: The distribution it was drawn from, float64 [vocab_size].
     """
     try:
-        target = sampler.distribution(logits, request)
+        raw = np.array(logits, dtype=np.float64)
+        adjusted = sampler.adjusted(raw, request)
+        target = sampler.distribution_of(adjusted, request)
     except Exception as problem:  # the same problem as without drafts
         log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
         return SampledToken(None, error=f"{type(problem).__name__}: {problem}")
     key, position = random_key(sampler.seed, request), len(request.token_ids)
     token = rejection_rule(target, drafted_from, draft, key, position)
     count = request.sampling.logprobs
-    wanted = top_logprobs(np.array(logits, dtype=np.float64), count, token) if count is not None else None
-    return SampledToken(token, wanted)
+    wanted = top_logprobs(raw, count, token) if count is not None else None
+    return SampledToken(token, wanted, top=sampler.top_tokens(raw, adjusted, request, token))
 
 
 def rejection_rule(target: np.ndarray, drafted_from: np.ndarray, draft: int, key: str, position: int) -> int:

@@ -138,9 +138,10 @@ class View {
     });
   }
 
-  /** The view that the address or the host asks for. */
+  /** The view that the address or the host asks for. An address such as #kernel/12 names a step too. */
   firstView() {
-    const asked = this.options.page ? location.hash.slice(1) : "", { view } = this.options;
+    const [asked, step] = this.options.page ? location.hash.slice(1).split("/") : [], { view } = this.options;
+    if (/^\d+$/.test(step ?? "")) this.placeLater = { step: Number(step), follow: false, request: null };
     return LAYOUTS[asked] ? asked : LAYOUTS[view] ? view : "story";
   }
 

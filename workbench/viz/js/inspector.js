@@ -1,6 +1,7 @@
 // The drawer with one pinned object: a request, a KV block or an output token. Its facts are those of the step at the
 // cursor, and each of them leads on: request → chunk → block → text → why.
 
+import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { FREE, OWNED } from "./pool_history.js";
 import { kindOf, kvOf, limitOf } from "./words.js";
@@ -51,8 +52,9 @@ export class Inspector {
     replace(this.facts, rows.map(([name, parts]) => [h("dt", {}, name), h("dd", {}, [parts].flat().map(this.part))]));
   }
 
-  /** A part of a fact: text, or { words, go } as a link. @param {any} part */
+  /** A part of a fact: text, an element, or { words, go } as a link. @param {any} part */
   part = (part) => {
+    if (part?.nodeType) return part;
     if (!part?.go) return String(part?.words ?? part);
     return h("button", { class: "wb-link", type: "button", onclick: part.go }, part.words);
   };
@@ -176,6 +178,8 @@ export class Inspector {
         rows.push(["its KV", [this.toBlock(block, request), ", written in ", this.toStep(found.step)]]);
       }
     }
+    const top = store.topTokens(request, number);
+    if (top) rows.push(["most likely", candidateBars(top)]);
     return { title: JSON.stringify(plain(store.tokenText(request, number), 40)), rows, request };
   }
 }

@@ -27,7 +27,7 @@ export class KernelPanel extends CanvasPanel {
     if (!store.numSteps) return;
     this.chunks = store.chunks(cursor.step);
     this.work = workOf(store, cursor.step);
-    const shadow = store.shadows.get(cursor.step), threadgroups = threadgroupsOf(shadow);
+    const shadow = store.supplements.shadow.get(cursor.step), threadgroups = threadgroupsOf(shadow);
     this.choice.hidden = !threadgroups;
     this.launched = threadgroups && this.choice.value === "threadgroups" ? { threadgroups, shadow } : null;
     if (this.launched) {
@@ -150,7 +150,7 @@ export class KernelPanel extends CanvasPanel {
     return [
       `${this.source()}${hidden ? `, the first ${this.rows.length} are drawn` : ""}`,
       `${rows} · ${kv}${splits ? " · hatched: split over KV and merged afterwards" : ""}`,
-      shadowFacts(this.store.shadows.get(this.cursor.step), this.launched),
+      shadowFacts(this.store.supplements.shadow.get(this.cursor.step), this.launched),
     ].filter(Boolean);
   }
 

@@ -1,6 +1,7 @@
 // A step taken phase by phase: the phase it has reached, the results of that phase, and for a layer the inputs and the
 // output of its attention.
 
+import { candidateBars } from "./candidates.js";
 import { h, plain, replace, setText } from "./dom.js";
 import { SMALL, text } from "./drawing.js";
 import { mix } from "./theme.js";
@@ -64,17 +65,11 @@ export class PhaseBox {
     replace(this.pictures, Object.entries(norms).map(picture));
   }
 
-  /** The most likely tokens of each row that samples, as bars with their probabilities; the sampled one is marked. */
+  /** The most likely tokens of each row that samples. */
   fillCandidates(rows) {
     this.candidates.hidden = !rows.length;
-    const bar = ({ text, id, probability, sampled }) => {
-      const words = `${JSON.stringify(plain(text, 24))} ${(probability * 100).toFixed(1)} %`;
-      const width = `--wb-share:${(probability * 100).toFixed(2)}%`;
-      const props = { style: width, title: `token ${id}`, "data-sampled": sampled ? "true" : null };
-      return h("li", props, h("bdi", {}, words), sampled ? h("b", {}, " sampled") : null);
-    };
-    const row = ({ request, tokens }) => {
-      return h("figure", {}, h("figcaption", {}, h("bdi", {}, plain(request))), h("ol", {}, tokens.map(bar)));
+    const row = (top) => {
+      return h("figure", {}, h("figcaption", {}, h("bdi", {}, plain(top.request))), candidateBars(top));
     };
     replace(this.candidates, rows.map(row));
   }

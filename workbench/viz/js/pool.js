@@ -188,7 +188,7 @@ export class PoolPanel extends CanvasPanel {
     const hover = { block }, lines = [`block ${block}: ${STATES[pool.state[block]]}`];
     const owned = pool.state[block] === OWNED, request = owned ? store.requests[pool.owner[block]] : undefined;
     if (request) Object.assign(hover, this.ownerHit(request, block, lines));
-    const readers = readersOf(store.shadows.get(this.cursor.step), block);
+    const readers = readersOf(store.supplements.shadow.get(this.cursor.step), block);
     if (readers.length) {
       const first = readers.slice(0, 4).map((position) => `(${position.join(", ")})`).join(" ");
       const more = readers.length > 4 ? " …" : "";

@@ -45,7 +45,7 @@ export class Store {
     this.byId = new Map();
     this.strings = [];
     this.kernels = [];
-    this.shadows = new Map(); // step -> findings of a shadow launch of the Metal kernel
+    this.supplements = { shadow: new Map(), top_tokens: new Map() }; // name -> step -> facts
     this.columns = new Map(); // "token_budget" or "chunk.start" -> Column
     this.bounds = { chunk: [0], event: [0], passed_over: [0], pool: [0], work: [0] };
     this.pool = new PoolHistory();
@@ -75,7 +75,7 @@ export class Store {
     this.addRequests(header);
     this.strings.push(...header.strings.slice(this.strings.length - header.first_string));
     this.kernels.push(...header.kernels.slice(this.kernels.length - header.first_kernel));
-    for (const [step, findings] of header.shadows) this.shadows.set(step, findings);
+    for (const [step, name, facts] of header.supplements) this.supplements[name]?.set(step, facts);
     this.sentences.push(...header.sentences.slice(Math.max(0, this.numSteps - header.first_step)));
     const fresh = this.skipKnown(header, arrays);
     for (const [name, code] of header.columns) {
@@ -303,6 +303,13 @@ export class Store {
   /** Number of output tokens of a request up to a step. */
   numOutput(request, step) {
     return upperBound(request.tokens, step, (token) => token.step);
+  }
+
+  /** The most likely tokens beside an output token, if they were recorded. */
+  topTokens(request, number) {
+    const { step } = request.tokens[number], place = number - request.tokens.findIndex((token) => token.step === step);
+    const found = this.supplements.top_tokens.get(step)?.filter((top) => top.request === request.id);
+    return found?.[place] || null;
   }
 
   /** The text of an output token; a token without any, such as an end token, is named by its id. */

@@ -1,6 +1,7 @@
 // The texts as they grow; every token knows the step in which it was sampled.
 
 import { AskBox } from "./ask.js";
+import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";
 
@@ -66,7 +67,8 @@ export class TextsPanel extends Panel {
     const step = Number(target.dataset.step);
     this.cursor.setHover({ request, step });
     const lines = [`token ${number} (id ${id})`, `sampled in step ${this.store.label(step)}`];
-    this.view.tooltip.show(clientX, clientY, lines);
+    const top = this.store.topTokens(this.store.requests[request], Number(number));
+    this.view.tooltip.show(clientX, clientY, lines, top ? candidateBars(top) : []);
   }
 
   /** Number of tokens of a request at the cursor. */

@@ -7,11 +7,11 @@ export class Tooltip {
     this.element = h("div", { class: "wb-tooltip", role: "tooltip", hidden: true });
   }
 
-  /** Show lines near a point of the window; the first line is the title. */
-  show(x, y, lines) {
-    const text = lines.join("\n");
+  /** Show lines near a point of the window; the first line is the title. `below` is shown below them. */
+  show(x, y, lines, below = []) {
+    const text = [...lines, ...below.map((element) => element.textContent)].join("\n");
     if (text !== this.text) {
-      replace(this.element, lines.map((line, i) => h("div", i ? {} : { class: "wb-tooltip-title" }, line)));
+      replace(this.element, lines.map((line, i) => h("div", i ? {} : { class: "wb-tooltip-title" }, line)), below);
       this.text = text;
     }
     this.element.hidden = false;

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
+from workbench.trace import top_tokens
 from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.lines import RequestInfo
 from workbench.trace.narrate import narrate
@@ -95,6 +96,14 @@ scheduling.
 """
 
 
+SUPPLEMENTS: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
+    "shadow": shadow_facts,
+    top_tokens.NAME: lambda facts, num_chunks: msgspec.to_builtins(top_tokens.read_top_tokens(facts)),
+}
+"""For each supplement that the views show a function of its facts and the number of sequences of its step: the facts
+in the form that the views know, None if they have another."""
+
+
 class TraceColumns:
     """The columns of one trace, extended as the trace grows. Safe to use from several threads.
 
@@ -118,8 +127,8 @@ class TraceColumns:
         self.sentences: list[str] = []
         self.strings: list[str] = []
         self.kernels: list[str] = []
-        self.shadows: list[tuple[int, dict[str, Any]]] = []
-        """Index of a step and the findings of its shadow launch of the Metal kernel, in the supplements' order."""
+        self.supplements: list[tuple[int, str, Any]] = []
+        """Index of a step, and name and checked facts of a supplement that the views show, in order."""
         self._index: dict[str, int] = {}
         self._string_index: dict[str, int] = {"": -1}
         self._kernel_index: dict[str, int] = {}
@@ -151,11 +160,10 @@ class TraceColumns:
                 self._append(trace[step], self._pool)
                 self.num_steps = step + 1
             for supplement in supplements[self._num_supplements :]:
-                if supplement.name == "shadow":
-                    step = supplement.step - trace[0].step
-                    facts = shadow_facts(supplement.facts, self.steps["num_chunks"][step])
-                    if facts is not None:
-                        self.shadows.append((step, facts))
+                step = supplement.step - trace[0].step
+                check = SUPPLEMENTS.get(supplement.name)
+                if check and (facts := check(supplement.facts, self.steps["num_chunks"][step])) is not None:
+                    self.supplements.append((step, supplement.name, facts))
             self._num_supplements = len(supplements)
             return self.num_steps
 

@@ -36,7 +36,7 @@ def encode_packet(
     first_request: int = 0,
     first_string: int = 0,
     first_kernel: int = 0,
-    first_shadow: int = 0,
+    first_supplement: int = 0,
     extra: dict[str, Any] | None = None,
 ) -> bytes:
     """Encode steps ``[first_step, last_step)`` with the requests, strings and launches starting at the given indices.
@@ -48,7 +48,7 @@ def encode_packet(
         first_request: First request to describe; the receiver has the earlier ones.
         first_string: First entry of the string table to send.
         first_kernel: First entry of the table of kernel launches to send.
-        first_shadow: First entry of the results of shadow launches to send.
+        first_supplement: First entry of the supplements to send.
         extra: Additional facts for the header.
     """
     last_step = columns.num_steps if last_step is None else min(last_step, columns.num_steps)
@@ -77,8 +77,8 @@ def encode_packet(
         "strings": columns.strings[first_string:],
         "first_kernel": first_kernel,
         "kernels": [msgspec.Raw(text.encode()) for text in columns.kernels[first_kernel:]],
-        "first_shadow": first_shadow,
-        "shadows": columns.shadows[first_shadow:],
+        "first_supplement": first_supplement,
+        "supplements": columns.supplements[first_supplement:],
         "texts": columns.texts[texts[first_step] : texts[last_step]],
         "sentences": columns.sentences[first_step:last_step],
         "columns": names,
