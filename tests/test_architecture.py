@@ -26,7 +26,17 @@ MAY_IMPORT = {
     "distributed": {"engine", "models"},
     "course": {"trace", "scheduler", "simulation", "engine", "viz"},
 }
-GROUND_FLOOR = {"_moved", "blas", "cache_folder", "config", "device", "field_checks", "on_demand", "speculation", "threads"}
+GROUND_FLOOR = {
+    "_moved",
+    "blas",
+    "cache_folder",
+    "config",
+    "device",
+    "field_checks",
+    "on_demand",
+    "speculation",
+    "threads",
+}
 # The way down to a picture: an object that shows itself asks for its renderer when it is shown.
 WHEN_SHOWN = {("engine", "viz")}
 
