@@ -47,6 +47,7 @@ ATTACHED = {
     "Trace.explain": "workbench.simulation.explain:explain",
     "Trace.tune": "workbench.simulation.tune:tune",
     "Trace.whatif": "workbench.simulation.predict:whatif",
+    "Trace.why_missed": "workbench.simulation.misses:why_missed",
     "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
     "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
     "Trace._repr_html_": "workbench.viz.reprs:trace_html",

@@ -1,4 +1,4 @@
-"""``workbench trace explain``, ``whatif`` and ``tune``: from a recording to a decision."""
+"""``workbench trace explain``, ``misses``, ``whatif`` and ``tune``: from a recording to a decision."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ examples:
   workbench trace explain run.jsonl.gz --slowest 10
 """
 
+_MISSES = """\
+examples:
+  workbench trace misses run.jsonl.gz
+  workbench trace misses run.jsonl.gz r17
+"""
+
 _SHOWN = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
 
 
@@ -49,6 +55,16 @@ def add_parsers(actions: Commands) -> None:
         "--by", choices=("ttft", "e2e"), default="ttft", help="slowest by this latency (default: ttft)"
     )
     explain.set_defaults(run=_explain)
+
+    misses = actions.add_parser(
+        "misses",
+        help="say why prefixes were not found in the cache, and what would have saved how many tokens",
+        epilog=_MISSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    misses.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    misses.add_argument("request_id", nargs="*", help="requests whose admissions to explain one by one")
+    misses.set_defaults(run=_misses)
 
     whatif = _parser(actions, "whatif", "predict a recorded run under other settings", _WHATIF)
     whatif.add_argument(
@@ -115,6 +131,17 @@ def _explain(options: argparse.Namespace) -> int:
         share = f"{part.amount / total:.0%}" if part is not None and total else "-"
         cause = f"{part.cause}: {', '.join(part.culprits[:3])}" if part is not None else "its own computation"
         print(printable(f"{explanation.request_id:<24}{amount:>10}  {share:>5}  {cause}"))
+    return 0
+
+
+def _misses(options: argparse.Namespace) -> int:
+    from workbench.simulation.misses import table, why_missed
+
+    trace = _load(options.trace)
+    for request_id in options.request_id:
+        print(why_missed(trace, request_id))
+    if not options.request_id:
+        print(table(trace))
     return 0
 
 

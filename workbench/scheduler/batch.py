@@ -87,6 +87,7 @@ class ScheduledBatch:
             there is one group and its table does not grow before ``to_record()``.
         unscheduled_changes: Blocks that a preempted request had been given in this very step in the groups after the
             first.
+        withdrawn_block_ids: Blocks that were cached in this step for chunks that were taken out of the batch again.
         is_plain: One group of full attention, no drafts, and synchronous, with no request aborted since ``schedule()``.
         prefill_continued: A running request that was in the middle of its prompt is in the batch, or was.
     """
@@ -114,6 +115,7 @@ class ScheduledBatch:
     free_blocks_end: int = 0
     tables: list[list[tuple[list[int], int]]] | None = None
     unscheduled_changes: dict[str, tuple[TableChange, ...]] = field(default_factory=dict)
+    withdrawn_block_ids: list[int] = field(default_factory=list)
     prefill_continued: bool = False
     is_plain: bool = True
     _chunk_of: dict[str, ScheduledChunk] | None = None
@@ -182,6 +184,7 @@ class ScheduledBatch:
             free_blocks=self.free_blocks,
             free_blocks_end=self.free_blocks_end,
             cached_block_ids=self.cached_block_ids,
+            withdrawn_block_ids=tuple(self.withdrawn_block_ids),
             token_budget=self.token_budget,
             long_prefill_cap=self.long_prefill_cap,
             timings=timings or EMPTY,

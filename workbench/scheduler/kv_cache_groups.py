@@ -88,6 +88,7 @@ class FullAttention:
         drops_last_block: A hit of this group loses its last block.
 
     Attributes:
+        hashes_per_block: Hashes of a request's tokens per block.
         max_admission_blocks: Maximum number of blocks that the check of a whole request counts; None for no cap.
     """
 
@@ -101,7 +102,7 @@ class FullAttention:
         self._pool = shared.pool
         self._retention = shared.retention
         self._num_drafts = shared.num_drafts
-        self._hashes_per_block = group.block_size // shared.hash_block_size
+        self.hashes_per_block = group.block_size // shared.hash_block_size
         self._suffix = index.to_bytes(2, "big") if index else b""
 
     def copy(self, pool: BlockPool) -> Self:
@@ -183,7 +184,7 @@ class FullAttention:
 
     def key(self, request: Request, block: int) -> bytes:
         """The hash under which a block of a request is cached in this group."""
-        return request.block_hashes[(block + 1) * self._hashes_per_block - 1] + self._suffix
+        return request.block_hashes[(block + 1) * self.hashes_per_block - 1] + self._suffix
 
     def num_cacheable_tokens(self, num_computed: int, num_groups: int) -> int:
         """Leading tokens whose blocks a hit could use: hits over several groups are aligned."""
@@ -204,12 +205,16 @@ class FullAttention:
         No hit of whole blocks finds it, but it is kept longer than a block without a hash.
         """
         num_hashes = request.num_prompt_tokens if self.drops_last_block else request.num_prompt_tokens - 1
-        num_hashes = min(num_hashes * self._hashes_per_block // self.block_size, len(request.block_hashes))
-        place, inside = divmod(num_hashes, self._hashes_per_block)
+        num_hashes = min(num_hashes * self.hashes_per_block // self.block_size, len(request.block_hashes))
+        place, inside = divmod(num_hashes, self.hashes_per_block)
         table = request.block_tables[self.index]
-        if not inside or num_hashes * self.block_size > num_tokens * self._hashes_per_block or place >= len(table):
+        if not inside or num_hashes * self.block_size > num_tokens * self.hashes_per_block or place >= len(table):
             return None
         return table[place], request.block_hashes[num_hashes - 1] + self._suffix
+
+    def first_block_of_hit(self, end: int, found: int) -> int:
+        """The first block that a hit needs, if it ends after ``end`` blocks and ``found`` blocks were found."""
+        return found
 
     def find(
         self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
@@ -280,6 +285,10 @@ class SlidingWindow(FullAttention):
                 for block in range(max(first, end - num_kept), min(last, end)):
                     keeps[block - first] = True
         return keeps
+
+    def first_block_of_hit(self, end: int, found: int) -> int:
+        """The first block in the window of a hit that ends after ``end`` blocks."""
+        return max(0, end - self._num_for_hit(False))
 
     def find(
         self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
@@ -397,10 +406,14 @@ class CachedState(RecurrentState):
         boundaries = self._retention.boundaries(request, self.block_size, self.drops_last_block)
         ends = {boundary // self.block_size - 1 for boundary in boundaries}
         if self._retention.drops_last_block:  # the last hash but one, if the chunk ends there
-            unit = self.block_size // self._hashes_per_block
+            unit = self.block_size // self.hashes_per_block
             if request.num_prompt_tokens // unit * unit - unit == last * self.block_size:
                 ends.add(last - 1)
         return [block in ends or bool(segment and (block + 1) % segment == 0) for block in range(first, last)]
+
+    def first_block_of_hit(self, end: int, found: int) -> int:
+        """The last state alone."""
+        return max(0, end - 1)
 
     def find(
         self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool

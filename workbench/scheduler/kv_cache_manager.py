@@ -36,6 +36,8 @@ class KVCacheManager:
         groups: One manager per KV cache group.
         layout: The group whose slots a record shows.
         is_plain: There is one group, of full attention.
+        alignment: Every hit ends on a multiple of this number of tokens.
+        num_hash_lookahead_tokens: Tokens after a block that its hash covers too.
         newly_cached: Blocks that were put into the prefix cache in this step, in order.
     """
 
@@ -52,7 +54,7 @@ class KVCacheManager:
         self._admit_whole_requests = config.scheduler_reserve_full_isl
         self._num_watermark_blocks = int(config.watermark * config.num_pool_blocks)
         self._num_lookahead_tokens = config.speculation.num_lookahead_tokens
-        self._num_hash_lookahead_tokens = config.speculation.num_hash_lookahead_tokens
+        self.num_hash_lookahead_tokens = config.speculation.num_hash_lookahead_tokens
         self._drops_last_cached_block = config.speculation.drops_last_cached_block
         self._max_model_len = config.max_model_len or sys.maxsize
         self._make_groups(config)
@@ -60,12 +62,12 @@ class KVCacheManager:
     def _make_groups(self, config: EngineConfig) -> None:
         groups = config.cache_groups
         sizes = [group.block_size for group in groups]
-        self._alignment = math.lcm(*sizes)
+        self.alignment = math.lcm(*sizes)
         self._hash_block_size = math.gcd(*sizes)
         interval = None if config.prefix_cache_retention_interval == "dense" else config.prefix_cache_retention_interval
         assert not isinstance(interval, str)
         drops = self._drops_last_cached_block
-        retention = Retention(interval, self._alignment, drops)
+        retention = Retention(interval, self.alignment, drops)
         flagged = [group.eagle for group in groups]
         dropping = [drops and (flag or not any(flagged)) for flag in flagged]
         for index, group in enumerate(groups):  # groups with the same specification are looked up together
@@ -196,7 +198,7 @@ class KVCacheManager:
             if self._drops_last_cached_block and cached:
                 cached.pop()
             return PrefixHit(len(cached) * self.block_size, (cached,))
-        self._extend_hashes(request, (num_tokens - self._num_hash_lookahead_tokens) // self._hash_block_size)
+        self._extend_hashes(request, (num_tokens - self.num_hash_lookahead_tokens) // self._hash_block_size)
         if len(self.groups) == 1:
             group = self.groups[0]
             hits, length = group.find(request, self.groups, num_tokens - 1, group.drops_last_block)
@@ -252,7 +254,7 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching:
             return
-        num_known = len(request.token_ids) - self._num_hash_lookahead_tokens
+        num_known = len(request.token_ids) - self.num_hash_lookahead_tokens
         if self.is_plain:
             first, num_full = request.num_cached_blocks[0], min(num_computed, num_known) // self.block_size
             if num_full <= first:
@@ -290,13 +292,20 @@ class KVCacheManager:
 
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
         hashes, tokens = request.block_hashes, request.token_ids
-        extend_block_hashes(hashes, tokens, num_blocks, self._hash_block_size, self._num_hash_lookahead_tokens)
+        size, lookahead = self._hash_block_size, self.num_hash_lookahead_tokens
+        extend_block_hashes(hashes, tokens, num_blocks, size, lookahead, request.cache_salt)
 
-    def evict_newly_cached(self, blocks: Iterable[int]) -> None:
-        """Evict the blocks among these that were cached in this step: their KV will not be computed."""
-        for block in set(blocks).intersection(self.newly_cached):
+    def evict_newly_cached(self, blocks: Iterable[int]) -> set[int]:
+        """Evict the blocks among these that were cached in this step: their KV will not be computed.
+
+        Returns:
+            These blocks.
+        """
+        withdrawn = set(blocks).intersection(self.newly_cached)
+        for block in withdrawn:
             self.newly_cached.remove(block)
             self.block_pool.evict(block)
+        return withdrawn
 
     def evict(self, blocks: Iterable[int]) -> None:
         """Evict blocks whose KV was never written."""

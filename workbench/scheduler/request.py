@@ -52,6 +52,7 @@ class Request:
         num_stale_output_tokens: Those of them that were scheduled before its latest preemption.
         overtaking_limit: Maximum number of prefill tokens that the scheduler may have computed in all when this prompt
             is complete, once it has been passed over (``workbench.scheduler.partial_prefills``); None before.
+        cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
         stop_token_ids: Tokens that end the request: its own, and the model's unless ``ignore_eos``.
     """
 
@@ -65,6 +66,7 @@ class Request:
         arrival_time: float = 0.0,
         arrival_step: int = 0,
         eos_token_ids: Collection[int] = frozenset(),
+        cache_salt: str = "",
     ) -> None:
         sampling = sampling or SamplingParams()
         self.request_id = request_id
@@ -89,6 +91,7 @@ class Request:
         self.num_in_flight_tokens = 0
         self.num_stale_output_tokens = 0
         self.overtaking_limit: int | None = None
+        self.cache_salt = cache_salt
         eos = () if sampling.ignore_eos else eos_token_ids
         self.stop_token_ids: frozenset[int] = frozenset((*sampling.stop_token_ids, *eos))
 
@@ -153,4 +156,5 @@ class Request:
             arrival_time=self.arrival_time,
             priority=self.priority,
             sampling=self.sampling.non_default(),
+            cache_salt=self.cache_salt,
         )

@@ -408,7 +408,8 @@ class Scheduler:
         if chunk is not None:
             # vLLM 0.33 leaves the blocks that this chunk was going to fill in its prefix cache, from where the
             # victim would take KV that was never computed when it resumes.
-            self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
+            withdrawn = self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
+            batch.withdrawn_block_ids += sorted(withdrawn)
             victim.num_kv_computed = chunk.start
             if self._is_async:
                 victim.num_in_flight_tokens -= chunk.num_tokens

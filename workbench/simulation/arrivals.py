@@ -44,6 +44,7 @@ class Arrival:
         arrives_at: Seconds since the start before which a simulation with a clock does not see the request; None for
             no such limit.
         index: Place in the workload, which decides between requests that are aborted before the same step.
+        cache_salt: Only requests with the same salt share prefixes.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
     """
 
@@ -57,6 +58,7 @@ class Arrival:
     arrives_at: float | None = None
     index: int = 0
     accepts: tuple[int, ...] = ()
+    cache_salt: str = ""
 
     def to_request(self) -> Request:
         """A fresh request for a scheduler."""
@@ -67,6 +69,7 @@ class Arrival:
             priority=self.priority,
             arrival_time=self.arrival_time,
             arrival_step=self.arrival_step,
+            cache_salt=self.cache_salt,
         )
 
 

@@ -138,6 +138,7 @@ class _Past:
             arrival_time=info.arrival_time,
             abort_step=self._aborted.get(request_id),
             accepts=tuple(self._accepts[request_id]),
+            cache_salt=info.cache_salt,
         )
 
     def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:

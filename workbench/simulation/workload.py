@@ -7,7 +7,8 @@
 ``config`` holds EngineConfig fields, and two short forms of keys of ``speculative``: ``spec_method``, which is "ngram"
 by default and "eagle" with asynchronous scheduling, and ``disable_lookahead_block_hashes``; null stands for the
 default. With speculation, ``accepts`` of a request says how many drafts are accepted in each of its verifications, from
-the first again after the last. ``stop_at: n`` makes its n-th output token a stop token. A request needs only ``id`` and
+the first again after the last. ``stop_at: n`` makes its n-th output token a stop token. Requests share prefixes only
+with requests of the same ``cache_salt``, a string that is empty by default. A request needs only ``id`` and
 ``prompt``;
 ``arrival_time`` (seconds) has an effect if the simulation has a clock. A prompt is a list of token ids,
 ``{"len": n, "seed": s}`` (the seed is the request's id by default), or ``{"parts": [prompt, ...]}``, which joins
@@ -43,7 +44,10 @@ _REQUEST_FIELDS = (
     "abort_step",
     "accepts",
     "stop_at",
+    "cache_salt",
 )
+
+MAX_SALT = 256
 
 
 def made_up_token(text: str) -> int:
@@ -188,7 +192,14 @@ def _read_request(index: int, request: Mapping[str, Any]) -> Arrival:
         arrives_at=arrives_at,
         index=index,
         accepts=_read_accepts(f"{place}.accepts", given.get("accepts", ())),
+        cache_salt=_read_salt(f"{place}.cache_salt", given.get("cache_salt", "")),
     )
+
+
+def _read_salt(place: str, given: Any) -> str:
+    if not isinstance(given, str) or len(given) > MAX_SALT:
+        raise ValueError(f"{place} must be a string of 0 to {MAX_SALT} characters, got {shown(given)}")
+    return given
 
 
 def _read_accepts(place: str, given: Any) -> tuple[int, ...]:

@@ -144,6 +144,7 @@ class TraceChecker:
         self._next_step = record.step + 1
         self._check_names(record)
         self._check_block_ids("cached_block_ids", record.cached_block_ids)
+        self._check_block_ids("withdrawn_block_ids", record.withdrawn_block_ids)
         for block_ids in record.unscheduled_block_ids.values():
             self._check_block_ids("unscheduled_block_ids", block_ids)
         tables, computed = self._tables, self._computed

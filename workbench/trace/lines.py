@@ -63,6 +63,7 @@ class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"
         arrival_time: Seconds since the start of the trace.
         priority: Smaller is served first under the "priority" policy.
         sampling: Sampling parameters that differ from the defaults, by name.
+        cache_salt: Only requests with the same salt share prefixes. A recording has a digest of it.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"
     arrival_time: Seconds = 0.0
     priority: int = 0
     sampling: Mapping[str, Any] = EMPTY
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         freeze_field(self, "sampling")

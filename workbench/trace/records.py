@@ -242,6 +242,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         free_blocks: Free KV blocks after scheduling, before the blocks of finished requests are freed.
         free_blocks_end: Free KV blocks after the step.
         cached_block_ids: Blocks whose content was published to the prefix cache in this step.
+        withdrawn_block_ids: Blocks that were published in this step and withdrawn again, because their chunk was taken
+            out of the batch.
         token_budget: ``max_num_batched_tokens`` in force.
         long_prefill_cap: Maximum length of a prefill chunk in this step, 0 for none.
         timings: Seconds spent in "schedule", "prepare", "forward", "sample" and "update".
@@ -268,6 +270,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     free_blocks: Count = 0
     free_blocks_end: Count = 0
     cached_block_ids: tuple[BlockId, ...] = ()
+    withdrawn_block_ids: tuple[BlockId, ...] = ()
     token_budget: Count = 0
     long_prefill_cap: Count = 0
     timings: Mapping[str, Seconds] = EMPTY

@@ -61,6 +61,7 @@ class Trace:
     explain: Callable[..., Any]
     tune: Callable[..., Any]
     whatif: Callable[..., Trace]
+    why_missed: Callable[..., Any]
     view: Callable[..., Any]
     show: Callable[..., Any]
     figure: Callable[..., Any]
