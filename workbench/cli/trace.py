@@ -19,7 +19,7 @@ def add_parser(commands: Commands) -> None:
     actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
 
     info = actions.add_parser("info", help="summarise the contents and latencies of a trace")
-    info.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    info.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or a folder: all ranks together")
     info.set_defaults(run=_info)
 
     story = actions.add_parser("narrate", help="tell every step of a trace in one sentence")
@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     perfetto.set_defaults(run=_perfetto)
 
     watch = actions.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
-    watch.add_argument("trace", type=Path, help="trace file, or a folder: the file that was written last")
+    watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
     add_dashboard_port_option(watch)
     watch.set_defaults(run=_watch)
 
@@ -60,6 +60,13 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _info(options: argparse.Namespace) -> int:
+    from workbench.trace import Fleet
+
+    if options.trace.is_dir():
+        with Fleet(options.trace) as fleet:
+            print(fleet)
+            print(fleet.metrics())
+        return 0
     trace = _load(options.trace)
     print(trace)
     print(trace.metrics())
@@ -87,15 +94,21 @@ def _perfetto(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from workbench.trace.follower import TraceFollower
+    from workbench.trace import Fleet, TraceFollower
     from workbench.viz import app
+    from workbench.viz.fleet_page import make_fleet_app
 
     port = check_port(options)
+
+    def say() -> None:
+        print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+
+    if options.trace.is_dir():
+        with Fleet(options.trace, whole=False) as fleet:
+            fleet.start()
+            app.serve_session(make_fleet_app(fleet), port=port, title=options.trace.name, on_listening=say)
+        return 0
     with TraceFollower(options.trace) as follower:
-
-        def say() -> None:
-            print(f"{follower.path.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
-
         app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say)
     return 0
 

@@ -3,6 +3,7 @@
 from workbench.trace.compare import Comparison, compare
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
+from workbench.trace.fleet import Fleet
 from workbench.trace.follower import TraceFollower
 from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceMeta
 from workbench.trace.narrate import narrate
@@ -14,6 +15,7 @@ __all__ = [
     "Chunk",
     "Comparison",
     "Event",
+    "Fleet",
     "KernelLaunch",
     "Keyframe",
     "RequestInfo",

@@ -53,7 +53,7 @@ class TraceFollower:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = _newest_in(Path(path)) if Path(path).is_dir() else Path(path)
+        self.path = trace_files_in(Path(path))[-1] if Path(path).is_dir() else Path(path)
         self.problem = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -173,11 +173,16 @@ class TraceFollower:
             self.trace.start_from(line)  # that of a file after the first says nothing new
 
 
-def _newest_in(folder: Path) -> Path:
+def trace_files_in(folder: Path) -> list[Path]:
+    """The trace files of a folder, the one that was written last at the end.
+
+    Raises:
+        TraceError: There is none.
+    """
     files = [*folder.glob("[!.]*.jsonl"), *folder.glob("[!.]*.jsonl.gz")]  # a name with a dot is being saved
     if not files:
         raise TraceError(f"{folder} holds no trace file (.jsonl, .jsonl.gz)")
-    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def _next_name(path: Path) -> Path | None:

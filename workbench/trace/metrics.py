@@ -325,3 +325,17 @@ def number(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A fraction as a percentage; a dash for None."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A latency with three significant digits in s, ms or steps; a dash for None.
+
+    Args:
+        value: The latency in ``unit``.
+        unit: "s" or "steps".
+    """
+    if value is None:
+        return "-"
+    if unit == "steps":
+        return f"{value:.3g} steps"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

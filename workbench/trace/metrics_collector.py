@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from array import array
 from collections.abc import Mapping
 from itertools import chain
+from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +171,37 @@ class MetricsCollector:
         return self._add_request(RequestInfo(request_id, 0))
 
 
+def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetrics:
+    """The metrics of several schedulers that ran side by side, as one.
+
+    Args:
+        parts: Metrics by name, each with the time in seconds at which its clock started.
+
+    Returns:
+        Metrics with the requests of all, named ``name/request_id``, and their steps in the order of their times.
+    """
+    requests = {
+        f"{name}/{request_id}": request
+        for name, (metrics, _) in parts.items()
+        for request_id, request in metrics.requests.items()
+    }
+    names = ("time", "duration", *_COUNTS)
+    rows = [
+        (row[0] + start, *row[1:])
+        for metrics, start in parts.values()
+        for row in zip(*(metrics.columns[name] for name in names))
+    ]
+    rows.sort(key=itemgetter(0))
+    columns = {
+        name: array("d" if name in ("time", "duration") else "q", map(itemgetter(index), rows))
+        for index, name in enumerate(names)
+    }
+    timed = all(metrics.summary.unit == "s" for metrics, _ in parts.values() if metrics.summary.num_steps)
+    block_size = next(iter(parts.values()))[0].block_size
+    speculation = functools.reduce(operator.add, (metrics.speculation for metrics, _ in parts.values()))
+    return TraceMetrics(_summarise(requests, columns, timed), requests, columns, block_size, speculation)
+
+
 def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
     def latencies(name: str) -> Distribution:
         spans = [span for request in requests.values() if (span := getattr(request, name)) is not None]
@@ -175,7 +209,9 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
 
     unit = "s" if timed else "steps"
     num_steps = len(steps["step"])
-    duration = steps["time"][-1] + steps["duration"][-1] - steps["time"][0] if timed and num_steps else float(num_steps)
+    duration = float(num_steps)
+    if timed and num_steps:
+        duration = max(map(operator.add, steps["time"], steps["duration"])) - steps["time"][0]
     num_scheduled = sum(steps["num_tokens"])
     num_output = sum(request.num_output_tokens for request in requests.values())
     budget_use = [

@@ -5,7 +5,8 @@ In brackets: vLLM's Prometheus metric of the same meaning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import zip_longest
 
 from workbench.trace.records import Chunk, StepRecord
 
@@ -37,6 +38,15 @@ class SpeculationMetrics:
     num_tokens: int = 0
     num_rejected_rows: int = 0
     num_discarded_rows: int = 0
+
+    def __add__(self, other: SpeculationMetrics) -> SpeculationMetrics:
+        """The counts of both."""
+        sums = {}
+        for field in fields(self):
+            one, two = getattr(self, field.name), getattr(other, field.name)
+            is_number = isinstance(one, int)
+            sums[field.name] = one + two if is_number else tuple(a + b for a, b in zip_longest(one, two, fillvalue=0))
+        return SpeculationMetrics(**sums)
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -123,17 +123,37 @@ def serve(
     Raises:
         OSError: The port is in use.
     """
-    check_port_is_free(port, address)
-    if on_listening is not None:
-        on_listening()
-    return pn.serve(
-        {"/": make_app(source, other=other, on_seen=on_seen)},
+    return serve_session(
+        make_app(source, other=other, on_seen=on_seen),
         port=port,
         address=address,
         show=show,
         title=title,
         threaded=threaded,
-        verbose=False,
+        on_listening=on_listening,
+    )
+
+
+def serve_session(
+    session: Callable[[], Any],
+    *,
+    port: int,
+    address: str = "127.0.0.1",
+    show: bool = False,
+    title: str = "Workbench",
+    threaded: bool = False,
+    on_listening: Callable[[], None] | None = None,
+) -> Any:
+    """Serve the page that a function builds for each browser session; the other arguments are those of `serve`.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    check_port_is_free(port, address)
+    if on_listening is not None:
+        on_listening()
+    return pn.serve(
+        {"/": session}, port=port, address=address, show=show, title=title, threaded=threaded, verbose=False
     )
 
 

@@ -1,0 +1,152 @@
+"""The served page of several schedulers: a table of all ranks, and the dashboard of each behind a link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+import panel as pn
+
+from workbench.trace.fleet import Fleet
+from workbench.trace.metrics import Summary, amount, number, percent
+from workbench.trace.trace import Trace
+from workbench.viz.app import TracePage, keep_fresh
+from workbench.viz.feed import Feed
+from workbench.viz.palette import DARK, LIGHT, Theme
+
+REFRESH_MILLISECONDS = 1000
+
+_LAYOUT = """
+.wb-fleet { font: 14px/1.5 system-ui, sans-serif; margin: 24px auto; max-width: 1100px; padding: 0 16px; }
+.wb-fleet h1 { font-size: 18px; font-weight: 600; overflow-wrap: anywhere; }
+.wb-fleet div { overflow-x: auto; }
+.wb-fleet table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.wb-fleet th { font-weight: 500; opacity: .75; }
+.wb-fleet th, .wb-fleet td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
+  padding: 6px 10px; text-align: right; white-space: nowrap; }
+.wb-fleet :is(th, td):first-child { text-align: left; }
+.wb-fleet tr:last-child td { font-weight: 600; border-bottom: 0; }
+.wb-ranks { font: 13px system-ui, sans-serif; padding: 8px 12px 0; }
+.wb-ranks a { margin-right: 12px; }
+.wb-ranks a[aria-current] { color: inherit; font-weight: 600; text-decoration: none; }
+"""
+
+
+def _colours(theme: Theme, link: str) -> str:
+    return (
+        f".wb-fleet, .wb-ranks {{ background: {theme.background}; color: {theme.text}; }} "
+        f":is(.wb-fleet, .wb-ranks) a {{ color: {link}; }} body {{ background: {theme.background} !important; }}"
+    )
+
+
+_DARK = "@media (prefers-color-scheme: dark)"
+STYLE = f"{_LAYOUT} {_colours(LIGHT, '#0B5CAD')} {_DARK} {{ {_colours(DARK, '#6CB6FF')} }}"
+
+_TITLES = (
+    "running",
+    "waiting",
+    "KV in use",
+    "steps",
+    "requests",
+    "output tokens/s",
+    "preemptions",
+    "TTFT mean",
+    "TTFT p99",
+    "ITL mean",
+    "ITL p99",
+)
+
+
+def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
+    """Make the function that builds the page of a browser session.
+
+    ``/`` is the table of all ranks, ``/?rank=NAME`` the dashboard of one. A fleet of one has no table.
+
+    Args:
+        fleet: The ranks; polled elsewhere.
+    """
+
+    def session() -> Any:
+        traces = dict(fleet.traces)
+        asked = b"".join(pn.state.session_args.get("rank", [])[:1]).decode(errors="replace")
+        name = next(iter(traces)) if len(traces) == 1 else asked
+        if name not in traces:
+            return _overview(fleet)
+        page = TracePage(Feed(lambda: fleet.traces[name]), options={"page": True}, sizing_mode="stretch_width")
+        keep_fresh(page)
+        if len(traces) == 1:
+            return page
+        return pn.Column(_html(links_html(traces, name)), page, sizing_mode="stretch_width")
+
+    return session
+
+
+def _html(text: str) -> Any:
+    return pn.pane.HTML(text, stylesheets=[STYLE], sizing_mode="stretch_width", margin=0)
+
+
+def _overview(fleet: Fleet) -> Any:
+    table = _html(fleet_html(fleet))
+
+    def refresh() -> None:
+        if (newest := fleet_html(fleet)) != table.object:
+            table.object = newest
+
+    def start() -> None:
+        pn.state.add_periodic_callback(refresh, period=REFRESH_MILLISECONDS)
+
+    pn.state.onload(start)
+    pn.config.raw_css.append(STYLE)
+    return table
+
+
+def links_html(traces: Mapping[str, Trace], shown: str) -> str:
+    """Links to the table of all ranks and to the dashboard of each."""
+    links = ['<a href="?">All ranks</a>']
+    for name in traces:
+        here = ' aria-current="page"' if name == shown else ""
+        links.append(f'<a href="?rank={quote(name)}"{here}>{escape(name)}</a>')
+    return f'<nav class="wb-ranks">{"".join(links)}</nav>'
+
+
+def fleet_html(fleet: Fleet) -> str:
+    """The table of all ranks: their state now, and their latencies so far."""
+    traces = dict(fleet.traces)
+    rows = []
+    for name, trace in traces.items():
+        link = f'<a href="?rank={quote(name)}">{escape(name)}</a>'
+        rows.append(_row(link, _now([trace]), trace.metrics().summary))
+    rows.append(_row("together", _now(list(traces.values())), fleet.metrics().summary))
+    head = "".join(f"<th>{title}</th>" for title in ("", *_TITLES))
+    return (
+        f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
+        f"<div><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+    )
+
+
+def _now(traces: list[Trace]) -> tuple[str, str, str]:
+    """Running and waiting requests, and use of the KV blocks, after the newest step of each trace."""
+    newest = [(trace, trace[-1]) for trace in traces if len(trace)]
+    blocks = sum((trace.num_blocks or 1) - 1 for trace, _ in newest)
+    free = sum(record.free_blocks_end for _, record in newest)
+    ended = [{*record.finished, *record.aborted} for _, record in newest]
+    running = sum(len(set(record.running) - over) for (_, record), over in zip(newest, ended, strict=True))
+    waiting = sum(len(record.waiting) for _, record in newest)
+    return f"{running:,}", f"{waiting:,}", percent((blocks - free) / blocks if blocks else None)
+
+
+def _row(name: str, now: tuple[str, str, str], summary: Summary) -> str:
+    cells = (
+        *now,
+        f"{summary.num_steps:,}",
+        f"{summary.num_requests:,}",
+        number(summary.output_throughput),
+        f"{summary.num_preemptions:,}",
+        amount(summary.ttft.mean, summary.unit),
+        amount(summary.ttft.p99, summary.unit),
+        amount(summary.itl.mean, summary.unit),
+        amount(summary.itl.p99, summary.unit),
+    )
+    return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
