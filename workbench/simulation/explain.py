@@ -66,6 +66,11 @@ class Part(NamedTuple):
     culprits: tuple[str, ...]
     steps: tuple[int, ...]
 
+    @property
+    def is_culprit(self) -> bool:
+        """Whether it made the request slow: it is neither the request's work nor time in which no step was taken."""
+        return self.cause not in NOT_A_CULPRIT
+
 
 @dataclass(frozen=True)
 class Span:
@@ -84,7 +89,7 @@ class Span:
     @property
     def biggest(self) -> Part | None:
         """The largest part that is not the request's own computation; None if there is none."""
-        return next((part for part in self.parts if part.cause not in NOT_A_CULPRIT and part.amount > 0), None)
+        return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
 
 
 @dataclass(frozen=True)

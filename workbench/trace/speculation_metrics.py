@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import zip_longest
+from typing import Any
 
 from workbench.trace.records import Chunk, StepRecord
 
@@ -41,7 +42,7 @@ class SpeculationMetrics:
 
     def __add__(self, other: SpeculationMetrics) -> SpeculationMetrics:
         """The counts of both."""
-        sums = {}
+        sums: dict[str, Any] = {}
         for field in fields(self):
             one, two = getattr(self, field.name), getattr(other, field.name)
             is_number = isinstance(one, int)

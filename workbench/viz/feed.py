@@ -20,6 +20,7 @@ from workbench.viz.attention_weights import weights_facts
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
+from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens
 
@@ -66,6 +67,7 @@ class Feed:
         self._handled = 0
         self._queued: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
+        self._explained: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
         self._resend = False
@@ -145,7 +147,14 @@ class Feed:
     def status(self) -> dict[str, Any]:
         """The state of the engine as the view shows it, and the abilities of the engine."""
         if self.controller is None:
-            return {"live": False, "watching": self._watching, "message": self._message, "handled": self._handled}
+            return {
+                "live": False,
+                "watching": self._watching,
+                "message": self._message,
+                "handled": self._handled,
+                "explains": True,
+                "explained": self._explained,
+            }
         self._follow_phase()
         requests = self._newest_trace().requests
         self._queued = {request_id: text for request_id, text in self._queued.items() if request_id not in requests}
@@ -159,6 +168,8 @@ class Feed:
             "chat": self._has_chat_template(),
             "queued": list(self._queued.items()),
             "phase": self._phase_facts,
+            "explains": True,
+            "explained": self._explained,
         }
         if self._capture is not None:
             status["capture"] = {
@@ -232,6 +243,7 @@ class Feed:
             "add_breakpoint": self._do_add_breakpoint,
             "remove_breakpoint": self._do_remove_breakpoint,
             "save_html": self._do_save_html,
+            "explain": self._do_explain,
         }
         handler = handlers.get(name) if isinstance(name, str) else None
         if handler is None:
@@ -327,6 +339,16 @@ class Feed:
                 reason = str(problem)
         simulated = engine.fork(at_step=at_step, **changes)
         return simulated, {"no_times": reason} if timed else {}
+
+    def _do_explain(self, request_id: str) -> None:
+        def explain() -> None:
+            trace = self._newest_trace()
+            try:
+                self._explained = explanation_facts(trace.explain(request_id))
+            except (ValueError, TraceError) as problem:
+                self._explained = {"request": request_id, "spans": [], "confirmation": str(problem)}
+
+        self._in_background(explain)
 
     def _do_save_html(self) -> None:
         def save() -> None:

@@ -3,6 +3,7 @@
 
 import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
+import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
 import { kindOf, kvOf, limitOf } from "./words.js";
 
@@ -25,7 +26,8 @@ export class Inspector {
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.pin(null) }, "Close");
     const head = h("header", {}, h("i", { class: "wb-swatch" }), this.title, h("span", { class: "wb-space" }), close);
     this.swatch = head.firstChild;
-    this.element = h("aside", { class: "wb-drawer", hidden: true, "aria-label": "Pinned" }, head, this.facts);
+    this.why = h("div", {});
+    this.element = h("aside", { class: "wb-drawer", hidden: true, "aria-label": "Pinned" }, head, this.facts, this.why);
   }
 
   /**
@@ -41,6 +43,7 @@ export class Inspector {
     const { pinned, view } = this;
     this.element.hidden = !pinned || !view.store.numSteps;
     if (this.element.hidden) return;
+    this.updateWhy();
     const known = pinned.request === undefined || pinned.request < view.store.requests.length;
     const { title, rows, request } = known ? this[pinned.kind](pinned) : { title: "It is no longer here.", rows: [] };
     const signature = JSON.stringify([title, rows, view.theme.name, view.theme.hue(request?.index)]);
@@ -49,11 +52,36 @@ export class Inspector {
     this.title.textContent = title;
     this.swatch.hidden = !request;
     if (request) this.swatch.style.setProperty("--wb-hue", view.theme.hue(request.index) || view.theme.colours.owned);
-    replace(this.facts, rows.map(([name, parts]) => [h("dt", {}, name), h("dd", {}, [parts].flat().map(this.part))]));
+    replace(
+      this.facts,
+      rows.map(([name, parts]) => [h("dt", {}, name), h("dd", {}, [parts].flat().map(this.elementOf))]),
+    );
+  }
+
+  /** Below a request: a button that asks the host why it took so long, then the answer. */
+  updateWhy() {
+    const { pinned, view } = this, { explains, explained } = view.status;
+    const request = pinned.kind === "request" && explains ? view.store.requests[pinned.request] : undefined;
+    const answer = request && explained?.request === request.id ? explained : undefined;
+    const state = answer || (request ? `${request.id} ${this.askedFor === request.id}` : "");
+    if (state === this.shownWhy) return;
+    this.shownWhy = state;
+    if (answer) replace(this.why, explanation(view, answer, this));
+    else if (!request) replace(this.why);
+    else if (this.askedFor === request.id) {
+      replace(this.why, h("p", { class: "wb-hint" }, "Simulating without its cause…"));
+    } else {
+      const ask = () => {
+        this.askedFor = request.id;
+        view.send("explain", { request_id: request.id });
+        view.changed("pin");
+      };
+      replace(this.why, h("button", { class: "wb-button", type: "button", onclick: ask }, "Why so long?"));
+    }
   }
 
   /** A part of a fact: text, an element, or { words, go } as a link. @param {any} part */
-  part = (part) => {
+  elementOf = (part) => {
     if (part?.nodeType) return part;
     if (!part?.go) return String(part?.words ?? part);
     return h("button", { class: "wb-link", type: "button", onclick: part.go }, part.words);

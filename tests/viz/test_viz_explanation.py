@@ -1,0 +1,63 @@
+"""The explanation of a request as the drawer shows it."""
+
+import time
+
+import pytest
+
+from workbench import simulate
+from workbench.simulation.cost_model import CostModel
+from workbench.viz.feed import Feed
+from workbench.viz.layout.explanation import explanation_facts
+
+COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    """A long prompt is ahead of a short one, and three more are behind it."""
+    requests = [{"id": "long", "prompt": {"len": 3000}, "max_tokens": 2, "arrival_time": 0.1}]
+    requests += [
+        {"id": f"r{i}", "prompt": {"len": 20 + i}, "max_tokens": 40, "arrival_time": 0.101 + i / 1000} for i in range(4)
+    ]
+    config = {"max_num_batched_tokens": 128, "enable_prefix_caching": False}
+    return simulate({"config": config, "requests": requests}, cost_model=COST)
+
+
+@pytest.mark.parametrize("request_id", ["long", "r0", "r3"])
+def test_the_parts_of_every_bar_fill_it(trace, request_id):
+    explanation = trace.explain(request_id, COST)
+    facts = explanation_facts(explanation)
+    assert facts["request"] == request_id and facts["spans"][0]["total"].endswith("s")
+    for span in facts["spans"]:
+        assert sum(part["share"] for part in span["parts"]) == pytest.approx(1)
+        assert all(0 <= part["first"] <= part["last"] < len(trace) for part in span["parts"])
+    shares = {part["cause"]: part["share"] for part in facts["spans"][0]["parts"]}
+    assert shares == {part.cause: pytest.approx(part.amount / explanation.total) for part in explanation.parts}
+
+
+def test_the_cause_has_its_culprit_and_the_run_without_it(trace):
+    facts = explanation_facts(trace.explain("r0", COST))
+    worst = next(part for part in facts["spans"][1]["parts"] if not part["is_own"])
+    assert facts["spans"][1]["name"] == "time to first token"
+    assert worst["culprits"] == ["long"] and worst["more"] == 0 and worst["share"] > 0.5
+    assert facts["confirmation"].startswith("Simulated time to first token without long: ")
+
+
+def test_a_view_gets_the_answer_or_the_reason_for_none(trace):
+    feed = Feed(trace)
+    assert feed.status()["explains"] and feed.status()["explained"] is None
+    for request_id in ("r1", "nobody"):
+        feed.handle({"name": "explain", "args": {"request_id": request_id}})
+        deadline = time.monotonic() + 60
+        while (feed.status()["explained"] or {}).get("request") != request_id and time.monotonic() < deadline:
+            time.sleep(0.01)
+        explained = feed.status()["explained"]
+        assert explained["request"] == request_id
+        if request_id == "nobody":
+            assert "no request 'nobody'" in explained["confirmation"] and not explained["spans"]
+        else:
+            assert [span["name"] for span in explained["spans"]][:2] == [
+                "from arrival to the end",
+                "time to first token",
+            ]
+    assert feed.status()["message"] == ""

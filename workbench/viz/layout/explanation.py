@@ -1,0 +1,72 @@
+"""The parts of a request's time, as the drawer of the dashboard shows them: bars, words and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.trace.metrics import amount
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_CULPRITS = 3
+"""Maximum number of requests named behind a part; the others are counted."""
+
+MAX_GAPS = 2
+"""Maximum number of long gaps between tokens that are shown."""
+
+MIN_SHARE = 0.005
+"""Smaller parts are not listed; the bar still has them."""
+
+
+def explanation_facts(explanation: Any) -> dict[str, Any]:
+    """An explanation as plain data.
+
+    Args:
+        explanation: The answer of ``trace.explain``.
+
+    Returns:
+        ``request``, ``spans`` with ``name``, ``total`` and ``parts``, and ``confirmation``: one sentence
+        about the run without the largest cause, "" if there is none. Each part has ``cause``, ``share`` of the span in
+        [0, 1], ``amount``, ``culprits`` (request ids), ``more`` (their number beyond those), ``first`` and ``last``
+        (steps), ``is_own`` (no cause of slowness) and ``is_listed``.
+    """
+    unit = explanation.unit
+    spans = [("from arrival to the end", explanation.total, explanation.parts)]
+    if explanation.ttft is not None:
+        spans.append((explanation.ttft.name, explanation.ttft.total, explanation.ttft.parts))
+    spans += [(gap.name, gap.total, gap.parts) for gap in explanation.gaps[:MAX_GAPS]]
+    return {
+        "request": explanation.request_id,
+        "spans": [
+            {"name": name, "total": amount(total, unit), "parts": _parts(parts, total, unit)}
+            for name, total, parts in spans
+            if total > 0
+        ],
+        "confirmation": _sentence(explanation.confirmation, unit),
+    }
+
+
+def _parts(parts: Sequence[Any], total: float, unit: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "cause": part.cause,
+            "share": part.amount / total,
+            "amount": amount(part.amount, unit),
+            "culprits": list(part.culprits[:MAX_CULPRITS]),
+            "more": max(0, len(part.culprits) - MAX_CULPRITS),
+            "first": part.steps[0],
+            "last": part.steps[-1],
+            "is_own": not part.is_culprit,
+            "is_listed": part.amount >= MIN_SHARE * total,
+        }
+        for part in parts
+        if part.amount > 0
+    ]
+
+
+def _sentence(confirmation: Any, unit: str) -> str:
+    if confirmation is None:
+        return ""
+    after, before = amount(confirmation.after, unit), amount(confirmation.before, unit)
+    return f"Simulated {confirmation.change}: {after} instead of {before}."
