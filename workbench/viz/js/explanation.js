@@ -1,5 +1,5 @@
-// The parts of a request's time in the drawer: a stacked bar for each span, and its causes with links to who is behind
-// them and to the steps in which it happened.
+// The parts of a request's time in the drawer: a stacked bar for each span, and a list of its causes, with links to the
+// requests behind them and to their steps.
 
 import { formatNumber, h, plain } from "./dom.js";
 
