@@ -5,7 +5,7 @@ PORT ?= 5006
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction
+.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
 
 demo: .venv/.installed-base
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
@@ -17,9 +17,15 @@ test: .venv/.installed-all
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js
+	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
+
+# The playground in node and in a browser; `make test` skips these where Pyodide has not been fetched.
+test-playground: .venv/.installed-all
+	$(BIN)/workbench playground --fetch
+	$(BIN)/python -m pytest -n0 tests/playground tests/ui/test_playground.py
 
 docs: .venv/.installed-all
+	-$(BIN)/workbench playground --fetch
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:

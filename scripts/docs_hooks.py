@@ -1,7 +1,9 @@
-"""A hook of mkdocs: links from pages into the code lead to a page of the site that shows the file, at the line."""
+"""Hooks of mkdocs: links from pages into the code lead to a page of the site that shows the file, at the line, and the
+playground is part of the site if its Python has been fetched."""
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -9,7 +11,10 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from workbench.playground import runtime, site
+
 ROOT = Path(__file__).parents[1]
+log = logging.getLogger("mkdocs.hooks")
 LINK = re.compile(r"\]\((?:\.\./)+(workbench/[\w/]+\.py)#L(\d+)\)")
 
 
@@ -32,3 +37,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Add the anchors of the lines, which mkdocs does not know because they are made by the highlighter."""
     return re.sub(r'(href="[^"#]*source/[^"#]*)" title="line (\d+)"', r'\1#__codelineno-0-\2" title="line \2"', html)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Put the playground beside its page."""
+    if runtime.is_fetched():
+        site.build(Path(config["site_dir"]) / "playground" / "app")
+    else:
+        log.info("the site has no playground: `workbench playground --fetch` fetches its Python")

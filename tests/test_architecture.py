@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "simulation": {"scheduler", "trace"},
     "engine": {"trace", "scheduler", "simulation", "attention", "models"},
     "distributed": {"engine", "models"},
+    "playground": {"trace", "scheduler", "simulation", "viz"},
     "course": {"trace", "scheduler", "simulation", "engine", "viz"},
 }
 GROUND_FLOOR = {

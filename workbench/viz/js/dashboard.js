@@ -210,24 +210,34 @@ class View {
 
   receive(packet) {
     if (!packet?.byteLength) return;
-    const { store, cursor, theme } = this, before = store.numSteps, first = store.label(0);
+    const { store, cursor, theme } = this, before = store.numSteps, first = store.label(0), { run } = store.facts;
     if (!store.append(packet)) return this.send("resend");
-    const forgotten = before ? store.label(0) - first : 0;
-    if (forgotten) {
-      cursor.forget(forgotten);
-      theme.forget();
-    }
+    const replaced = before > 0 && store.facts.run !== run,
+      forgotten = before && !replaced ? store.label(0) - first : 0;
+    if (forgotten) cursor.forget(forgotten);
+    if (replaced) this.beginAnother();
+    if (forgotten || replaced) theme.forget();
     if (store.requests.length) theme.focusFirst(store.requests);
     this.claimColours();
     if (!this.mounted) this.mount();
     if (before === 0 && store.numSteps && !this.live && !this.status.watching) cursor.openRecording();
-    if (forgotten || store.numSteps === before) this.changed("data");
-    if (forgotten || store.numSteps !== before) cursor.grown();
+    if (forgotten || replaced || store.numSteps === before) this.changed("data");
+    if (forgotten || replaced || store.numSteps !== before) cursor.grown();
     if (this.placeLater && store.numSteps) {
       const place = this.placeLater;
       this.placeLater = null;
       this.takeCursor(place);
     }
+  }
+
+  /** Another run has taken the place of the one on display: nothing of that one is left. */
+  beginAnother() {
+    const { cursor, store } = this, compare = this.panel("compare");
+    this.other = null;
+    if (compare) compare.element.hidden = true;
+    cursor.hover = {};
+    if (cursor.selected >= store.requests.length) cursor.selected = null;
+    cursor.step = Math.min(cursor.step, cursor.last);
   }
 
   /** Give a request that was asked for in this view a colour, also when all colours are taken. */

@@ -66,7 +66,9 @@ export class Store {
     const { header, arrays } = decodePacket(packet);
     if (header.facts) {
       // A run that forgets its oldest steps continues in another trace, which begins later.
-      if (this.numSteps && header.facts.first_step !== this.facts.first_step) this.reset();
+      // A host that shows one run after another numbers them.
+      const { first_step, run } = header.facts;
+      if (this.numSteps && (first_step !== this.facts.first_step || run !== this.facts.run)) this.reset();
       this.facts = header.facts;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }

@@ -1,0 +1,212 @@
+"""The part of the playground that runs in the page: its commands, its messages, and the modules that it needs."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from viz_traces import random_trace
+
+from workbench import simulate
+from workbench.playground.presets import POLICIES, PRESETS
+from workbench.playground.session import Session, python_cell, read_policy
+from workbench.playground.site import package_archive
+from workbench.trace import compare
+from workbench.viz.layout.packet import decode_packet
+
+
+def ask(session, command, content=None, **values):
+    answer = session.handle(json.dumps({"command": command, **values}), content)
+    return json.loads(answer.facts), answer
+
+
+def run(session, preset="chunked", config=None, policy="", **changes):
+    workload = json.dumps({**PRESETS[preset].workload, **changes})
+    return ask(session, "run", workload=workload, config=config or {}, policy=policy)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_simulated_and_all_its_requests_end(preset):
+    facts, answer = run(Session(), preset)
+    trace = simulate(PRESETS[preset].workload)
+    header, columns = decode_packet(answer.packet)
+    assert header["num_steps"] == facts["summary"]["num_steps"] == len(trace) > 10
+    assert columns["decode_tokens"].tolist() == [step.num_decode_tokens for step in trace]
+    assert facts["end"] == "done" and facts["summary"]["num_finished"] == len(trace.requests)
+    assert facts["summary"]["unit"] == "s" and not facts["notes"]
+
+
+def test_what_the_hints_of_presets_promise():
+    def summary(preset, config=None, policy=""):
+        return run(Session(), preset, config, policy)[0]["summary"]
+
+    small, large = (summary("chunked", {"max_num_batched_tokens": budget}) for budget in (64, 512))
+    assert small["itl"]["max"] < large["itl"]["max"] and small["ttft"]["max"] > large["ttft"]["max"]
+    limited = {"max_num_partial_prefills": 4, "max_long_partial_prefills": 1}
+    assert summary("partial-prefills", limited)["ttft"]["mean"] < summary("partial-prefills")["ttft"]["mean"]
+    assert summary("preemption")["num_preemptions"] > 0 == summary("preemption", {"num_blocks": 192})["num_preemptions"]
+    off = summary("prefix-caching", {"enable_prefix_caching": False})
+    assert off["num_scheduled_tokens"] > 3 * summary("prefix-caching")["num_scheduled_tokens"]
+    shortest = summary("own-policy", policy=POLICIES["ShortestFirst"])
+    assert shortest["ttft"]["mean"] < summary("own-policy")["ttft"]["mean"]
+    assert summary("agents", {"num_blocks": 96})["num_cached_tokens"] < summary("agents")["num_cached_tokens"]
+    assert summary("bursts", {"max_num_seqs": 24})["queue"]["mean"] < summary("bursts")["queue"]["mean"]
+
+
+def test_a_run_is_pinned_and_compared():
+    session = Session()
+    _, first = run(session)
+    assert first.packet and not first.other
+    facts, answer = ask(session, "pin")
+    assert answer.packet and not answer.other and facts["alone"]
+    facts, answer = run(session, config={"max_num_batched_tokens": 64})
+    assert answer.packet is None, "the pinned run is on display already"
+    header, _ = decode_packet(answer.other)
+    expected = compare(
+        simulate(PRESETS["chunked"].workload),
+        simulate(PRESETS["chunked"].workload, config={"max_num_batched_tokens": 64}),
+    )
+    assert header["comparison"]["verdict"] == facts["verdict"] != ""
+    assert [row[0] for row in header["comparison"]["rows"]] == [request.request_id for request in expected.requests]
+    facts, answer = ask(session, "unpin")
+    assert answer.packet and answer.other is None and facts["summary"]["num_steps"] == header["num_steps"]
+
+
+def test_runs_of_other_requests_are_not_compared():
+    session = Session()
+    run(session)
+    ask(session, "pin")
+    facts, answer = run(session, "bursts")
+    assert "request" in facts["verdict"] and decode_packet(answer.other)[0]["comparison"] == {
+        "refused": facts["verdict"]
+    }
+
+
+def test_each_run_on_display_has_another_number():
+    """The view takes a packet with another number for another run, and one with the same for more of it."""
+    session = Session()
+    numbers = [
+        decode_packet(run(session, config={"max_num_seqs": seats})[1].packet)[0]["facts"]["run"] for seats in (1, 2)
+    ]
+    assert numbers == [1, 2]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_a_recording_is_opened_forked_explained_and_closed(tmp_path, ending):
+    trace = random_trace(3)
+    trace.save(tmp_path / f"run{ending}")
+    session = Session()
+    facts, answer = ask(session, "open", (tmp_path / f"run{ending}").read_bytes(), name="run")
+    assert decode_packet(answer.packet)[0]["num_steps"] == len(trace)
+    assert facts["config"]["max_num_batched_tokens"] == trace.config["max_num_batched_tokens"]
+    unchanged, answer = run(session, config=facts["config"])
+    assert answer.other is None and unchanged["summary"]["num_steps"] == len(trace)
+    changed, answer = run(session, config={"max_num_batched_tokens": 7})
+    assert decode_packet(answer.other)[0]["num_steps"] == changed["other"]["num_steps"] > len(trace)
+    request = next(iter(trace.requests))
+    assert ask(session, "explain", request=request)[0]["text"].startswith(request)
+    ask(session, "close")
+    assert run(session)[0]["summary"]["num_steps"] == len(simulate(PRESETS["chunked"].workload))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"not a trace\n", "first line"),
+        (b"\x1f\x8b\x08\x00broken", "run.jsonl"),
+        (b"{}\n", "first line"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_refused_by_its_name(content, words):
+    facts, answer = ask(Session(), "open", content, name="run.jsonl")
+    assert words in facts["error"] and "/tmp" not in facts["error"] and answer.packet is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"workload": "{"}, "workload, line 1, column 2"),
+        ({"workload": "[]"}, "workload must be an object"),
+        ({"workload": '{"requests": [{"id": "a"}]}'}, "requests[0].prompt"),
+        ({"workload": '{"requests": [], "speed": 1}'}, "'speed'"),
+        ({"config": {"max_num_seqs": 0}}, "max_num_seqs"),
+        ({"policy": "class P(SchedulingPolicy)\n    pass"}, "your policy, line 1"),
+        ({"policy": "x = 1\n1 / 0"}, "your policy, line 2: ZeroDivisionError"),
+        ({"policy": "x = 1"}, "defines no subclass of SchedulingPolicy"),
+        ({"policy": "Nobody"}, "policy must be one of"),
+    ],
+)
+def test_a_mistake_is_answered_with_its_place(values, words):
+    session = Session()
+    given = {"workload": json.dumps(PRESETS["chunked"].workload), "config": {}, "policy": "", **values}
+    facts, answer = ask(session, "run", **given)
+    assert words in facts["error"] and answer.packet is None
+    assert "error" not in run(session)[0], "the session goes on after a mistake"
+
+
+def test_a_policy_that_fails_while_it_runs_is_reported_once_and_vllms_rule_is_used():
+    source = "class P(SchedulingPolicy):\n    def waiting_order(self, view):\n        return view.nothing"
+    facts, _ = run(Session(), "own-policy", policy=source)
+    assert facts["summary"]["num_steps"] == len(simulate(PRESETS["own-policy"].workload))
+    (note,) = facts["notes"]
+    assert "nothing" in note
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_of_the_page_decides_differently(name):
+    preset = "preemption" if name == "FewestComputed" else "own-policy"
+    policy = read_policy(POLICIES[name])
+    assert type(policy).__name__ == name
+    workload = PRESETS[preset].workload
+    assert compare(simulate(workload), simulate(workload, policy=policy)).first_divergence is not None
+
+
+@pytest.mark.parametrize("policy", ["", "DecodeFirst", POLICIES["Aging"]], ids=["none", "named", "source"])
+def test_the_cell_does_what_the_page_does(policy):
+    config = {"max_num_batched_tokens": 96}
+    source = python_cell(PRESETS["bursts"].workload, config, policy)
+    names = {}
+    exec(source.replace("trace.watch()", ""), names)
+    facts, answer = run(Session(), "bursts", config, policy)
+    assert len(names["trace"]) == facts["summary"]["num_steps"]
+    chunks = Counter(chunk.request_id for step in names["trace"] for chunk in step.chunks)
+    header, columns = decode_packet(answer.packet)
+    ids = [request["id"] for request in header["requests"]]
+    assert Counter(ids[index] for index in columns["chunk.request"].tolist()) == chunks
+
+
+def test_the_archive_of_the_page_needs_msgspec_alone(tmp_path):
+    """It holds every module that a session imports, and none of them needs what a page has not."""
+    (tmp_path / "workbench.zip").write_bytes(package_archive())
+    program = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "tqdm", "mlx", "anywidget", "panel", "IPython", "multiprocessing"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, sys.argv[1])
+import json
+from workbench.playground.presets import PRESETS
+from workbench.playground.session import Session
+session = Session()
+for preset in PRESETS.values():
+    answer = session.handle(json.dumps({"command": "run", "workload": json.dumps(preset.workload)}))
+    assert answer.packet or answer.other, answer.facts
+    session.handle('{"command": "pin"}')
+request = json.loads(answer.facts)["requests"][0]
+assert "text" in json.loads(session.handle(json.dumps({"command": "explain", "request": request})).facts)
+assert sys.modules["workbench"].__file__.startswith(sys.argv[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, tmp_path / "workbench.zip"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert package_archive() == package_archive()

@@ -1,0 +1,71 @@
+"""Traces made by the package in Pyodide are byte for byte those made here, on vLLM's workloads and on random ones."""
+
+import hashlib
+import json
+import random
+import re
+
+import feature_workloads
+import pytest
+import vllm_features
+import vllm_traces
+from pyodide_node import run_in_pyodide
+
+from workbench import simulate
+from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.packet import encode_packet
+
+PROGRAM = """
+import hashlib, json, pathlib, sys
+from workbench import simulate
+from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.packet import encode_packet
+
+def made(workload):
+    trace = simulate(workload, max_steps=4000)
+    trace.save("trace.jsonl")
+    return pathlib.Path("trace.jsonl").read_bytes(), encode_packet(columns_of(trace))
+
+def digests(workload):
+    return [hashlib.sha256(content).hexdigest() for content in made(workload)]
+
+assert not {name.partition(".")[0] for name in sys.modules} & {"numpy", "tqdm", "mlx"}
+json.dumps({"digests": [digests(workload) for workload in json.loads(given)], "python": sys.version_info[:2]})
+"""
+
+
+def made_here(workload, folder):
+    trace = simulate(workload, max_steps=4000)
+    trace.save(folder / "trace.jsonl")
+    return [
+        hashlib.sha256(content).hexdigest()
+        for content in ((folder / "trace.jsonl").read_bytes(), encode_packet(columns_of(trace)))
+    ]
+
+
+def vllm_workloads():
+    plain = [json.loads((vllm_traces.DATA / "workloads" / f"{name}.json").read_text()) for name in vllm_traces.NAMES]
+    return plain + [vllm_features.read(name)["workload"] for name in vllm_features.NAMES]
+
+
+def random_workloads(count):
+    rng = random.Random(19)
+    kinds = feature_workloads.KINDS
+    return [feature_workloads.random_workload(kinds[i % len(kinds)], rng) for i in range(count)]
+
+
+@pytest.mark.slow
+def test_traces_and_packets_are_the_same_bytes_in_pyodide(tmp_path):
+    workloads = vllm_workloads() + random_workloads(200)
+    found = run_in_pyodide(PROGRAM, workloads, tmp_path)
+    assert found["python"] >= [3, 14]
+    expected = [made_here(workload, tmp_path) for workload in workloads]
+    differ = [i for i, (here, there) in enumerate(zip(expected, found["digests"], strict=True)) if here != there]
+    assert not differ, f"{len(differ)} of {len(workloads)} workloads differ, the first is number {differ[0]}"
+
+
+def test_the_comparison_sees_a_different_trace(tmp_path):
+    """The control: one more token in a prompt, another digest."""
+    (workload,) = random_workloads(1)
+    other = json.loads(re.sub(r'"len": (\d+)', lambda m: f'"len": {int(m[1]) + 1}', json.dumps(workload), count=1))
+    assert made_here(workload, tmp_path) == made_here(workload, tmp_path) != made_here(other, tmp_path)

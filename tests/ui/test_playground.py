@@ -1,0 +1,261 @@
+"""The playground in a real browser, served below another page's address, without a network."""
+
+import json
+import threading
+
+import pytest
+from pyodide_node import need_pyodide
+from viz_traces import random_trace
+
+from workbench import simulate
+from workbench.playground import server, site
+from workbench.playground.presets import POLICIES, PRESETS
+from workbench.simulation.fork import fork
+
+PATIENCE = 180_000
+"""Milliseconds: Python starts in two seconds on a quiet machine, and tests run on busy ones."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    need_pyodide()
+    folder = tmp_path_factory.mktemp("site")
+    site.build(folder / "docs" / "playground")
+    service = server.make_server(folder)
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{service.server_port}/docs/playground/"
+    service.shutdown()
+    service.server_close()
+
+
+class Page:
+    """A page of the playground, with every request and problem since it was opened."""
+
+    def __init__(self, browser, address, **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.requests, self.problems = [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.problems.append(m.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.goto(address)
+        self.settle()
+
+    def settle(self):
+        """Wait until no run is in progress and none is to come."""
+        self.page.wait_for_function(
+            "() => { const p = globalThis.playground; return p?.view && !p.busy && !p.running && !p.stale; }",
+            timeout=PATIENCE,
+        )
+
+    def store(self, expression="store", which="store"):
+        """Evaluate an expression of ``store``, the run on display, or of the one that it is compared with."""
+        return self.page.evaluate(
+            "([which, expression]) => { const view = document.getElementById('view').shadowRoot"
+            ".querySelector('.wb-root').workbench; const store = which === 'store' ? view.store : view.other; "
+            "return store && new Function('store', `return ${expression}`)(store); }",
+            [which, expression],
+        )
+
+    def decodes(self, which="store"):
+        """Decode tokens of every step."""
+        return self.store("[...store.column('decode_tokens').subarray(0, store.numSteps)]", which)
+
+    def slide(self, name, value):
+        """Move a slider to a value."""
+        self.page.evaluate(
+            "([name, value]) => { const control = playground.settings.controls.find((c) => c.name === name); "
+            "control.range.value = control.steps.indexOf(value); control.range.dispatchEvent(new Event('input')); }",
+            [name, value],
+        )
+        self.settle()
+
+    def type(self, name, text):
+        self.page.eval_on_selector(
+            f"#{name}",
+            "(area, text) => { area.value = text; area.dispatchEvent(new Event('input', { bubbles: true })); }",
+            text,
+        )
+        self.settle()
+
+    def text(self, name):
+        return self.page.text_content(f"#{name}")
+
+
+@pytest.fixture
+def open_playground(browser, address):
+    """A function that opens a page, with what follows "#"; the pages must end without problems."""
+    pages = []
+
+    def open_(link="", **options):
+        page = Page(browser, address + link, **options)
+        pages.append(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.context.close()
+    for page in pages:
+        assert not page.problems, f"the browser complains: {page.problems}"
+        assert all(url.startswith((address, "blob:http://127.0.0.1", "data:")) for url in page.requests)
+
+
+def decodes_of(trace):
+    return [step.num_decode_tokens for step in trace]
+
+
+@pytest.mark.slow
+def test_every_preset_slider_switch_and_policy(open_playground):
+    page = open_playground()
+    after_start = len(page.requests)
+    for name, preset in PRESETS.items():
+        page.page.select_option("#preset", name)
+        page.settle()
+        assert page.decodes() == decodes_of(simulate(preset.workload)), name
+        assert page.text("hint") == preset.hint
+    page.page.select_option("#preset", "chunked")
+    page.settle()
+    workload = PRESETS["chunked"].workload
+    page.slide("max_num_batched_tokens", 64)
+    assert page.decodes() == decodes_of(simulate(workload, config={"max_num_batched_tokens": 64}))
+    page.page.uncheck("[name=enable_prefix_caching]")
+    page.page.check("[name=async_scheduling]")
+    page.settle()
+    config = {"max_num_batched_tokens": 64, "enable_prefix_caching": False, "async_scheduling": True}
+    assert page.decodes() == decodes_of(simulate(workload, config=config))
+    page.page.click("#reset")
+    page.page.select_option("#preset", "own-policy")
+    page.settle()
+    for name, source in POLICIES.items():
+        page.page.select_option("#policy", name)
+        page.settle()
+        names = {}
+        exec(f"from workbench.scheduler.policy import SchedulingPolicy\n{source}", names)
+        expected = simulate(PRESETS["own-policy"].workload, policy=names[name]())
+        assert page.decodes() == decodes_of(expected) and page.page.input_value("#source") == source
+    page.page.click("#why summary")
+    page.page.select_option("#request", "r7")
+    page.page.wait_for_function("() => document.getElementById('explanation').textContent.startsWith('r7')")
+    assert page.requests[after_start:] == [], "nothing is loaded after the start"
+
+
+@pytest.mark.slow
+def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
+    page = open_playground()
+    page.page.select_option("#preset", "bursts")
+    page.slide("max_num_seqs", 4)
+    page.page.click("#pin")
+    page.settle()
+    page.slide("max_num_batched_tokens", 128)
+    page.page.select_option("#policy", "own")
+    page.type("source", POLICIES["ShortestFirst"].replace("ShortestFirst", "Mine"))
+    workload = PRESETS["bursts"].workload
+    assert page.decodes() == decodes_of(simulate(workload, config={"max_num_seqs": 4}))
+    link = page.page.evaluate("async () => { await playground.share(); return location.hash; }")
+    assert len(link) < 1000
+    other = open_playground(link)
+    for which in ("store", "other"):
+        assert other.decodes(which) == page.decodes(which) != None  # noqa: E711  # a list, from both
+    assert other.decodes("other") != other.decodes()
+    assert other.text("verdict") == page.text("verdict") != ""
+    assert other.page.input_value("#source") == page.page.input_value("#source")
+    assert other.page.text_content("#pin") == "Unpin A"
+    other.page.click("#pin")
+    other.settle()
+    assert other.decodes() == page.decodes("other") and other.store(which="other") is None
+
+
+@pytest.mark.slow
+def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tmp_path):
+    trace = random_trace(3)
+    trace.save(tmp_path / "mine.jsonl.gz")
+    page = open_playground()
+    before = len(page.requests)
+    page.page.evaluate(
+        "(bytes) => { const data = new DataTransfer(); "
+        "data.items.add(new File([new Uint8Array(bytes)], 'mine.jsonl.gz')); "
+        "dispatchEvent(new DragEvent('drop', { dataTransfer: data, cancelable: true })); }",
+        list((tmp_path / "mine.jsonl.gz").read_bytes()),
+    )
+    page.page.wait_for_selector("#recording:not([hidden])", timeout=PATIENCE)
+    page.settle()
+    assert page.decodes() == decodes_of(trace) and "mine.jsonl.gz" in page.text("recording-name")
+    page.slide("max_num_batched_tokens", 32)
+    assert page.decodes("other") == decodes_of(fork(trace, max_num_batched_tokens=32))
+    assert page.text("verdict") != ""
+    assert page.requests[before:] == [], "a recording causes no request"
+    (tmp_path / "broken.jsonl").write_text("no trace\n")
+    page.page.set_input_files("#file", tmp_path / "broken.jsonl")
+    page.page.wait_for_selector("#error:not([hidden])", timeout=PATIENCE)
+    assert page.text("error").startswith("broken.jsonl is not a trace")
+    page.page.click("#close-recording")
+    page.page.wait_for_selector("#workload:not([hidden])", timeout=PATIENCE)
+    page.settle()
+    assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
+
+
+@pytest.mark.slow
+def test_neither_the_page_nor_its_worker_can_reach_another_server(open_playground):
+    page = open_playground()
+    attempt = "fetch('https://example.org/').then(() => 'sent', () => 'refused')"
+    assert page.page.evaluate(f"() => {attempt}") == "refused"
+    policy = "import js\nclass P(SchedulingPolicy):\n    pass\n"
+    page.page.select_option("#policy", "own")
+    page.type("source", policy + 'js.eval("fetch(`https://example.org/`)")')
+    assert all("Content Security Policy" in problem for problem in page.problems) and len(page.problems) >= 2
+    page.problems.clear()
+    page.requests[:] = [url for url in page.requests if "example.org" not in url]
+
+
+@pytest.mark.slow
+def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_playground):
+    page = open_playground()
+    before = page.decodes()
+    page.page.select_option("#policy", "ShortestFirst")
+    page.type("source", POLICIES["ShortestFirst"].replace("view):", "view)"))
+    assert page.text("error").startswith("your policy, line 4:") and page.page.is_visible("#error")
+    assert page.decodes() == before, "the last good run stays"
+    page.type("source", POLICIES["ShortestFirst"])
+    assert not page.page.is_visible("#error")
+    page.type("text", '{"requests": [}')
+    assert page.text("error").startswith("workload, line 1, column 15")
+    page.type(
+        "source", "class Endless(SchedulingPolicy):\n    def waiting_order(self, view):\n        return view.waiting"
+    )
+    workload = PRESETS["chunked"].workload
+    page.type("text", json.dumps(workload))
+    assert page.decodes() == decodes_of(simulate(workload))
+    page.page.evaluate(
+        "() => { const area = document.getElementById('source'); area.value = "
+        "'class Endless(SchedulingPolicy):\\n    def waiting_order(self, view):\\n        while True: pass'; "
+        "area.dispatchEvent(new Event('input')); }"
+    )
+    page.page.wait_for_selector("#cancel:not([hidden])", timeout=PATIENCE)
+    page.page.click("#cancel")
+    page.page.wait_for_function("() => document.getElementById('error').textContent.includes('cancelled')")
+    page.page.select_option("#policy", "")
+    page.settle()
+    assert page.decodes() == decodes_of(simulate(workload))
+
+
+@pytest.mark.slow
+def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
+    page = open_playground(viewport={"width": 390, "height": 800}, has_touch=True)
+    assert page.page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    number = page.store("store.requests.length")
+    page.page.locator("#drawing").click(position={"x": 200, "y": 60})
+    page.settle()
+    assert page.store("store.requests.length") == number + 1
+    added = json.loads(page.page.input_value("#text"))["requests"][-1]
+    assert added["id"] == f"new{number}" and added["arrival_time"] > 0 and added["prompt"]["len"] > 1
+    page.page.locator("#drawing").press("ArrowUp")
+    page.settle()
+    grown = json.loads(page.page.input_value("#text"))["requests"][-1]
+    assert grown["prompt"]["len"] > added["prompt"]["len"] == added["prompt"]["len"]
+    page.page.locator("#drawing").press("Delete")
+    page.settle()
+    assert page.store("store.requests.length") == number
+    page.page.click("#python")
+    page.page.wait_for_selector("#cell[open]", timeout=PATIENCE)
+    assert "trace = simulate(workload)" in page.text("cell-text")
+    page.page.click("#close-cell")

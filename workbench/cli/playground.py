@@ -1,0 +1,56 @@
+"""``workbench playground``: the scheduler in a web page, served from the installed package."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import webbrowser
+from pathlib import Path
+
+from workbench.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``playground`` to the commands."""
+    parser = commands.add_parser(
+        "playground", help="try the scheduler in a web page: workloads, settings, policies, recordings"
+    )
+    parser.add_argument("--port", type=int, default=5007, metavar="N", help="port on 127.0.0.1 (default: %(default)s)")
+    parser.add_argument("--fetch", action="store_true", help="fetch Pyodide with npm and pip, once, and end")
+    parser.add_argument("--build", type=Path, metavar="DIR", help="write the page's files into DIR, and end")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the playground until Ctrl-C.
+
+    Returns:
+        Exit status.
+
+    Raises:
+        OSError: Pyodide has not been fetched, or the port is in use.
+    """
+    from workbench.playground import runtime, server, site
+
+    if options.fetch:
+        print(f"the playground's Python is in {runtime.fetch()}")
+        return 0
+    if options.build:
+        sizes = site.build(options.build)
+        size = sum(sizes.values()) / 1e6
+        print(f"the playground is in {options.build}: {len(sizes)} files, {size:.1f} MB compressed")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="workbench-playground-") as name:
+        site.build(Path(name))
+        try:
+            service = server.make_server(Path(name), options.port)
+        except OSError as problem:
+            raise OSError(f"port {options.port}: {problem.strerror}; give another one with --port") from None
+        address = f"http://{server.HOST}:{service.server_port}/"
+        print(f"playground on {address}  (Ctrl-C ends it)", flush=True)
+        if not options.no_browser:
+            webbrowser.open(address)
+        with service:
+            service.serve_forever()
+    return 0

@@ -1,0 +1,370 @@
+// The page: what a person sets on the left, the run on the right. A change asks the worker for a new run; while one is
+// in progress only the newest change waits.
+
+import { Arrivals, canBeDrawn } from "./arrivals.js";
+import { at, options } from "./elements.js";
+import { Engine } from "./engine.js";
+import { decodeState, encodeState } from "./link.js";
+import { showNumbers } from "./numbers.js";
+import { Settings } from "./settings.js";
+
+const VIEW = "./view.js"; // the dashboard's module, made when the site is built
+const OWN = "own";
+const RULES = [["", "vLLM's rules: first come, first served"], ["priority", "By priority"]];
+const SLOW_MS = 1200;
+
+const { presets, policies, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
+
+class Playground {
+  /** @param {(host: object) => any} render The dashboard's. */
+  constructor(render) {
+    this.render = render;
+    this.values = { status: { live: false }, options: { view: "scheduler" } };
+    this.listeners = new Map();
+    this.recording = null;
+    this.pinned = null; // the state of the pinned run
+    this.busy = 0; // what has been asked for and is not shown yet
+    this.preset = "chunked";
+    this.settings = new Settings(at("sliders"), at("switches"), () => this.changed());
+    this.arrivals = new Arrivals(at("drawing"), (workload) => this.takeDrawing(workload));
+    options(at("preset"), [...Object.entries(presets).map(([name, { title }]) => [name, title]), ["", "Your own"]]);
+    options(at("policy"), [...RULES, ...Object.keys(policies).map((name) => [name, name]), [OWN, "Your own policy"]]);
+    this.connect();
+    this.engine = new Engine((words) => this.say(words));
+  }
+
+  connect() {
+    at("start").remove();
+    at("preset").addEventListener("change", () => this.choose(at("preset").value));
+    at("text").addEventListener("input", () => this.takeText());
+    at("policy").addEventListener("change", () => this.choosePolicy(at("policy").value));
+    at("source").addEventListener("input", () => {
+      at("policy").value = OWN;
+      this.changed();
+    });
+    const click = (id, what) => at(id).addEventListener("click", what);
+    click("reset", () => {
+      this.settings.begin(this.settings.base);
+      this.changed();
+    });
+    click("pin", () => this.togglePin());
+    click("link", () => this.copyLink());
+    click("python", () => this.openPython());
+    click("cancel", () => this.cancel());
+    click("close-recording", () => this.closeRecording());
+    click("close-cell", () => at("cell").close());
+    click("copy-cell", () => this.copy(at("cell-text").textContent, "The cell is copied."));
+    at("file").addEventListener("change", () => {
+      const [file] = at("file").files;
+      at("file").value = "";
+      if (file) this.openRecording(file);
+    });
+    at("request").addEventListener("change", () => this.explain());
+    at("why").addEventListener("toggle", () => this.explain());
+    at("settings").addEventListener("submit", (event) => event.preventDefault());
+    addEventListener("dragover", (event) => {
+      event.preventDefault();
+      at("drop").hidden = false;
+    });
+    addEventListener("dragleave", (event) => {
+      if (!event.relatedTarget) at("drop").hidden = true;
+    });
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      at("drop").hidden = true;
+      if (event.dataTransfer.files[0]) this.openRecording(event.dataTransfer.files[0]);
+    });
+    addEventListener("hashchange", () => {
+      if (location.hash.slice(1) !== this.shared) this.readLink();
+    });
+  }
+
+  // -- what is set -----------------------------------------------------------------------------------------------
+
+  /** What the newest run is made from, as a link holds it: nothing that a preset or a workload says already. */
+  get state() {
+    const state = {};
+    if (at("preset").value) state.preset = this.preset;
+    else state.workload = at("text").value;
+    if (Object.keys(this.settings.config).length) state.config = { ...this.settings.config };
+    const policy = at("policy").value;
+    if (policy === OWN) state.source = at("source").value;
+    else if (policy) state.policy = policy;
+    return state;
+  }
+
+  /** Set everything as a state says; what it does not say is as at the beginning. */
+  take(state) {
+    this.preset = presets[state.preset] ? state.preset : "chunked";
+    const own = typeof state.workload === "string";
+    at("preset").value = own ? "" : this.preset;
+    at("text").value = own ? state.workload : JSON.stringify(presets[this.preset].workload, null, 1);
+    at("policy").value = state.source === undefined ? state.policy ?? "" : OWN;
+    at("source").value = state.source ?? policies[state.policy] ?? Object.values(policies)[0];
+    this.showWorkload(state.config ?? {});
+  }
+
+  /** Bring the controls in line with the text of the workload. */
+  showWorkload(config = this.settings.config) {
+    const preset = at("preset").value;
+    at("hint").textContent = preset ? presets[preset].hint : "The workload is yours: it is part of the link.";
+    at("own").hidden = !policies[at("policy").value] && at("policy").value !== OWN;
+    try {
+      const workload = JSON.parse(at("text").value);
+      if (!this.recording) this.settings.begin({ ...defaults, ...workload.config }, config);
+      at("arrivals").hidden = !canBeDrawn(workload);
+      if (!at("arrivals").hidden) this.arrivals.show(workload);
+    } catch {
+      at("arrivals").hidden = true; // the engine says what is wrong
+    }
+  }
+
+  choose(preset) {
+    if (!preset) {
+      at("as-text").open = true;
+      return this.takeText();
+    }
+    this.preset = preset;
+    at("text").value = JSON.stringify(presets[preset].workload, null, 1);
+    this.showWorkload({});
+    this.changed();
+  }
+
+  takeText() {
+    at("preset").value = "";
+    this.showWorkload();
+    this.changed();
+  }
+
+  takeDrawing(workload) {
+    at("text").value = JSON.stringify(workload, null, 1);
+    at("preset").value = "";
+    at("hint").textContent = "The workload is yours: it is part of the link.";
+    this.changed();
+  }
+
+  choosePolicy(name) {
+    if (policies[name]) at("source").value = policies[name];
+    at("own").hidden = !policies[name] && name !== OWN;
+    this.changed();
+  }
+
+  /** The command that makes the run of a state. */
+  command(state) {
+    const config = { ...state.config };
+    if (state.policy === "priority") config.policy = "priority";
+    const source = state.source ?? policies[state.policy] ?? "";
+    const workload = state.workload ?? JSON.stringify(presets[state.preset].workload);
+    return { command: "run", workload, config, policy: source };
+  }
+
+  // -- running ---------------------------------------------------------------------------------------------------
+
+  changed() {
+    at("reset").hidden = !Object.keys(this.settings.config).length;
+    this.stale = true;
+    this.share();
+    this.run();
+  }
+
+  /** Run the newest state; changes that come meanwhile are run afterwards, the newest only. */
+  async run() {
+    if (this.running) return;
+    this.running = true;
+    while (this.stale) {
+      this.stale = false;
+      if (!await this.ask(this.command(this.state))) break;
+    }
+    this.running = false;
+    if (this.stale) this.run();
+  }
+
+  /** Ask the worker, and show its answer. Returns the facts; null for none or an error, which is shown. */
+  async ask(command, content) {
+    this.busy++;
+    const patience = setTimeout(() => at("cancel").hidden = false, SLOW_MS);
+    try {
+      await this.engine.ready;
+      this.say(command.command === "open" ? "Reading…" : "Running…");
+      const answer = await this.engine.ask(command, content);
+      if (!answer) return null;
+      const { facts } = answer;
+      at("error").hidden = !facts.error && !facts.notes?.length;
+      at("error").textContent = facts.error ?? (facts.notes ?? []).join("\n");
+      document.body.classList.toggle("outdated", Boolean(facts.error));
+      this.say("");
+      if (facts.error) return null;
+      if (facts.summary) this.show(answer);
+      return facts;
+    } catch (problem) {
+      at("error").hidden = false;
+      at("error").textContent = `Python could not be started: ${problem.message}. Reload the page to try again.`;
+      this.say("");
+      return null;
+    } finally {
+      this.busy--;
+      clearTimeout(patience);
+      at("cancel").hidden = true;
+    }
+  }
+
+  show({ facts, packet, other }) {
+    this.facts = facts;
+    if (packet) this.set("packet", new DataView(packet.buffer, packet.byteOffset, packet.byteLength));
+    if (other) this.set("other", new DataView(other.buffer, other.byteOffset, other.byteLength));
+    at("verdict").hidden = !facts.verdict;
+    at("verdict").textContent = facts.verdict;
+    showNumbers(at("numbers"), facts);
+    const before = at("request").value;
+    options(at("request"), facts.requests.slice(0, 1000).map((id) => [id, id]));
+    if (facts.requests.includes(before)) at("request").value = before;
+    at("pin").textContent = this.pinned ? "Unpin A" : "Pin this run as A";
+    at("pin").setAttribute("aria-pressed", String(Boolean(this.pinned)));
+    at("pin").hidden = Boolean(this.recording);
+    this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
+    this.explain();
+  }
+
+  say(words) {
+    at("status").textContent = words;
+  }
+
+  /** Give the view a value, as a notebook would. */
+  set(name, value) {
+    this.values[name] = value;
+    if (!this.view) {
+      const model = {
+        get: (key) => this.values[key],
+        set() {},
+        save_changes() {},
+        on: (event, listener) => this.listeners.set(event, listener),
+        off: (event) => this.listeners.delete(event),
+      };
+      // In a shadow tree, so that the styles of the page and of the view do not meet.
+      this.view = this.render({ model, el: at("view").attachShadow({ mode: "open" }) });
+    } else this.listeners.get(`change:${name}`)?.();
+  }
+
+  async cancel() {
+    this.engine.stop();
+    this.stale = false;
+    if (this.recording) {
+      this.forgetRecording();
+      this.take({});
+    }
+    if (this.pinned) {
+      const pinned = this.pinned;
+      this.pinned = null;
+      at("error").textContent = "";
+      await this.ask(this.command(pinned));
+      await this.ask({ command: "pin" });
+      this.pinned = pinned;
+    }
+    at("error").hidden = false;
+    at("error").textContent = "The run was cancelled. Change something to run again.";
+  }
+
+  // -- comparing, sharing ----------------------------------------------------------------------------------------
+
+  async togglePin() {
+    if (this.busy) return;
+    const pinned = this.pinned = this.pinned ? null : this.state;
+    await this.ask({ command: pinned ? "pin" : "unpin" });
+    this.share();
+  }
+
+  async share() {
+    if (this.recording) return;
+    const state = this.pinned ? { ...this.state, a: this.pinned } : this.state;
+    const shared = await encodeState(state);
+    this.shared = shared;
+    history.replaceState(null, "", `#${shared}`);
+  }
+
+  async readLink() {
+    this.busy++;
+    await this.openState(await decodeState(location.hash.slice(1)) ?? {});
+    this.busy--;
+  }
+
+  async openState(state) {
+    this.pinned = null;
+    if (state.a) {
+      this.take(state.a);
+      if (await this.ask(this.command(this.state))) {
+        this.pinned = state.a;
+        await this.ask({ command: "pin" });
+      }
+    } else if (this.view) await this.ask({ command: "unpin" });
+    this.take(state);
+    this.changed();
+  }
+
+  async copyLink() {
+    await this.share();
+    await this.copy(location.href, "The link is copied: it holds the workload, the settings and the policy.");
+  }
+
+  async copy(text, words) {
+    try {
+      await navigator.clipboard.writeText(text);
+      this.say(words);
+    } catch {
+      this.say("This browser lets no page copy: take the text from the page or its address.");
+    }
+  }
+
+  async openPython() {
+    const { workload, config, policy } = this.command(this.state);
+    const facts = await this.ask({ command: "python", workload, config, policy });
+    if (!facts) return;
+    at("cell-text").textContent = facts.text;
+    at("cell").showModal();
+  }
+
+  async explain() {
+    if (!at("why").open || !at("request").value) return;
+    const facts = await this.ask({ command: "explain", request: at("request").value });
+    if (facts) at("explanation").textContent = facts.text;
+  }
+
+  // -- recordings ------------------------------------------------------------------------------------------------
+
+  async openRecording(file) {
+    const content = await file.arrayBuffer();
+    const facts = await this.ask({ command: "open", name: file.name }, content);
+    if (!facts) return;
+    this.recording = file.name;
+    this.pinned = null;
+    at("recording-name").textContent = `${file.name}: ${facts.summary.num_steps.toLocaleString("en")} steps, ` +
+      `${facts.summary.num_requests.toLocaleString("en")} requests`;
+    at("policy").value = "";
+    at("own").hidden = true;
+    this.settings.begin(facts.config);
+    at("workload").hidden = at("link").hidden = at("python").hidden = true;
+    at("recording").hidden = false;
+    at("pin").hidden = true;
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+
+  forgetRecording() {
+    this.recording = null;
+    at("workload").hidden =
+      at("link").hidden =
+      at("python").hidden =
+      at("pin").hidden =
+        false;
+    at("recording").hidden = true;
+  }
+
+  async closeRecording() {
+    await this.ask({ command: "close" });
+    this.forgetRecording();
+    this.take({ preset: this.preset });
+    this.changed();
+  }
+}
+
+const playground = new Playground((await import(VIEW)).render);
+globalThis.playground = playground; // for tests, and for use in a browser's console
+await playground.readLink();
