@@ -1,5 +1,8 @@
-"""Hooks of mkdocs: links from pages into the code lead to a page of the site that shows the file, at the line, and the
-playground is part of the site if its Python has been fetched."""
+"""Hooks of mkdocs: links into the code, and the playground.
+
+Links from pages into the code lead to a page of the site that shows the file, at the line. The playground is part of the
+site if its Python has been fetched.
+"""
 
 from __future__ import annotations
 
