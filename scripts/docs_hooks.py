@@ -1,7 +1,7 @@
 """Hooks of mkdocs: links into the code, and the playground.
 
-Links from pages into the code lead to a page of the site that shows the file, at the line. The playground is part of the
-site if its Python has been fetched.
+Links from pages into the code lead to a page of the site that shows the file, at the line. The playground is part of
+the site if its Python has been fetched.
 """
 
 from __future__ import annotations

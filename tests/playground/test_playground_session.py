@@ -143,7 +143,7 @@ def test_a_mistake_is_answered_with_its_place(values, words):
     given = {"workload": json.dumps(PRESETS["chunked"].workload), "config": {}, "policy": "", **values}
     facts, answer = ask(session, "run", **given)
     assert words in facts["error"] and answer.packet is None
-    assert "error" not in run(session)[0], "the session goes on after a mistake"
+    assert "error" not in run(session)[0], "the session takes the next command after a mistake"
 
 
 def test_a_policy_that_fails_while_it_runs_is_reported_once_and_vllms_rule_is_used():

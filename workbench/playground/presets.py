@@ -16,7 +16,7 @@ class Preset(NamedTuple):
 
     Attributes:
         title: Its name in the list.
-        hint: What to look for, in a sentence.
+        hint: A sentence about the thing to look for.
         workload: The workload, in the format of ``workbench.simulation.workload``.
     """
 

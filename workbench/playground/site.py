@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent / "page"
 ROOMS = ("", "attention", "playground", "scheduler", "simulation", "trace", "viz", "viz/layout")
 """Folders of the package whose modules run in the page; of ``attention`` only the names of backends are used."""
 
-ARCHIVE = "workbench.zip"
+ARCHIVE = "package.zip"
 
 
 def package_archive() -> bytes:

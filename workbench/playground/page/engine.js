@@ -2,7 +2,7 @@
 // The worker is made from a blob, so that it inherits the page's content security policy on any web server.
 
 export class Engine {
-  /** @param {(words: string) => void} say Called with the state in words; "" when nothing runs. */
+  /** @param {(words: string) => void} say Called with a sentence about its state. */
   constructor(say) {
     this.say = say;
     this.count = 0;
@@ -28,7 +28,7 @@ export class Engine {
   }
 
   /**
-   * Send a command; the answer has ``facts``, and ``packet`` and ``other`` where there are runs to show.
+   * Send a command; the answer has ``facts``, and ``packet`` and ``other`` if there are runs to show.
    * @param {object} command
    * @param {ArrayBuffer} [content] A recording.
    */

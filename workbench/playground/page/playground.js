@@ -81,7 +81,7 @@ class Playground {
 
   // -- what is set -----------------------------------------------------------------------------------------------
 
-  /** What the newest run is made from, as a link holds it: nothing that a preset or a workload says already. */
+  /** The sources of the newest run, as a link holds them: nothing that a preset or a workload says already. */
   get state() {
     const state = {};
     if (at("preset").value) state.preset = this.preset;
