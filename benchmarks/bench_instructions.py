@@ -2,7 +2,8 @@
 
 Callgrind counts the instructions, so a busy machine changes nothing. CPU times of a few microseconds, by contrast,
 differ by tens of percent from one process to the next. Each count is the difference between a long and a short run,
-which takes the imports out of it; the garbage collector is off. The result is the ratio, this checkout over the other.
+which takes the imports out of it; the garbage collector is off, and so is the BLAS, whose threads spin for as long as
+the process runs. The result is the ratio, this checkout over the other.
 Needs valgrind.
 
     git worktree add /tmp/base v0.1.0
@@ -43,7 +44,7 @@ PROGRAM = "import gc, sys; sys.path.insert(0, {benchmarks!r}); gc.disable(); num
 def count(checkout: Path, measurement: str, num: int) -> int:
     """Instructions of a whole process."""
     program = PROGRAM.format(benchmarks=str(checkout / "benchmarks"), num=num, measurement=measurement)
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0", "WORKBENCH_BLAS": "0"}
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, "-c", program]
     done = subprocess.run(command, cwd=checkout, env=environment, check=True, stderr=subprocess.PIPE, text=True)
     collected = re.search(r"Collected : (\d+)", done.stderr)

@@ -247,6 +247,8 @@ def test_one_step_is_in_flight_at_a_time():
     [
         ({"sampled": []}, "sampled has 0 entries, the batch has 1 chunks"),
         ({"sampled": [None]}, "the chunk of request 'a' samples and needs a token, got None"),
+        ({"sampled": [[7, 8]]}, "the chunk of request 'a' has 0 drafts and gives 1 token, got 2"),
+        ({"sampled": [[]]}, "the chunk of request 'a' has 0 drafts and gives 1 token, got 0"),
         ({"sampled": [1], "finish": {"b": "stop"}}, r"finish names \['b'\], which are not in the batch"),
     ],
 )

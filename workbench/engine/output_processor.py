@@ -312,7 +312,7 @@ class OutputProcessor:
             made = next(results) if chunk.samples else ()
             request = chunk.request
             if made and request.status != "finished":
-                room = min(request.num_prompt_tokens + request.max_tokens, max_model_len) - len(request.token_ids)
+                room = min(request.max_num_tokens, max_model_len) - len(request.token_ids)
                 appended, chunk.text, reason = self.states[request.request_id].extend(made[:room])
                 if reason is not None:  # else the scheduler finds the end by itself
                     finish[request.request_id], made = reason, appended
@@ -335,7 +335,7 @@ class OutputProcessor:
         for state in list(self.states.values()):
             if state.finish_reason is None:
                 request = state.request
-                left += request.num_prompt_tokens + request.max_tokens - 1 - request.num_kv_computed
+                left += request.max_num_tokens - 1 - request.num_kv_computed
         return left
 
     def take_ended(self) -> list[RequestOutput]:

@@ -11,11 +11,16 @@ from workbench.scheduler.request import Request
 from workbench.trace.frozen import EMPTY
 from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
 
+_NO_TOKENS: tuple[int, ...] = ()
+_NO_CHANGES: tuple[TableChange, ...] = ()
+
 
 class ScheduledChunk(msgspec.Struct, gc=False):
     """Tokens ``[start, start + num_tokens)`` of one request, to be computed in this step.
 
-    A struct that the garbage collector does not track: hundreds are made in every step.
+    A struct that the garbage collector does not track: hundreds are made in every step. For the same reason it is a
+    short one: attributes that only drafts, asynchronous steps or several KV cache groups change are constants here, and
+    fields of a :class:`FeatureChunk`.
 
     Attributes:
         request: The request; its block table covers the chunk.
@@ -27,17 +32,17 @@ class ScheduledChunk(msgspec.Struct, gc=False):
         new_block_ids: Entries appended to the first KV cache group's block table; the whole table at an admission.
         num_cached_tokens: Tokens found in the prefix cache at this admission.
         num_recomputed_tokens: Tokens whose KV had been there before a preemption.
+        sampled: The last token that ``update()`` appended; None without one.
+        discarded: Its output was thrown away, because the request had ended in the meantime.
+        text: The text that these tokens added to the output; the engine's output processor sets it.
         drafts: Draft tokens in its last rows; -1 for one that the scheduler does not know. An engine that does know it,
             with asynchronous steps, puts it here before the forward pass.
         is_padded: The drafts only fill up the rows of an admission: they are unknown and never accepted.
-        sampled: The last token that ``update()`` appended; None without one.
         sampled_before: Tokens that ``update()`` appended before it: accepted drafts.
         num_accepted: Drafts that the verification accepted, those behind the request's end included.
         ahead: Rejected drafts of earlier steps that ``start`` counts.
-        discarded: Its output was thrown away, because the request had ended in the meantime.
         removed: Places of that table that became 0.
         other_groups: The changes of the tables of the groups after the first.
-        text: The text that these tokens added to the output; the engine's output processor sets it.
     """
 
     request: Request
@@ -49,14 +54,27 @@ class ScheduledChunk(msgspec.Struct, gc=False):
     new_block_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
+    sampled: int | None = None
+    discarded: bool = False
+    text: str = ""
+    # Constants, not fields: they have no annotation.
+    drafts = _NO_TOKENS
+    is_padded = False
+    sampled_before = _NO_TOKENS
+    num_accepted = 0
+    ahead = 0
+    removed = _NO_TOKENS
+    other_groups = _NO_CHANGES
+
+
+class FeatureChunk(ScheduledChunk, gc=False):
+    """A chunk under drafts, asynchronous steps, or KV cache groups other than one of full attention."""
+
     drafts: tuple[int, ...] = ()
     is_padded: bool = False
-    sampled: int | None = None
     sampled_before: tuple[int, ...] = ()
     num_accepted: int = 0
     ahead: int = 0
-    discarded: bool = False
-    text: str = ""
     removed: tuple[int, ...] = ()
     other_groups: tuple[TableChange, ...] = ()
 

@@ -172,6 +172,14 @@ class KVCacheManager:
             changes.append(TableChange(tuple(appended), places))
         return changes[0].new_block_ids, tuple(changes)
 
+    def append_block(self, request: Request) -> tuple[int, ...]:
+        """Give a request one more block where there is one group of full attention; empty when no block is free."""
+        if not self.block_pool.num_free_blocks:
+            return ()
+        blocks = self.block_pool.get_new_blocks(1)
+        request.block_tables[0] += blocks
+        return tuple(blocks)
+
     def free(self, request: Request, *, keep_cached: bool = True) -> None:
         """Give back all blocks of a request; its block tables stay readable.
 

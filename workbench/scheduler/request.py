@@ -41,6 +41,7 @@ class Request:
         arrival_time: Seconds since the start of the trace.
         arrival_step: First step whose scheduling could see the request.
         max_tokens: Maximum number of output tokens.
+        max_num_tokens: Number of prompt and output tokens with which it ends.
         sampling: The parameters by which its tokens are chosen.
         num_preemptions: Number of times it lost its KV blocks.
         num_kv_lost: Positions ``[0, num_kv_lost)`` had KV before a preemption threw it away.
@@ -83,6 +84,7 @@ class Request:
         self.arrival_time = arrival_time
         self.arrival_step = arrival_step
         self.max_tokens = sampling.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + sampling.max_tokens
         self.sampling = sampling
         self.num_preemptions = 0
         self.num_kv_lost = 0

@@ -23,7 +23,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from workbench.config import EngineConfig
-from workbench.scheduler.batch import Refusal, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.batch import FeatureChunk, Refusal, ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy
@@ -84,6 +84,7 @@ class Scheduler:
         self._max_in_flight = 2 if config.async_scheduling else 1
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._takes_short_path = self.kv_cache.is_plain and not self._steps_ahead
+        self._chunk_type = ScheduledChunk if self._takes_short_path else FeatureChunk
         has_states = config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups)
         self._states = StateBoundaries(config) if has_states else None
         owned = (config, self.queues, self.kv_cache)
@@ -229,29 +230,31 @@ class Scheduler:
         Returns:
             Tokens left in the budget.
         """
-        chunks, kv_cache = batch.chunks, self.kv_cache
-        max_model_len = self.max_model_len
-        # Every number is a multiple of 1, so that no decode takes the short path.
-        block_size = self.config.block_size if self._takes_short_path else 1
+        chunks, kv_cache, is_plain = batch.chunks, self.kv_cache, self._takes_short_path
+        block_size, max_model_len = self.config.block_size, self.max_model_len
         for request in self.order.running_order(batch):
             if budget <= 0:
                 break
             start = request.num_kv_computed
-            if not request.is_prefill and start % block_size:
-                # By far the most frequent: a decode whose last block has room. Nothing to limit or allocate.
-                request.num_kv_computed = start + 1
-                if (start + 1) % block_size == 0:
-                    kv_cache.cache_full_blocks(request, start + 1)
-                chunks.append(ScheduledChunk(request, start, 1, "decode"))
-                budget -= 1
-                continue
+            if is_plain and not request.is_prefill:
+                # By far the most frequent: a decode, whose one token no limit shortens.
+                if used := start % block_size:
+                    chunks.append(ScheduledChunk(request, start, 1, "decode"))
+                elif block_ids := kv_cache.append_block(request):
+                    chunks.append(ScheduledChunk(request, start, 1, "decode", new_block_ids=block_ids))
+                if used or block_ids:
+                    request.num_kv_computed = start + 1
+                    if used + 1 == block_size:
+                        kv_cache.cache_full_blocks(request, start + 1)
+                    budget -= 1
+                    continue
             if request.status != "running":  # preempted for a request before it
                 continue
             available = self._available(batch, budget)
             if available <= 0:
                 break
             num_expected = request.num_output_placeholders
-            if num_expected and start + 2 - num_expected >= request.num_prompt_tokens + request.max_tokens:
+            if num_expected and start + 2 - num_expected >= request.max_num_tokens:
                 continue  # the token that is on its way is the last one, whatever becomes of the drafts
             num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected
             remaining, room = num_wanted - start, max_model_len - start - 1
@@ -269,7 +272,7 @@ class Scheduler:
             if request.status == "running":
                 arm: Arm = "cached_final" if request.is_prefill else "decode"
                 block_ids, changes = kv_cache.allocate_slots(request, start + num_tokens, removed=removed)
-                chunk = ScheduledChunk(request, start, num_tokens, arm, limited_by, new_block_ids=block_ids)
+                chunk = self._chunk_type(request, start, num_tokens, arm, limited_by, new_block_ids=block_ids)
                 if changes:
                     chunk.removed, chunk.other_groups = changes[0].removed, changes[1:]
                 batch.prefill_continued |= request.is_prefill
@@ -335,7 +338,7 @@ class Scheduler:
             queues.admit(request)
             arm: Arm = "cached_final" if resumed else "new_final"
             table = tuple(request.block_tables[0])
-            chunk = ScheduledChunk(
+            chunk = self._chunk_type(
                 request, start, num_tokens, arm, limited_by, new_block_ids=table, num_cached_tokens=start
             )
             if not kv_cache.is_plain:
@@ -476,8 +479,12 @@ class Scheduler:
                 reason = reason or stops
             elif tokens is not None and reason != "error":
                 chunk.sampled = token = tokens if type(tokens) is int else _only(tokens)
-                request.token_ids.append(token)
-                reason = reason or check_stop(request, token, max_model_len)
+                token_ids = request.token_ids
+                token_ids.append(token)
+                length = len(token_ids)
+                # For every other token check_stop() gives None, and the call costs more than this test.
+                if length >= request.max_num_tokens or length >= max_model_len or token in request.stop_token_ids:
+                    reason = reason or check_stop(request, token, max_model_len)
             if reason is not None:
                 iteration.finish_reasons[request.request_id] = reason
                 self._finish(request, reason)
@@ -592,23 +599,11 @@ class Scheduler:
         self._check_in_flight(batch)
         if len(sampled) != len(batch.chunks):
             raise ValueError(f"sampled has {len(sampled)} entries, the batch has {len(batch.chunks)} chunks")
-        for chunk, token in zip(batch.chunks, sampled):
-            if (token is None) is chunk.samples and finish.get(chunk.request.request_id) != "error":
-                what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
-                raise ValueError(f"the chunk of request {chunk.request.request_id!r} {what}, got {token!r}")
-        if self._steps_ahead:
-            self._check_several_tokens(batch, sampled)
+        for chunk, tokens in zip(batch.chunks, sampled):
+            if type(tokens) is not int or not chunk.samples:  # not the one token that most chunks give
+                _check_output(chunk, tokens, finish)
         if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
             raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
-
-    @staticmethod
-    def _check_several_tokens(batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | None]) -> None:
-        for chunk, tokens in zip(batch.chunks, sampled):
-            if not isinstance(tokens, int | None) and not 1 <= len(tokens) <= 1 + len(chunk.drafts):
-                raise ValueError(
-                    f"the chunk of request {chunk.request.request_id!r} gives from 1 to "
-                    f"{1 + len(chunk.drafts)} tokens, got {len(tokens)}"
-                )
 
     # -- the state as a whole --------------------------------------------------------------------------------
 
@@ -705,6 +700,20 @@ _FIXED = (
 """Fields that blocks in use, or steps in flight, depend on."""
 
 
+def _check_output(
+    chunk: ScheduledChunk, tokens: int | Sequence[int] | None, finish: Mapping[str, FinishReason]
+) -> None:
+    request_id, most = chunk.request.request_id, 1 + len(chunk.drafts)
+    if (tokens is None) is chunk.samples and finish.get(request_id) != "error":
+        what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
+        raise ValueError(f"the chunk of request {request_id!r} {what}, got {tokens!r}")
+    if isinstance(tokens, Sequence) and not 1 <= len(tokens) <= most:
+        allowed = f"from 1 to {most} tokens: its accepted drafts and the token after them" if most > 1 else "1 token"
+        raise ValueError(
+            f"the chunk of request {request_id!r} has {most - 1} drafts and gives {allowed}, got {len(tokens)}"
+        )
+
+
 def _only(tokens: int | Sequence[int]) -> int:
     """The token of a chunk without drafts, which may come in a list."""
     return tokens[0] if isinstance(tokens, Sequence) else tokens
@@ -718,6 +727,6 @@ def check_stop(request: Request, token: int, max_model_len: int) -> FinishReason
     if token in request.stop_token_ids:
         return "stop"
     num_tokens = len(request.token_ids)
-    if num_tokens - request.num_prompt_tokens >= request.max_tokens or num_tokens >= max_model_len:
+    if num_tokens >= request.max_num_tokens or num_tokens >= max_model_len:
         return "length"
     return None
