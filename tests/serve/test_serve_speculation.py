@@ -1,6 +1,7 @@
 """Streaming when a step gives a request several tokens, or its tokens an iteration late."""
 
 import json
+import re
 
 import pytest
 from serve_helpers import ENGINE, serving
@@ -46,3 +47,39 @@ def test_a_stream_with_steps_ahead_is_the_plain_answer(tiny_llama, config):
         parts = [event["choices"][0] for event in events(client, body | {"stop": stop}) if event["choices"]]
         assert "".join(part["text"] for part in parts) == whole.text[: whole.text.index(stop)]
         assert parts[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_drafts_are_counted_under_the_names_of_vllm(tiny_llama, asynchronous):
+    with Engine(tiny_llama, EngineConfig(**ENGINE)) as plain:
+        plain.add_request(PROMPT, SamplingParams(max_tokens=14, ignore_eos=True))
+        (whole,) = plain.run(progress=False)
+
+    def two_of_three(token_ids, num_drafts):
+        done = len(token_ids) - len(PROMPT)
+        return [*whole.token_ids[done : done + 2], 1][:num_drafts]
+
+    engine = Engine(tiny_llama, EngineConfig(**ENGINE, **NGRAM, async_scheduling=asynchronous), proposer=two_of_three)
+    with engine, serving(engine) as client:
+        body = {"model": "tiny-llama", "prompt": PROMPT, "max_tokens": 14, "temperature": 0, "ignore_eos": True}
+        assert client.ask("POST", "/v1/completions", body)[0] == 200
+        text = client.ask("GET", "/metrics")[2]
+    counts = dict(re.findall(r"^vllm:spec_decode_num_(\w+_total)\{[^}]*\} (\d+)$", text, re.M))
+    positions = dict(
+        re.findall(r'^vllm:spec_decode_num_accepted_tokens_per_pos_total\{.*position="(\d)"\} (\d+)$', text, re.M)
+    )
+    # 13 tokens after the first: four verifications give three each, the fifth is cut off by max_tokens.
+    chunks = [chunk for record in engine.trace for chunk in record.chunks if chunk.drafts and not chunk.discarded]
+    assert len(chunks) >= 4
+    assert int(counts["drafts_total"]) == len(chunks)
+    assert int(counts["draft_tokens_total"]) == sum(len(chunk.drafts) for chunk in chunks)
+    assert int(counts["accepted_tokens_total"]) == sum(chunk.num_accepted for chunk in chunks) >= 8
+    by_position = [sum(chunk.num_accepted > position for chunk in chunks) for position in range(3)]
+    assert [int(positions[str(position)]) for position in range(3)] == by_position
+    assert by_position[0] > 0 == by_position[2], "the third draft is always wrong"
+
+
+def test_a_server_without_drafts_shows_none_of_their_metrics(tiny_llama):
+    engine = Engine(tiny_llama, EngineConfig(**ENGINE))
+    with engine, serving(engine) as client:
+        assert "spec_decode" not in client.ask("GET", "/metrics")[2]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workbench.trace import RequestInfo, StepRecord
 from workbench.trace.latency import LatencyAccumulator
+from workbench.trace.speculation_metrics import SpeculationCounter
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -62,6 +63,7 @@ class ServerMetrics:
         name = engine.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._label = f'model_name="{name}"'
         self._latencies = LatencyAccumulator()
+        self._speculation = SpeculationCounter()
         self.prompt_tokens = self.preemptions = 0
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
@@ -85,6 +87,8 @@ class ServerMetrics:
             if chunk.request_id in record.admitted and (known := self._latencies.get(chunk.request_id)) is not None:
                 self.prefix_cache_queries += known.request.num_prompt_tokens
                 self.prefix_cache_hits += chunk.num_cached_tokens
+        if self._engine.config.num_speculative_tokens:
+            self._speculation.add(record)
         times = self._latencies.add(record)
         times.add_to(self.time_to_first_token, self.inter_token_latency, self.e2e_latency)
         self.prompt_tokens += sum(first.request.num_prompt_tokens for first in times.first_tokens.values())
@@ -116,6 +120,19 @@ class ServerMetrics:
         success = "vllm:request_success_total"
         counts = [f'{success}{{{label},finished_reason="{reason}"}} {n}' for reason, n in self.finished.items()]
         add("counter", success, "Requests that ended, by reason.", counts)
+        if self._engine.config.num_speculative_tokens:
+            drafts = self._speculation.metrics()
+            prefix = "vllm:spec_decode_num_"
+            one("counter", f"{prefix}drafts_total", "Verifications of drafts.", drafts.num_verifications)
+            one("counter", f"{prefix}draft_tokens_total", "Draft tokens.", drafts.num_drafts)
+            one("counter", f"{prefix}accepted_tokens_total", "Accepted draft tokens.", drafts.num_accepted)
+            per_position = f"{prefix}accepted_tokens_per_pos_total"
+            accepted = dict(enumerate(drafts.accepted_per_position))
+            counts = [
+                f'{per_position}{{{label},position="{position}"}} {accepted.get(position, 0)}'
+                for position in range(self._engine.config.num_speculative_tokens)
+            ]
+            add("counter", per_position, "Accepted draft tokens, by their position behind the known token.", counts)
         for name, meaning, histogram in (
             ("vllm:time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Between two tokens of a request.", self.inter_token_latency),

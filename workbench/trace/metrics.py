@@ -305,11 +305,12 @@ def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
         rates = ", ".join(f"{rate:.0%}" for rate in speculation.acceptance_rates)
         lines.append(
             f"drafts: {speculation.num_drafts}, {percent(speculation.acceptance_rate)} accepted (by position {rates}); "
-            f"{number(speculation.mean_acceptance_length)} tokens per verification"
+            f"{number(speculation.mean_acceptance_length)} tokens per verification, "
+            f"{number(speculation.tokens_per_step)} per request and step that samples"
         )
     if speculation.num_wasted_rows:
         lines.append(
-            f"rows for nothing: {speculation.num_rejected_rows} of rejected drafts, "
+            f"rows and KV slots for nothing: {speculation.num_rejected_rows} of rejected drafts, "
             f"{speculation.num_discarded_rows} of requests that had ended"
         )
     return lines
