@@ -1,6 +1,7 @@
 """Policies as objects: what they may decide, what they cannot break, and the three that come along."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from scheduler_helpers import CheckedKVCache, add, make_scheduler, random_workload, run, sample, sizes, step
@@ -87,6 +88,42 @@ def test_no_policy_breaks_a_rule(seed, limits):
         num_preempted += len(record.preempted)
     assert not scheduler.has_unfinished_requests()
     assert num_preempted > 0 or limits, "the pool was never short"
+
+
+@pytest.mark.parametrize("feature", [{"async_scheduling": True}, {"num_speculative_tokens": 3}], ids=str)
+def test_no_policy_breaks_a_rule_of_steps_ahead(feature):
+    """Random answers change when a token comes, and never which: drafts and outputs in flight stay each request's."""
+
+    def token(request):
+        return made_up_token(f"{request.request_id}:{request.num_tokens}")
+
+    num_done = num_preempted = num_verified = 0
+    for seed in range(12):
+        config, arrivals = random_workload(random.Random(seed))
+        config = config.replace(policy="fcfs", max_model_len=None, **feature)
+        arrivals = [replace(arrival, accepts=(3, 0, 2), abort_step=None) for arrival in arrivals]
+        trace = simulate_requests(config, arrivals, token, policy=Shuffled(seed), max_steps=5000)
+        num_done += trace.end == "done"
+        for request_id, tokens in outputs(trace).items():
+            info = trace.requests[request_id]
+            assert len(tokens) == info.max_tokens or trace.end == "stuck"
+            first = info.num_prompt_tokens
+            assert tokens == [made_up_token(f"{request_id}:{first + index}") for index in range(len(tokens))]
+        for index, record in enumerate(trace):
+            assert record.num_tokens <= config.token_budget and len(record.running) <= config.max_num_seqs
+            assert trace.pool_state(index).consistent
+            num_preempted += len(record.preempted)
+            num_verified += sum(bool(chunk.drafts) for chunk in record.chunks)
+    assert num_done > 6 and num_preempted
+    assert bool(num_verified) is ("num_speculative_tokens" in feature)
+
+
+def outputs(trace):
+    tokens = {request_id: [] for request_id in trace.requests}
+    for record in trace:
+        for chunk in record.chunks:
+            tokens[chunk.request_id] += chunk.accepted
+    return tokens
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,34 @@ def test_the_summary_is_that_of_the_full_trace(arrivals):
         assert ours.p99 == pytest.approx(theirs.p99, rel=0.06)
 
 
+@pytest.mark.parametrize("feature", [{"async_scheduling": True}, {"num_speculative_tokens": 3}], ids=str)
+def test_the_summary_of_steps_ahead_is_that_of_the_full_trace(feature):
+    config = CONFIG.replace(num_blocks=120, **feature)
+
+    def arrivals():
+        return [replace(arrival, accepts=(2, 0, 3, 1)) for arrival in with_aborts()]
+
+    full = simulate_requests(config, arrivals(), lambda request: 0, cost_model=MODEL)
+    summary, expected = simulate_at_scale(config, iter(arrivals()), MODEL), full.metrics().summary
+    chunks = [chunk for record in full for chunk in record.chunks]
+    assert any(record.preempted for record in full) and any(record.aborted for record in full)
+    if "async_scheduling" in feature:
+        assert any(chunk.discarded for chunk in chunks), "an abort must throw an output away"
+    else:
+        assert {chunk.num_accepted for chunk in chunks if chunk.drafts} == {0, 1, 2, 3}
+    assert summary.end == "done" and summary.num_steps == len(full)
+    assert summary.num_requests == summary.num_finished == 300
+    assert summary.num_tokens == sum(chunk.num_tokens for chunk in chunks)
+    assert summary.num_scheduled == len(chunks)
+    assert summary.num_output_tokens == sum(len(chunk.accepted) for chunk in chunks)
+    assert summary.num_preemptions == sum(len(record.preempted) for record in full)
+    assert summary.num_recomputed_tokens == sum(chunk.num_recomputed_tokens for chunk in chunks)
+    assert summary.num_cached_tokens == sum(chunk.num_cached_tokens for chunk in chunks)
+    for name in ("ttft", "itl", "e2e"):
+        ours, theirs = getattr(summary, name).distribution(), getattr(expected, name)
+        assert (ours.count, ours.mean, ours.max) == pytest.approx((theirs.count, theirs.mean, theirs.max))
+
+
 def test_a_stretch_kept_whole_equals_that_stretch_of_the_full_trace(full, tmp_path):
     summary = simulate_at_scale(CONFIG, requests(), MODEL, record_steps=range(100, 140))
     part = summary.recorded

@@ -283,7 +283,7 @@ class _Summing:
         times = self._latencies.add(record)
         times.add_to(summary.ttft, summary.itl, summary.e2e)
         num_tokens = len(chunks)
-        for chunk in [chunk for chunk in chunks if chunk.arm != "decode"]:
+        for chunk in [chunk for chunk in chunks if chunk.arm != "decode" or chunk.drafts]:
             num_tokens += chunk.num_tokens - 1
             summary.num_cached_tokens += chunk.num_cached_tokens
             summary.num_recomputed_tokens += chunk.num_recomputed_tokens
