@@ -73,6 +73,34 @@ def test_one_wait_per_step(waits, kinds):
             assert waits == ["eval"] * bool(step.chunks), (step.step, waits)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("fields", "waits_per_step"),
+    [
+        ({"async_scheduling": True}, 1),
+        ({"num_speculative_tokens": 3}, 1),
+        ({"num_speculative_tokens": 3, "async_scheduling": True}, 1),
+        # A draft depends on the one before, so the draft model's passes cannot share a wait.
+        ({"num_speculative_tokens": 3, "speculative": {"method": "draft_model", "num_layers": 1}}, 1 + 3),
+    ],
+    ids=["async", "drafts", "async and drafts", "draft model"],
+)
+def test_steps_ahead_wait_no_more_often(waits, fields, waits_per_step, temperature):
+    """A step waits once, whatever it verifies, and a draft model once for each of its passes."""
+    has_drafts = "num_speculative_tokens" in fields
+    proposer = (lambda token_ids, num_drafts: token_ids[:num_drafts]) if has_drafts and waits_per_step == 1 else None
+    with Engine(tiny_loaded_model("llama"), CONFIG.replace(**fields), proposer=proposer) as engine:
+        sampling = SamplingParams(max_tokens=12, temperature=temperature, ignore_eos=True)
+        engine.add_request([5, 6, 7, 8] * 8, sampling)
+        engine.add_request([9, 8, 7], sampling)
+        waits.clear()
+        while engine.step() is not None:
+            pass
+        assert any(chunk.drafts for record in engine.trace for chunk in record.chunks) is has_drafts
+        num_steps = sum(bool(record.chunks) for record in engine.trace)
+        assert num_steps <= len(waits) <= waits_per_step * num_steps and set(waits) == {"eval"}, waits
+
+
 def test_logits_from_elsewhere_are_evaluated_here(waits):
     """Logits that no runner has evaluated, as from a test or another engine's code, cost one more wait."""
     sampler = Sampler()

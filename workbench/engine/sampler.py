@@ -57,6 +57,18 @@ def keyed_uniform(key: str, position: int) -> float:
     return (keyed_bits(key, position) >> 11) * 2.0**-53
 
 
+class Rows(NamedTuple):
+    """Rows of logits that have been waited for.
+
+    Attributes:
+        best: The token of each row's largest logit, -1 for a row that cannot be sampled.
+        logits: float32 [num_rows, vocab_size].
+    """
+
+    best: list[int]
+    logits: np.ndarray
+
+
 class Sampler:
     """Samples the rows of a step that finished their prefill, or decode.
 
@@ -86,33 +98,37 @@ class Sampler:
         return [best]
 
     def sample(self, logits: mx.array, requests: Sequence[TokenSequence]) -> list[SampledToken]:
-        """Sample one token per row of logits, float32 [num_rows, vocab_size].
-
-        A row that cannot be sampled, because of its logits or of a callable of its request, has an error instead.
-        Logits that were evaluated together with `prepare` are read and not waited for again.
-        """
+        """Sample one token per row of logits, float32 [num_rows, vocab_size]; see `read` and `sample_row`."""
         if not requests:
             return []
+        rows = self.read(logits)
+        return [self.sample_row(rows, row, request) for row, request in enumerate(requests)]
+
+    def read(self, logits: mx.array) -> Rows:
+        """Rows of logits, float32 [num_rows, vocab_size]; waits for them unless `prepare` was evaluated with them."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is logits:
             best = prepared[1]
         else:
             (best,) = self.prepare(logits)
             mx.eval(logits, best)
-        tokens, rows = np.asarray(best).tolist(), np.asarray(logits)
-        sampled = []
-        for row, request in enumerate(requests):
-            if tokens[row] < 0:
-                sampled.append(SampledToken(None, error="the model returned logits that are not finite numbers"))
-            elif is_plain_greedy(request.sampling):
-                sampled.append(SampledToken(tokens[row], top=self.top_tokens(rows[row], None, request, tokens[row])))
-            else:
-                try:
-                    sampled.append(self._sample_row(rows[row], request))
-                except Exception as problem:  # in a callable that came with the request: no other request is affected
-                    log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
-                    sampled.append(SampledToken(None, error=f"{type(problem).__name__}: {problem}"))
-        return sampled
+        return Rows(np.asarray(best).tolist(), np.asarray(logits))
+
+    def sample_row(self, rows: Rows, row: int, request: TokenSequence) -> SampledToken:
+        """Sample the next token of a request from one row.
+
+        If the row cannot be sampled, because of its logits or of a callable of the request, there is an error instead.
+        """
+        best, logits = rows.best[row], rows.logits[row]
+        if best < 0:
+            return SampledToken(None, error="the model returned logits that are not finite numbers")
+        if is_plain_greedy(request.sampling):
+            return SampledToken(best, top=self.top_tokens(logits, None, request, best))
+        try:
+            return self._sample_adjusted(logits, request)
+        except Exception as problem:  # in a callable that came with the request: no other request is affected
+            log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
+            return SampledToken(None, error=f"{type(problem).__name__}: {problem}")
 
     def distribution(self, logits: mx.array, request: TokenSequence) -> np.ndarray:
         """The distribution that a request's next token is drawn from, float64 [vocab_size]; it adds up to 1.
@@ -165,7 +181,7 @@ class Sampler:
                 )
         return np.array(processed[0].astype(mx.float32), dtype=np.float64)
 
-    def _sample_row(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
+    def _sample_adjusted(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
         params = request.sampling
         raw = logits.astype(np.float64)
         adjusted = self.adjusted(raw, request)

@@ -44,6 +44,13 @@ class DraftModelProposer(Proposer):
         self.runner = runner
         self._sampler = sampler
         self._at_random = at_random
+        # Evaluated together with the logits, so that each pass of the draft model waits once.
+        self._best = mx.array([], dtype=mx.uint32)
+        runner.also_evaluated = self._most_likely
+
+    def _most_likely(self, logits: mx.array) -> list[mx.array]:
+        self._best = mx.argmax(logits, axis=-1)
+        return [self._best]
 
     def propose(self, chunks: Sequence[ComputedChunk]) -> list[Drafts]:
         """See `Proposer.propose`. The first pass computes the step's chunks, each later pass one draft per request."""
@@ -62,14 +69,16 @@ class DraftModelProposer(Proposer):
 
     def _choose(self, logits: mx.array, drafting: Sequence[_Drafting]) -> None:
         """Append one draft to each request; a request whose logits are not numbers gets no more."""
-        best = np.array(mx.argmax(logits, axis=-1)).tolist() if drafting else []
+        if not drafting:
+            return
+        best, rows = np.asarray(self._best).tolist(), np.asarray(logits)
         for row, one in enumerate(drafting):
             params = one.state.sampling
             at_random = self._at_random and draws_at_random(params)
             if not at_random and not changes_logits(params):
                 one.append(best[row])
                 continue
-            adjusted = adjust_logits(np.array(logits[row], dtype=np.float64), one.state)
+            adjusted = adjust_logits(rows[row].astype(np.float64), one.state)
             if not np.isfinite(adjusted.max()):
                 one.num_drafts = len(one.token_ids)
             elif at_random:

@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.engine.sampler import (
+    Rows,
     SampledToken,
     Sampler,
     draw,
@@ -63,25 +64,19 @@ def sample_step(
     Returns:
         One token or more for each request, or one error.
     """
-    bounds = np.cumsum([0, *(len(draft.token_ids) + 1 for draft in drafts)]).tolist()
-    # Rows that need no token of the rows before them are sampled together.
-    together = [
-        (index, row)
-        for index, (request, draft) in enumerate(zip(requests, drafts))
-        if not draft.token_ids or is_plain_greedy(request.sampling)
-        for row in range(bounds[index], bounds[index + 1])
-    ]
-    rows = [row for _, row in together]
-    some = logits if len(rows) in (0, bounds[-1]) else logits[mx.array(rows)]
-    known: dict[int, list[SampledToken]] = {}
-    for (index, _), token in zip(together, sampler.sample(some, [requests[index] for index, _ in together])):
-        known.setdefault(index, []).append(token)
-    return [
-        accepted(known[index], draft)
-        if index in known
-        else verify(sampler, logits[bounds[index] : bounds[index + 1]], request, draft)
-        for index, (request, draft) in enumerate(zip(requests, drafts))
-    ]
+    if not requests:
+        return []
+    rows = sampler.read(logits)
+    first, results = 0, []
+    for request, draft in zip(requests, drafts):
+        end = first + 1 + len(draft.token_ids)
+        if not draft.token_ids or is_plain_greedy(request.sampling):  # no row needs the token of the one before
+            tokens = [sampler.sample_row(rows, row, request) for row in range(first, end)]
+            results.append(accepted(tokens, draft))
+        else:
+            results.append(verify(sampler, rows, first, request, draft))
+        first = end
+    return results
 
 
 def accepted(tokens: Sequence[SampledToken], drafts: Drafts) -> list[SampledToken]:
@@ -97,7 +92,7 @@ def without_late_error(tokens: list[SampledToken]) -> list[SampledToken]:
     return tokens[:-1] if len(tokens) > 1 and tokens[-1].token_id is None else tokens
 
 
-def verify(sampler: Sampler, logits: mx.array, request: TokenSequence, drafts: Drafts) -> list[SampledToken]:
+def verify(sampler: Sampler, rows: Rows, first: int, request: TokenSequence, drafts: Drafts) -> list[SampledToken]:
     """Sample the tokens of one chunk, row by row.
 
     A row is looked at only if all drafts before it were accepted, so that logits of rejected rows play no part, and a
@@ -105,7 +100,8 @@ def verify(sampler: Sampler, logits: mx.array, request: TokenSequence, drafts: D
 
     Args:
         sampler: Samples rows.
-        logits: float32 [len(drafts) + 1, vocab_size], the last known token's row first.
+        rows: The rows of the step.
+        first: Row of the request's last known token; those of its drafts follow.
         request: The request with its tokens before this step.
         drafts: Its drafts; -1 stands for padding, which is never accepted.
 
@@ -115,11 +111,11 @@ def verify(sampler: Sampler, logits: mx.array, request: TokenSequence, drafts: D
     state = Continued(request)
     tokens: list[SampledToken] = []
     probabilities = drafts.probabilities if draws_at_random(state.sampling) else None
-    for row, draft in enumerate((*drafts.token_ids, -1)):
+    for index, draft in enumerate((*drafts.token_ids, -1)):
         if draft >= 0 and probabilities is not None:
-            token = accept_or_resample(sampler, logits[row], state, draft, probabilities[row])
+            token = accept_or_resample(sampler, rows.logits[first + index], state, draft, probabilities[index])
         else:
-            (token,) = sampler.sample(logits[row : row + 1], [state])
+            token = sampler.sample_row(rows, first + index, state)
         tokens.append(token)
         if token.token_id is None or token.token_id != draft:
             break
@@ -133,7 +129,7 @@ def draws_at_random(params: SamplingParams) -> bool:
 
 
 def accept_or_resample(
-    sampler: Sampler, logits: mx.array, request: TokenSequence, draft: int, drafted_from: np.ndarray
+    sampler: Sampler, logits: np.ndarray, request: TokenSequence, draft: int, drafted_from: np.ndarray
 ) -> SampledToken:
     """Accept a draft that was drawn at random, or draw the token that takes its place.
 
