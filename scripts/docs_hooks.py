@@ -1,40 +1,115 @@
-"""Hooks of mkdocs: links into the code, and the playground.
+"""Hooks of mkdocs: pages that show the code and the notebooks, a real run, and the playground.
 
-Links from pages into the code lead to a page of the site that shows the file, at the line. The playground is part of
-the site if its Python has been fetched.
+Links from pages into the code lead to a page of the site that shows the file, at the line; links to a notebook lead to
+a page with its text and code. ``docs/data/run.jsonl.gz`` is a run of the real model (``scripts/make_docs_run.py``). The
+site holds it once, as a saved page, and the page of a concept shows the view and the step that belong to it.
+The playground is part of the site if its Python has been fetched.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 from workbench.playground import runtime, site
+from workbench.trace import StepRecord, Trace
+from workbench.viz.export_html import html_page
 
 ROOT = Path(__file__).parents[1]
 log = logging.getLogger("mkdocs.hooks")
 LINK = re.compile(r"\]\((?:\.\./)+(workbench/[\w/]+\.py)#L(\d+)\)")
+NOTEBOOK = re.compile(r"\]\((?:\.\./)+(notebooks/\w+\.ipynb)\)")
+FROM_NOTEBOOK = re.compile(r"\]\(\.\./docs/")
+RUN, RUN_PAGE = ROOT / "docs/data/run.jsonl.gz", "run.html"
+
+SHOWN: dict[str, tuple[str, Callable[[StepRecord], object], str]] = {
+    "step": ("story", lambda step: step.num_decode_tokens, "The work of a step, in one sentence and in the timeline."),
+    "packed-batch": (
+        "kernel",
+        lambda step: len(step.chunks) > 2,
+        "The packed batch of a step, and the mask of its rows.",
+    ),
+    "paged-kv": ("scheduler", lambda step: len(step.chunks) > 2, "Click a block of the pool to see what it holds."),
+    "chunked-prefill": (
+        "story",
+        lambda step: any(chunk.is_partial_prefill for chunk in step.chunks),
+        "A long prompt in chunks, and short questions that arrive meanwhile.",
+    ),
+    "preemption": ("scheduler", lambda step: step.preempted, "A request gives its blocks back and waits."),
+    "prefix-caching": (
+        "scheduler",
+        lambda step: any(chunk.num_cached_tokens for chunk in step.chunks),
+        "A request begins behind the blocks that it finds.",
+    ),
+    "sampling": (
+        "story",
+        lambda step: step.num_decode_tokens > 1,
+        "Hover over a token of a reply: which others were likely, and what removed them?",
+    ),
+}
+"""For each concept the view, a condition for the step that is shown, and what there is to see."""
+
+
+@cache
+def _run() -> Trace:
+    return Trace.load(RUN)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for every file of the code that a page links to."""
-    pages = [file for file in files if file.src_uri.endswith(".md")]
-    for name in sorted({name for page in pages for name, _ in LINK.findall(page.content_string)}):
+    """Add a page for every file of the code and every notebook that a page links to, and the saved run."""
+    texts = [file.content_string for file in files if file.src_uri.endswith(".md")]
+    for name in sorted({name for text in texts for name, _ in LINK.findall(text)}):
         text = (ROOT / name).read_text()
         content = f'# {posixpath.basename(name)}\n\n`{name}`\n\n``````python linenums="1"\n{text}``````\n'
         files.append(File.generated(config, f"source/{name}.md", content=content))
+    for name in sorted({name for text in texts for name in NOTEBOOK.findall(text)}):
+        files.append(File.generated(config, f"source/{name}.md", content=_notebook_page(name)))
+    files.append(File.generated(config, RUN_PAGE, content=html_page(_run(), title="A run of SmolLM2")))
     return files
 
 
+def _notebook_page(name: str) -> str:
+    """A notebook as a page: its text and its code, with the checks left out."""
+    notebook = json.loads((ROOT / name).read_text())
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(FROM_NOTEBOOK.sub("](../../", source))
+        elif "check" not in cell["metadata"].get("tags", []):
+            parts.append(f"``````python\n{source}\n``````")
+    return "\n\n".join(parts) + f"\n\nTo run it, see [the course](../../course.md); the file is `{name}`.\n"
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links into the code lead to those pages. The line is kept in the title, for ``on_page_content``."""
+    """Let links into the code and to notebooks lead to those pages, and show the run on the page of a concept.
+
+    The line of a link into the code is kept in the title, for ``on_page_content``.
+    """
     up = "../" * page.file.src_uri.count("/")
-    return LINK.sub(lambda link: f']({up}source/{link[1]}.md "line {link[2]}")', markdown)
+    markdown = LINK.sub(lambda link: f']({up}source/{link[1]}.md "line {link[2]}")', markdown)
+    markdown = NOTEBOOK.sub(lambda link: f"]({up}source/{link[1]}.md)", markdown)
+    concept = page.file.src_uri.removeprefix("concepts/").removesuffix(".md")
+    return markdown + _shown(concept, page) if concept in SHOWN else markdown
+
+
+def _shown(concept: str, page: Any) -> str:
+    view, holds, words = SHOWN[concept]
+    step = next(record.step for record in _run() if holds(record))
+    address = f"{'../' * page.url.count('/')}{RUN_PAGE}#{view}/{step}"
+    return (
+        f"\n\n## In a real run\n\n{words} SmolLM2 answers four questions beside a long document; the picture "
+        f'follows the mouse and the arrow keys. <a href="{address}">Open it in its own page</a>.\n\n'
+        f'<iframe class="wb-run" src="{address}" title="A run of SmolLM2 at step {step}" loading="lazy"></iframe>\n'
+    )
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -1,13 +1,13 @@
 """The requests of ``workbench demo``: a long document, and questions that arrive while it prefills.
 
-The document is a page of Python's own documentation (``pydoc_data.topics``), which every Python has.
+The document is the Declaration of Independence of 1776, abridged (``demo_document.txt``).
 """
 
 from __future__ import annotations
 
-import pydoc_data.topics
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig, SamplingParams
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 # The threshold leaves a few tokens of each step to the questions, which prefill beside the document and have to wait.
 CONFIG = EngineConfig(
-    max_num_batched_tokens=192, max_num_seqs=16, block_size=16, num_blocks=512, long_prefill_token_threshold=176
+    max_num_batched_tokens=192,
+    max_num_seqs=16,
+    block_size=16,
+    num_blocks=512,
+    long_prefill_token_threshold=176,
+    record_top_tokens=5,
 )
 
-LONG_TOPIC, LONG_PROMPT_TOKENS = "execmodel", 1500
-LONG_QUESTION = "Explain in one short paragraph what this says."
+LONG_QUESTION = "What does this document declare? Answer in two sentences."
 
 QUESTIONS = {
     0: {"paris": "What is the capital of France?"},
@@ -42,13 +46,17 @@ def demo_requests(engine: Engine) -> Iterator[tuple[int, str, Prompt, SamplingPa
     def ask(text: str) -> Prompt:
         return [{"role": "user", "content": text}] if engine.tokenizer.has_chat_template else text
 
-    # A token has about 4 characters. A model with a short context gets a shorter prompt.
-    num_characters = 4 * min(LONG_PROMPT_TOKENS, engine.model.max_position // 2)
-    document = pydoc_data.topics.topics[LONG_TOPIC][:num_characters]
-    yield 0, "long", ask(f"{LONG_QUESTION}\n\n{document}"), SamplingParams(max_tokens=48)
+    # A model with a short context gets a shorter prompt.
+    yield 0, "long", ask(document(engine, engine.model.max_position // 2)), SamplingParams(max_tokens=49)
     for step, questions in QUESTIONS.items():
         for request_id, question in questions.items():
             yield step, request_id, ask(question), SamplingParams(max_tokens=64)
+
+
+def document(engine: Engine, max_tokens: int) -> str:
+    """The long prompt: the document, cut to about a number of tokens, and a question."""
+    text = (Path(__file__).parent / "demo_document.txt").read_text(encoding="utf-8")
+    return f"{text[: 4 * max_tokens]}\n\n{LONG_QUESTION}"  # a token has about 4 characters
 
 
 class Arrivals:

@@ -64,7 +64,7 @@ def built(tracked, tmp_path_factory):
     for name in tracked:
         if name.startswith(("workbench/", "notebooks/", "tests/test_")) or "/" not in name:
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "checkout" / name, follow_symlinks=False)
+            shutil.copy(ROOT / name, folder / "checkout" / name)
     sdist = build("build_sdist", folder / "checkout", folder / "sdist")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
@@ -75,8 +75,8 @@ def built(tracked, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def package_files(tracked):
-    """Files of the package; the notebooks are linked into it."""
-    package = {name for name in tracked if name.startswith("workbench/") and not (ROOT / name).is_symlink()}
+    """Files of the package; setup.py puts the notebooks into it."""
+    package = {name for name in tracked if name.startswith("workbench/")}
     course = {name for name in tracked if name.startswith("notebooks/") and not name.endswith("conftest.py")}
     return package | {NOTEBOOKS + name.removeprefix("notebooks") for name in course}
 

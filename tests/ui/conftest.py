@@ -44,7 +44,7 @@ class WatchedPage:
         self.outside = []
         page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        server = origin if origin.startswith("file:") else "/".join(origin.split("/")[:3])
+        server = origin.split("#")[0] if origin.startswith("file:") else "/".join(origin.split("/")[:3])
         local = (server, server.replace("http", "ws"), "blob:", "data:")
         page.on("request", lambda request: request.url.startswith(local) or self.outside.append(request.url))
         # All panels at once, unless the address names a view.

@@ -11,8 +11,10 @@ from pathlib import Path
 import workbench
 from workbench.cli.options import Commands
 
-# In a checkout a link to notebooks/, in an installed package a folder.
-COURSE = Path(workbench.__file__).parent / "course" / "notebooks"
+PACKAGE = Path(workbench.__file__).parent
+INSTALLED = PACKAGE / "course" / "notebooks"
+COURSE = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent / "notebooks"
+"""The folder of the course: in an installed package it is inside, in a checkout beside the package."""
 FIRST = "00_tour.ipynb"
 
 
