@@ -19,7 +19,9 @@ def add_parser(commands: Commands) -> None:
     actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
 
     info = actions.add_parser("info", help="summarise the contents and latencies of a trace")
-    info.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or a folder: all ranks together")
+    info.add_argument(
+        "trace", type=Path, help="trace file (.jsonl, .jsonl.gz), a folder of recordings, or spans (.json)"
+    )
     info.set_defaults(run=_info)
 
     story = actions.add_parser("narrate", help="tell every step of a trace in one sentence")
@@ -35,6 +37,11 @@ def add_parser(commands: Commands) -> None:
     perfetto.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
     perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
     perfetto.set_defaults(run=_perfetto)
+
+    otlp = actions.add_parser("otlp", help="write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards")
+    otlp.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    otlp.add_argument("-o", "--out", type=Path, help="file to write (default: beside the trace, .otlp.json)")
+    otlp.set_defaults(run=_otlp)
 
     watch = actions.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
     watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
@@ -67,10 +74,21 @@ def _info(options: argparse.Namespace) -> int:
             print(fleet)
             print(fleet.metrics())
         return 0
+    if _is_span_file(options.trace):
+        from workbench.simulation.access_log import read_request_spans
+
+        print(read_request_spans(options.trace))
+        return 0
     trace = _load(options.trace)
     print(trace)
     print(trace.metrics())
     return 0
+
+
+def _is_span_file(path: Path) -> bool:
+    from workbench.trace.otlp import is_otlp
+
+    return path.suffix == ".json" and is_otlp(path)
 
 
 def _narrate(options: argparse.Namespace) -> int:
@@ -90,6 +108,15 @@ def _perfetto(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".perfetto.json")
     _load(options.trace).to_chrome_trace(out)
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _otlp(options: argparse.Namespace) -> int:
+    from workbench.trace.otlp import to_otlp
+
+    out = options.out or _beside(options.trace, ".otlp.json")
+    count = to_otlp(_load(options.trace), out)
+    print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
     return 0
 
 

@@ -2,7 +2,8 @@
 
 Columns are found by name, whatever their case. The public traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens),
 BurstGPT (Timestamp, Request tokens, Response tokens) and Mooncake (timestamp in ms, input_length, output_length,
-hash_ids) are read as they are. Times are seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
+hash_ids) are read as they are, and so are spans of requests in OTLP/JSON, as vLLM's tracing sends them. Times are
+seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import csv
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from workbench.simulation.cost_model import StepCost
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace, TraceMeta
+from workbench.trace.metrics import Distribution, amount
+from workbench.trace.otlp import E2E, OUTPUT_TOKENS, PROMPT_TOKENS, TTFT, is_otlp, read_spans
 
 SOURCE = "access log"
 """Beginning of the source of a trace that was simulated from a log: nothing in it was measured."""
@@ -44,6 +48,8 @@ def is_access_log(path: str | os.PathLike[str]) -> bool:
         return True
     if not name.endswith((".jsonl", ".json")):
         return False
+    if is_otlp(path):
+        return True
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         return '"kind"' not in file.readline(200)
 
@@ -52,7 +58,7 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
     """The requests of an access log, in order of arrival; they share no prefix unless the log has ``hash_ids``.
 
     Args:
-        path: A .csv file with a header, or JSON lines.
+        path: A .csv file with a header, JSON lines, or spans in OTLP/JSON.
         speed: Factor by which requests arrive faster than in the log.
 
     Raises:
@@ -60,7 +66,10 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
         OSError: The file cannot be read.
     """
     number("speed", speed, 0.0, low_open=True)
-    rows = _csv_rows(path) if Path(path).suffix.lower() == ".csv" else _json_rows(path)
+    if Path(path).suffix.lower() == ".csv":
+        rows = _csv_rows(path)
+    else:
+        rows = _span_rows(path) if is_otlp(path) else _json_rows(path)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} holds no request")
@@ -151,6 +160,65 @@ def _csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
     with Path(path).open(encoding="utf-8-sig", newline="") as file:
         for index, row in enumerate(csv.DictReader(file), start=2):
             yield f"{path}, line {index}:", {name: value for name, value in row.items() if name is not None}
+
+
+def _span_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for index, span in enumerate(read_spans(path), start=1):
+        about = span["attributes"]
+        yield (
+            f"{path}, span {index}:",
+            {
+                "arrival": span["start"],
+                "prompt_tokens": about.get(PROMPT_TOKENS),
+                "output_tokens": about.get(OUTPUT_TOKENS),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class RequestSpans:
+    """The requests of a traced server: their arrivals and latencies, without its steps.
+
+    Attributes:
+        path: The file.
+        arrivals: The requests, in order of arrival.
+        latencies: Distributions in seconds by name: "ttft" and "e2e", each if the spans have it.
+    """
+
+    path: Path
+    arrivals: tuple[Arrival, ...]
+    latencies: Mapping[str, Distribution]
+
+    def __repr__(self) -> str:
+        times = [arrival.arrives_at or 0.0 for arrival in self.arrivals]
+        lines = [f"{len(times)} requests of {self.path.name}, arriving over {max(times) - min(times):.1f} s"]
+        for name, values in self.latencies.items():
+            shown = (values.mean, values.p50, values.p99)
+            mean, middle, high = (amount(value, "s") for value in shown)
+            lines.append(f"{name}: mean {mean}, p50 {middle}, p99 {high} (measured, {values.count} requests)")
+        lines += [
+            "can answer: trace whatif and trace tune, with --cost-from a recording of a server of the same kind",
+            "cannot answer: why a request was slow, how long a step took, or hits in the prefix cache: spans hold no "
+            "steps, queues, blocks or token ids",
+        ]
+        return "\n".join(lines)
+
+
+def read_request_spans(path: str | os.PathLike[str]) -> RequestSpans:
+    """The requests and latencies in a file of spans.
+
+    Raises:
+        TraceError: The file is not OTLP/JSON.
+        ValueError: A span has no lengths, or there is none.
+        OSError: The file cannot be read.
+    """
+    spans = [span["attributes"] for span in read_spans(path)]
+    latencies = {
+        name: Distribution.of([float(about[key]) for about in spans if about.get(key) is not None])
+        for name, key in (("ttft", TTFT), ("e2e", E2E))
+    }
+    known = {name: values for name, values in latencies.items() if values.count}
+    return RequestSpans(Path(path), tuple(read_access_log(path)), known)
 
 
 def _json_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
