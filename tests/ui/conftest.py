@@ -58,7 +58,7 @@ class WatchedPage:
             f"(root, argument) => {{ const view = root.workbench; return {expression}; }}", argument
         )
 
-    def wait(self, expression, timeout=15_000):
+    def wait(self, expression, timeout=60_000):
         """Wait until an expression of ``view`` is true."""
         handle = self.root.element_handle()
         self.page.wait_for_function(
@@ -79,6 +79,7 @@ def open_page(browser):
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
         )
+        context.set_default_timeout(60_000)
         contexts.append(context)
         page = WatchedPage(context.new_page(), origin)
         pages.append(page)

@@ -114,6 +114,14 @@ class Root(ApiHandler):
         self.redirect(DASHBOARD)
 
 
+class NoIcon(ApiHandler):
+    """/favicon.ico, which every browser asks for."""
+
+    def get(self) -> None:
+        """Answer that there is none, so that the browser reports no error."""
+        self.set_status(204)
+
+
 class Models(ApiHandler):
     """/v1/models: the one model."""
 

@@ -107,6 +107,7 @@ def make_api(bridge: EngineBridge, log_request: LogRequest = lambda handler: Non
     """All endpoints but the dashboard."""
     routes: list[tuple[str, Any]] = [
         ("/", handlers.Root),
+        ("/favicon.ico", handlers.NoIcon),
         ("/v1/models", handlers.Models),
         ("/v1/models/(.+)", handlers.Models),
         ("/v1/completions", CompletionsHandler),
