@@ -166,7 +166,8 @@ def test_the_scripts_of_the_page_are_the_servers_own(server):
 
 def test_a_model_of_any_name_has_metrics_that_can_be_read():
     scheduler = SimpleNamespace(num_running=1, num_waiting=2, num_free_blocks=3)
-    engine = SimpleNamespace(name='a"b\\c\nd', scheduler=scheduler, config=SimpleNamespace(num_usable_blocks=4))
+    config = SimpleNamespace(num_usable_blocks=4, num_speculative_tokens=2)
+    engine = SimpleNamespace(name='a"b\\c\nd', scheduler=scheduler, config=config)
     samples = [line for line in ServerMetrics(engine).render().splitlines() if not line.startswith("# ")]
     assert len(samples) > 20
     for sample in samples:

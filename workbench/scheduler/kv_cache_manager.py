@@ -173,7 +173,7 @@ class KVCacheManager:
         return changes[0].new_block_ids, tuple(changes)
 
     def append_block(self, request: Request) -> tuple[int, ...]:
-        """Give a request one more block where there is one group of full attention; empty when no block is free."""
+        """Give a request one more block, with one group of full attention; empty when no block is free."""
         if not self.block_pool.num_free_blocks:
             return ()
         blocks = self.block_pool.get_new_blocks(1)
