@@ -2,6 +2,7 @@
 
 import bisect
 import importlib.util
+import re
 from pathlib import Path
 
 import nbformat
@@ -30,7 +31,8 @@ class TestNotebook:
     def test_is_valid_and_short(self, path):
         notebook = nbformat.read(path, 4)
         nbformat.validate(notebook)
-        assert 1 <= len(code_cells(path)) <= MAX_CODE_CELLS
+        shown = [cell for cell in code_cells(path) if "check" not in cell.metadata.get("tags", [])]
+        assert 1 <= len(shown) <= MAX_CODE_CELLS
         assert notebook.metadata.kernelspec.name == "python3"
         assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
 
@@ -43,6 +45,27 @@ class TestNotebook:
         assert text.startswith("# ")
         for part in ("**Question:**", "**Predict:**", "assert ", "**Exercise:**", "**What vLLM does here:**"):
             assert part in text, f"{path.name} has no {part}"
+
+    def test_checks_are_folded(self, path):
+        """Claims are asserted in a folded cell below the one that they are about."""
+        import ast
+
+        for cell in code_cells(path):
+            is_check, body = "check" in cell.metadata.get("tags", []), ast.parse(cell.source).body
+            assert is_check == bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+            assert is_check or not any(isinstance(statement, ast.Assert) for statement in body), cell.source
+
+    def test_predictions_are_revealed_and_hints_come_one_by_one(self, path):
+        """The answer to a prediction is behind a fold, and each hint is inside the fold of the one before it."""
+        for cell in nbformat.read(path, 4).cells:
+            if cell.cell_type != "markdown":
+                continue
+            for question in cell.source.split("**Predict:**")[1:]:
+                assert "<details><summary>Reveal</summary>" in question, question
+            if "**Exercise:**" in cell.source:
+                ladder = re.findall(r"(Hint \d)</summary>|(</details>)", cell.source)
+                assert [hint for hint, _ in ladder][:3] == ["Hint 1", "Hint 2", "Hint 3"]
+            assert cell.source.count("<details>") == cell.source.count("</details>")
 
     def test_a_picture_cell_ends_with_what_it_shows(self, path):
         """A cell with the tag "viz" ends with an expression, so that the notebook displays its value."""
@@ -231,6 +254,12 @@ def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
     picture = course.bars({"<b>": 1.0}, "a & b")
     assert "<b>" not in picture._repr_html_() and "a &amp; b" in picture._repr_html_()
     assert 'class="prefill"' in course.matrix(np.eye(3), "identity").svg
+    words = ["<s>", " is", "\n", "extraordinarily"]
+    labelled = course.matrix(np.tri(4), "words", row_labels=words, column_labels=words).svg
+    assert labelled.count("&lt;s&gt;") == labelled.count(">is<") == labelled.count(">\\n<") == 2
+    assert labelled.count(">extraordinari…<") == 2 and labelled.count("rotate(-90)") == 4
+    narrow = course.matrix(np.eye(160), "many", column_labels=["w"] * 160).svg
+    assert 0 < narrow.count(">w<") < 80
     with pytest.raises(ValueError, match="2 dimensions"):
         course.matrix(np.zeros(3), "a line")
 
@@ -286,6 +315,7 @@ class TestLookingAtOutputs:
         for notebook in (
             executed("bars(x)", stream("40 steps\n"), PICTURE, tags=["viz"]),
             executed("engine.watch()", view, tags=["viz"]),
+            executed("assert x == y", tags=["check"]),
             executed("add(x)", REFUSAL, tags=["raises-exception"]),
             executed("simulate(x)\nprint(1)", stream("logged", "stderr"), stream("1"), tags=["warns"]),
             executed("check_mask(mask)", result(plain="Not yet", html="<b>Not yet</b>")),
