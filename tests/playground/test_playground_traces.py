@@ -45,7 +45,8 @@ def made_here(workload, folder):
 
 def vllm_workloads():
     plain = [json.loads((vllm_traces.DATA / "workloads" / f"{name}.json").read_text()) for name in vllm_traces.NAMES]
-    return plain + [vllm_features.read(name)["workload"] for name in vllm_features.NAMES]
+    workloads = plain + [vllm_features.read(name)["workload"] for name in vllm_features.NAMES]
+    return [{key: workload[key] for key in ("config", "requests")} for workload in workloads]
 
 
 def random_workloads(count):

@@ -19,7 +19,12 @@ for (const [path, format] of [[archive, "zip"], [`${folder}/${wheel}`, "wheel"]]
   python.unpackArchive(new Uint8Array(fs.readFileSync(path)), format, { extractDir });
 }
 python.globals.set("given", fs.readFileSync(given, "utf8"));
-process.stdout.write(python.runPython(fs.readFileSync(program, "utf8")));
+try {
+  process.stdout.write(python.runPython(fs.readFileSync(program, "utf8")));
+} catch (problem) { // left uncaught, node prints the line that threw: a megabyte
+  process.stderr.write(problem.message);
+  process.exitCode = 1;
+}
 """
 
 

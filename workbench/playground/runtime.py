@@ -59,11 +59,11 @@ def fetch() -> Path:
     with tempfile.TemporaryDirectory(prefix=".pyodide-", dir=target.parent) as name:
         folder = Path(name)
         _run([npm, "pack", "--silent", f"pyodide@{PYODIDE_VERSION}"], folder)
+        archive = folder / f"pyodide-{PYODIDE_VERSION}.tgz"
+        _check(archive, PYODIDE_SHA256)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         tag = ["--platform", "pyemscripten_2026_0_wasm32", "--python-version", "3.14"]
         _run([*pip, *tag, "--abi", "cp314", f"msgspec=={MSGSPEC_VERSION}"], folder)
-        archive = folder / f"pyodide-{PYODIDE_VERSION}.tgz"
-        _check(archive, PYODIDE_SHA256)
         _check(folder / MSGSPEC_WHEEL, MSGSPEC_SHA256)
         complete = folder / "complete"
         complete.mkdir()

@@ -1,0 +1,103 @@
+"""``workbench playground``: what it says where Pyodide is missing, and how its files are fetched and served."""
+
+import html
+import re
+import threading
+import urllib.request
+
+import pytest
+
+from workbench.cli import main
+from workbench.playground import runtime, server, site
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def pyodide(tmp_path):
+    """A folder with files of the right names."""
+    folder = tmp_path / "pyodide"
+    folder.mkdir()
+    for name in (*runtime.FILES, runtime.MSGSPEC_WHEEL):
+        (folder / name).write_bytes(name.encode() * 50)
+    return folder
+
+
+def npm_that(script, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "npm"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--build", "here"]])
+def test_without_pyodide_one_line_says_how_to_get_it(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["playground", "--no-browser", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "workbench playground --fetch" in line and not (tmp_path / "here").exists()
+
+
+def test_without_npm_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    assert main(["playground", "--fetch"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "npm is not installed" in line
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'npm error network is unreachable' >&2; exit 1", "network is unreachable"),
+        (f"echo other > pyodide-{runtime.PYODIDE_VERSION}.tgz", "it is another file"),
+    ],
+)
+def test_a_failed_download_or_another_file_leaves_nothing(script, words, tmp_path, monkeypatch, capsys):
+    npm_that(script, tmp_path, monkeypatch)
+    assert main(["playground", "--fetch"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not runtime.is_fetched() and list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_is_fetched_is_not_fetched_again(pyodide, monkeypatch, capsys):
+    runtime.runtime_folder().parent.mkdir(parents=True)
+    pyodide.rename(runtime.runtime_folder())
+    monkeypatch.setenv("PATH", "")
+    assert main(["playground", "--fetch"]) == 0
+    assert str(runtime.runtime_folder()) in capsys.readouterr().out
+
+
+def test_the_site_is_served_to_this_machine_with_the_pages_policy(pyodide, tmp_path):
+    sizes = site.build(tmp_path / "site", pyodide)
+    written = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.*")}
+    assert written == set(sizes)
+    page = (tmp_path / "site" / "index.html").read_text()
+    policy = re.search(r'http-equiv="Content-Security-Policy"\s+content="([^"]*)"', page)
+    assert html.unescape(policy[1]) == server.CONTENT_SECURITY_POLICY
+    service = server.make_server(tmp_path / "site")
+    assert service.server_address[0] == "127.0.0.1"
+    threading.Thread(target=service.serve_forever, daemon=True).start()
+    try:
+        for name, kind in (
+            ("", "text/html"),
+            ("playground.js", "text/javascript"),
+            ("pyodide/pyodide.asm.wasm", "application/wasm"),
+        ):
+            with urllib.request.urlopen(f"http://127.0.0.1:{service.server_port}/{name}", timeout=30) as answer:
+                assert answer.headers["Content-Type"] == kind
+                assert answer.headers["Content-Security-Policy"] == server.CONTENT_SECURITY_POLICY
+    finally:
+        service.shutdown()
+        service.server_close()
+
+
+def test_the_page_names_no_other_server_and_parses_no_html():
+    for path in site.PAGE.iterdir():
+        text = path.read_text()
+        assert not re.search(r"https?://", text), path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), path.name
