@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from docs_playground import with_playground
 from mkdocs.structure.files import File, Files
 
 from workbench.playground import runtime, site
@@ -90,11 +91,12 @@ def _notebook_page(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links into the code and to notebooks lead to those pages, and show the run on the page of a concept.
+    """Let links into the code and to notebooks lead to those pages, and show the run and the playground on the page of a concept.
 
     The line of a link into the code is kept in the title, for ``on_page_content``.
     """
     up = "../" * page.file.src_uri.count("/")
+    markdown = with_playground(markdown, page.file.src_uri)
     markdown = LINK.sub(lambda link: f']({up}source/{link[1]}.md "line {link[2]}")', markdown)
     markdown = NOTEBOOK.sub(lambda link: f"]({up}source/{link[1]}.md)", markdown)
     concept = page.file.src_uri.removeprefix("concepts/").removesuffix(".md")

@@ -21,6 +21,7 @@ def address(tmp_path_factory):
     need_pyodide()
     folder = tmp_path_factory.mktemp("site")
     site.build(folder / "docs" / "playground")
+    (folder / "docs" / "frame.html").write_text('<iframe src="playground/#preset=chunked" width="900" height="700">')
     service = server.make_server(folder)
     threading.Thread(target=service.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{service.server_port}/docs/playground/"
@@ -34,6 +35,7 @@ class Page:
     def __init__(self, browser, address, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
         self.requests, self.problems = [], []
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda m: m.type in ("error", "warning") and self.problems.append(m.text))
@@ -192,6 +194,20 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     page.page.wait_for_selector("#workload:not([hidden])", timeout=PATIENCE)
     page.settle()
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
+
+
+@pytest.mark.slow
+def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, address):
+    page = open_playground("#preset=bursts&max_num_seqs=4&enable_prefix_caching=false")
+    config = {"max_num_seqs": 4, "enable_prefix_caching": False}
+    assert page.decodes() == decodes_of(simulate(PRESETS["bursts"].workload, config=config))
+    page.page.goto("about:blank")
+    page.page.goto(address.replace("playground/", "frame.html"))
+    frame = page.page.frame_locator("iframe")
+    frame.locator("[name=max_num_batched_tokens]").wait_for()
+    assert frame.locator("#numbers td").first.inner_text(timeout=PATIENCE) != ""
+    assert not frame.locator("#workload").is_visible() and not frame.locator("header").is_visible()
+    page.requests[:] = [url for url in page.requests if "frame.html" not in url]
 
 
 @pytest.mark.slow

@@ -16,8 +16,12 @@ export async function encodeState(state) {
   return btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
-/** The state of a link; null where the text is none. */
+/** The state of a link, compressed or written by hand (preset=bursts&max_num_seqs=4); null if the text is neither. */
 export async function decodeState(text) {
+  if (text.startsWith("preset=")) {
+    const { preset, ...config } = Object.fromEntries(new URLSearchParams(text));
+    return { preset, config: Object.fromEntries(Object.entries(config).map(([name, value]) => [name, read(value)])) };
+  }
   try {
     const packed = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
     const bytes = await through(
@@ -28,5 +32,14 @@ export async function decodeState(text) {
     return state && typeof state === "object" ? state : null;
   } catch {
     return null;
+  }
+}
+
+/** A value of a link that was written by hand: a number, true or false, or a word. */
+function read(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
   }
 }

@@ -35,6 +35,8 @@ class Playground {
 
   connect() {
     at("start").remove();
+    // On a page of the documentation there is room for the settings and the picture only.
+    document.body.classList.toggle("embedded", self !== top);
     at("preset").addEventListener("change", () => this.choose(at("preset").value));
     at("text").addEventListener("input", () => this.takeText());
     at("policy").addEventListener("change", () => this.choosePolicy(at("policy").value));
