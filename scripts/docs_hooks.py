@@ -91,7 +91,7 @@ def _notebook_page(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links into the code and to notebooks lead to those pages, and show the run and the playground on the page of a concept.
+    """Let links into the code and to notebooks lead to those pages; show run and playground on the page of a concept.
 
     The line of a link into the code is kept in the title, for ``on_page_content``.
     """

@@ -8,7 +8,6 @@ import pytest
 
 from workbench.playground.presets import PRESETS
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 
 
