@@ -88,8 +88,13 @@ def _groups(config: Mapping[str, Any], max_model_len: int) -> list[KVCacheGroupS
     return groups
 
 
-def make_scheduler(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A scheduler of vLLM for a workload's configuration, and its hash of blocks."""
+def make_scheduler(config: Mapping[str, Any], scheduler_class: type | None = None) -> tuple[Any, Any]:
+    """A scheduler of vLLM for a workload's configuration, and its hash of blocks.
+
+    Args:
+        config: The configuration.
+        scheduler_class: The class to use; None for vLLM's own.
+    """
     asynchronous = bool(config.get("async_scheduling"))
     caching = config.get("enable_prefix_caching", True)
     max_model_len = config.get("max_model_len") or 1_000_000
@@ -141,7 +146,7 @@ def make_scheduler(config: Mapping[str, Any]) -> tuple[Any, Any]:
     )
     block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache, whole)
     init_none_hash(sha256)
-    scheduler = (AsyncScheduler if asynchronous else Scheduler)(
+    scheduler = (scheduler_class or (AsyncScheduler if asynchronous else Scheduler))(
         vllm_config=whole,
         kv_cache_config=kv_cache,
         structured_output_manager=StructuredOutputManager(whole),
@@ -177,14 +182,28 @@ class _Tokens:
         return [made_up_token(f"{request.request_id}:{first + i}") for i in range(accepted + 1)], accepted
 
 
-def run_vllm(workload: Mapping[str, Any], max_steps: int = 3000) -> tuple[list[dict[str, Any]], str]:
+def run_vllm(
+    workload: Mapping[str, Any], max_steps: int = 3000, scheduler_class: type | None = None
+) -> tuple[list[dict[str, Any]], str]:
     """Run a workload as EngineCore does: ``step`` with synchronous scheduling, else ``step_with_batch_queue``.
+
+    Args:
+        workload: The workload.
+        max_steps: Maximum number of steps.
+        scheduler_class: The scheduler's class; None for vLLM's own.
 
     Returns:
         The steps, and "done", "stuck", "max_steps" or "assertion".
     """
+    scheduler, hasher = make_scheduler(workload["config"], scheduler_class)
+    try:
+        return _run(scheduler, hasher, workload, max_steps)
+    finally:
+        scheduler.shutdown()
+
+
+def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: int) -> tuple[list[dict[str, Any]], str]:
     config = workload["config"]
-    scheduler, hasher = make_scheduler(config)
     asynchronous, num_drafts = bool(config.get("async_scheduling")), config.get("num_speculative_tokens") or 0
     _, arrivals = read_workload({"config": {}, "requests": workload["requests"]})
     pending = deque(sorted(arrivals, key=lambda arrival: arrival.arrival_step))

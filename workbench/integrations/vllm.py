@@ -99,6 +99,7 @@ class RecordsSteps(_Scheduler):
         """``update_from_output`` of vLLM, recorded."""
         recorder = self.recorder
         recorder.in_update = True
+        num_given = recorder.num_given(scheduler_output, model_runner_output)
         started = perf_counter()
         outputs = self._unrecorded_update(scheduler_output, model_runner_output)
         ended = perf_counter()
@@ -108,7 +109,7 @@ class RecordsSteps(_Scheduler):
                 free_blocks = recorder.num_free_blocks()
                 recorder.messages.append(("update", id(scheduler_output), started, ended, free_blocks))
             else:
-                recorder.updated(scheduler_output, model_runner_output, started, ended)
+                recorder.updated(scheduler_output, model_runner_output, started, ended, num_given)
         except Exception as problem:
             recorder.stop(problem)
         return outputs

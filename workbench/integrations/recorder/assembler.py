@@ -270,16 +270,20 @@ class Assembler:
         if step.message.output_id != message.output_id:
             raise ValueError(f"the output of another step arrived before that of step {step.record.step}")
         tokens = dict(zip(message.request_ids, message.token_ids)) if message.request_ids else None
-        drafts = step.message.drafts
+        num_given = dict(zip(message.request_ids, message.num_given))
         chunks = []
         for request, before, after in step.chunks:
+            request_id = before[0]
+            proposed, ahead = step.message.drafts.get(request_id, ()), step.ahead.get(request_id, 0)
+            has_ended = self._queues.live.get(request_id) is not request and request_id not in self._ended_in_update
             token = self._token(request, before[3], tokens)
-            if (proposed := drafts.get(before[0])) is None:
+            if not (proposed or ahead or has_ended):
                 chunks.append(Chunk(*before, token, *after))
                 continue
-            given = () if token is None or tokens is None else tuple(tokens.get(before[0], ()))
+            given = () if token is None or tokens is None else tuple(tokens.get(request_id, ()))
+            num_accepted = max(0, num_given.get(request_id, len(given)) - 1) if token is not None else 0
             if self._open and token is not None:  # the next step is scheduled already, and counts the rejected drafts
-                self._open[0].ahead[before[0]] = len(proposed) - max(0, len(given) - 1)
+                self._open[0].ahead[request_id] = len(proposed) - num_accepted
             chunks.append(
                 Chunk(
                     *before,
@@ -287,8 +291,9 @@ class Assembler:
                     *after,
                     drafts=tuple(proposed),
                     sampled_before=given[:-1],
-                    num_accepted=max(0, len(given) - 1),
-                    ahead=step.ahead.get(before[0], 0),
+                    num_accepted=num_accepted,
+                    ahead=ahead,
+                    discarded=has_ended,
                 )
             )
         finished = step.finish_reasons

@@ -139,6 +139,8 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
         free_blocks: Number of free KV blocks afterwards.
         request_ids: Requests of ``token_ids``, in its order; empty if the tokens are left out.
         token_ids: New tokens of each request; zeros if token ids are not recorded.
+        num_given: Number of tokens that the model gave each of them, those behind its end included; empty in a step
+            without drafts.
     """
 
     output_id: int
@@ -147,6 +149,7 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     free_blocks: int
     request_ids: list[str] = []
     token_ids: list[list[int]] = []
+    num_given: list[int] = []
 
 
 Message = Setup | Arrival | Preemption | End | Schedule | Update

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.integrations.recorder.messages import (
@@ -200,8 +200,25 @@ class SchedulerRecorder:
         waiting = [*getattr(scheduler, "kv_holding_waiting", ()), *scheduler.waiting]
         return [request.request_id for request in scheduler.running], [request.request_id for request in waiting]
 
+    def num_given(self, scheduler_output: Any, model_runner_output: Any) -> Sequence[int]:
+        """Number of tokens that a step with drafts gave each request, before the engine cuts them; else empty."""
+        if not getattr(scheduler_output, "scheduled_spec_decode_tokens", None):
+            return ()
+        try:
+            return [len(tokens) for tokens in model_runner_output.sampled_token_ids]
+        except Exception as problem:
+            self.stop(problem)
+            return ()
+
     @_never_raises
-    def updated(self, scheduler_output: Any, model_runner_output: Any, started: float, ended: float) -> None:
+    def updated(
+        self,
+        scheduler_output: Any,
+        model_runner_output: Any,
+        started: float,
+        ended: float,
+        num_given: Sequence[int] = (),
+    ) -> None:
         """The output of a step was processed.
 
         Args:
@@ -209,6 +226,7 @@ class SchedulerRecorder:
             model_runner_output: The ModelRunnerOutput.
             started: Time of the call of ``update_from_output``, by ``time.perf_counter``.
             ended: Time of its return.
+            num_given: From ``num_given()``, called before.
         """
         if not scheduler_output.total_num_scheduled_tokens:
             if id(scheduler_output) not in self._empty_steps:
@@ -220,6 +238,7 @@ class SchedulerRecorder:
             # The engine has already cut these lists at the end of a request.
             given = model_runner_output.sampled_token_ids
             message.token_ids = given if self._token_ids else [[0] * len(tokens) for tokens in given]
+            message.num_given = list(num_given)
         self.messages.append(message)
         self._encode()  # the engine passes these token lists on, and they may change
         if ended > self._send_at or not self._scheduler.running:
