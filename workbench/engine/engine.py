@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from workbench.engine.shadow import start_shadow
 from workbench.engine.shortcuts import Shortcuts
 from workbench.engine.speculation.custom import DraftFunction
 from workbench.engine.speculation.make import make_speculator, with_method
+from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
@@ -303,6 +304,12 @@ class Engine(Shortcuts):
     def phase(self) -> tuple[str, Any] | None:
         """The latest result of ``step_into()`` until its step is complete, then None. Any thread may read it."""
         return self._stepper.phase
+
+    @property
+    def drafts(self) -> Mapping[str, Drafts]:
+        """By request the drafts that the next step verifies; between the phases of a step those that it verifies."""
+        speculator = self._step.speculator
+        return speculator.drafts if speculator is not None else {}
 
     def capture(self, layer: int) -> LayerCapture:
         """Keep what an attention layer is handed and gives back in the next step.

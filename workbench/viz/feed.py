@@ -22,7 +22,7 @@ from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
-from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens
+from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens, rows_of_logits, verified_drafts
 
 log = logging.getLogger("workbench")
 
@@ -59,6 +59,7 @@ class Feed:
         self._phase: tuple[str, Any] | None = None
         self._phase_facts: dict[str, Any] | None = None
         self._batch: Any = None
+        self._logits: Any = None
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._mounted = False
@@ -201,13 +202,18 @@ class Feed:
     def _describe_phase(self, name: str, result: Any) -> dict[str, Any]:
         """`describe_phase`, with the number of the step and, for a phase after the forward pass, the likely tokens."""
         if name == "schedule":
-            self._batch = result
+            self._batch, self._logits = result, None
         facts = describe_phase(name, result)
         trace = self._newest_trace()
         facts["step"] = getattr(self._batch, "step", trace[-1].step + 1 if len(trace) else 0)
         if name == "forward" and self._batch is not None:
-            request_ids = [chunk.request.request_id for chunk in self._batch.chunks if chunk.samples]
-            facts["candidates"] = likely_tokens(result, request_ids, self._decode())
+            self._logits = result
+            rows = rows_of_logits(self._batch.chunks, (), {})
+            facts["candidates"] = likely_tokens(result, [row.request_id for row in rows], self._decode())
+        if name in ("forward", "sample") and self._logits is not None and self._batch is not None:
+            sampled = [token.token_id for token in result] if name == "sample" else []
+            rows = rows_of_logits(self._batch.chunks, sampled, getattr(self.controller, "drafts", {}))
+            facts["drafts"] = verified_drafts(self._logits, rows, self._decode())
         if name == "sample" and (tops := [token.top for token in result if getattr(token, "top", None) is not None]):
             facts["candidates"] = as_dictionaries(tops, self._decode())
             facts["facts"] = [(top.request, f"{self._decode()([top.sampled])!r} (id {top.sampled})") for top in tops]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ LAYER_ARRAYS = {"q": "queries", "out": "attention output", "k": "new keys", "v":
 _DESCRIPTIONS = {
     "schedule": "the scheduler's decisions; nothing has been computed yet",
     "prepare": "the input of the forward pass",
-    "forward": "one row of logits for each sequence that samples",
+    "forward": "one row of logits for each sequence that samples, and one more for each of its drafts",
     "sample": "the sampled tokens",
     "draft": "draft tokens for the next step",
 }
@@ -73,6 +73,79 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
             (key, f"{_shape(value)}{_values(value)}") for key, value in public.items() if hasattr(value, "__len__")
         ]
     return {"name": name, "what": _DESCRIPTIONS.get(name, ""), "facts": facts}
+
+
+class LogitsRow(NamedTuple):
+    """A row of logits: that of a request's last known token, or of one of its drafts.
+
+    Attributes:
+        request_id: The request.
+        token: The token that was sampled from the row; None before sampling, and behind a rejected draft.
+        draft: The draft for the place of that token; None behind the last one, and for padding.
+        draft_probability: The probability with which the proposer drew the draft; None if it was not drawn at random.
+    """
+
+    request_id: str
+    token: int | None
+    draft: int | None = None
+    draft_probability: float | None = None
+
+
+def rows_of_logits(chunks: Sequence[Any], sampled: Sequence[int | None], drafts: Mapping[str, Any]) -> list[LogitsRow]:
+    """The rows of a step's logits.
+
+    Args:
+        chunks: The scheduled chunks of the step.
+        sampled: The sampled tokens of all chunks in order, one or more for each that samples; empty before sampling.
+        drafts: By request the drafts that are verified: an object with ``probabilities``, a distribution for each
+            draft or None.
+    """
+    rows = []
+    tokens = iter(sampled)
+    for chunk in chunks:
+        if not chunk.samples:
+            continue
+        request_id, rejected = chunk.request.request_id, False
+        probabilities = getattr(drafts.get(request_id), "probabilities", None)
+        for index, draft in enumerate((*chunk.drafts, None)):
+            token = None if rejected else next(tokens, None)
+            rejected = rejected or token != draft
+            known = draft if draft is not None and draft >= 0 else None
+            probability = None
+            if known is not None and probabilities is not None and index < len(probabilities):
+                probability = float(probabilities[index][known])
+            rows.append(LogitsRow(request_id, token, known, probability))
+    return rows
+
+
+def verified_drafts(logits: Any, rows: Sequence[LogitsRow], decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """The drafts of a step with the model's probability of each, before temperature and penalties.
+
+    Args:
+        logits: [num_rows, vocab_size], the model's own.
+        rows: The rows; those without a draft are passed over.
+        decode: Text of token ids.
+
+    Returns:
+        For each draft ``request``, ``id``, ``text``, ``probability``, ``draft_probability`` (None if the proposer drew
+        nothing) and ``accepted`` (None before sampling, and behind a rejected draft).
+    """
+    found = []
+    for row, (request_id, token, draft, draft_probability) in zip(np.array(logits, dtype=np.float64), rows):
+        if draft is None or not np.isfinite(row.max()):
+            continue
+        weights = np.exp(row - row.max())
+        found.append(
+            {
+                "request": request_id,
+                "id": draft,
+                "text": decode([draft]),
+                "probability": float(weights[draft] / weights.sum()),
+                "draft_probability": draft_probability,
+                "accepted": None if token is None else token == draft,
+            }
+        )
+    return found
 
 
 def likely_tokens(logits: Any, request_ids: Sequence[str], decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:

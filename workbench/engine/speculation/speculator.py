@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -31,6 +31,11 @@ class Speculator:
         self._num_drafts = num_drafts
         self._adaptive = AdaptiveDrafts(num_drafts) if adaptive else None
         self._drafts: dict[str, Drafts] = {}
+
+    @property
+    def drafts(self) -> Mapping[str, Drafts]:
+        """By request the latest drafts, until the next step has verified them."""
+        return self._drafts
 
     def fill_in(self, batch: ScheduledBatch) -> None:
         """Replace the placeholders of a batch that was scheduled before its drafts were known."""

@@ -156,6 +156,35 @@ export function eventMark(context, theme, kind, x, y, size = 4) {
   context.fill();
 }
 
+/**
+ * The rows of a chunk that verifies drafts, side by side: the known ones and accepted drafts filled, rejected drafts
+ * outlined and, where there is room, crossed out.
+ */
+export function draftCells(context, x, y, width, height, chunk, colour) {
+  const cell = width / chunk.n, gap = cell > 3 ? 1 : 0, kept = chunk.n - chunk.drafts + chunk.accepted;
+  context.fillStyle = context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.setLineDash([]);
+  for (let row = 0; row < kept; row++) context.fillRect(x + row * cell, y, Math.max(0.5, cell - gap), height);
+  if (cell <= 3) {
+    if (kept < chunk.n) context.strokeRect(x + kept * cell + 0.5, y + 0.5, (chunk.n - kept) * cell - 1, height - 1);
+    return;
+  }
+  context.beginPath();
+  for (let row = kept; row < chunk.n; row++) {
+    const left = x + row * cell + 0.5,
+      right = x + (row + 1) * cell - gap - 0.5,
+      top = y + 0.5,
+      bottom = y + height - 0.5;
+    context.rect(left, top, right - left, bottom - top);
+    context.moveTo(left, top);
+    context.lineTo(right, bottom);
+    context.moveTo(right, top);
+    context.lineTo(left, bottom);
+  }
+  context.stroke();
+}
+
 /** Two zigzag lines through a shape that is drawn shorter than its share of the scale. */
 export function breakMark(context, x, y, height, colour) {
   context.strokeStyle = colour;

@@ -1,12 +1,12 @@
 // Chunks of every request over the steps, and at the right its computed KV.
 
 import { counted, formatNumber, h, plain } from "./dom.js";
-import { dot, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
+import { dot, draftCells, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
 import { drawRow, ROW } from "./gantt_row.js";
 import { box, hatched, layers, legendRow } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
-import { kvOf, limitOf } from "./words.js";
+import { draftsOf, kvOf, limitOf } from "./words.js";
 
 const TOP = 18, BOTTOM = 4, MAX_ROWS = 14;
 
@@ -136,6 +136,18 @@ export class GanttPanel extends StepPanel {
       { name: "preempted", mark: event("preempt", 4), width: 72 },
       { name: "finished", mark: event("finish", 2.5), width: 60 },
     ];
+    if (this.store.hasDrafts) {
+      const chunk = (accepted) => ({ n: 1, drafts: 1, accepted });
+      const draft = (accepted) => (context, x) => {
+        draftCells(context, x + 2, -4.5, 9, 9, chunk(accepted), colours.outline);
+      };
+      entries.splice(
+        2,
+        0,
+        { name: "draft accepted", mark: draft(1), width: 86 },
+        { name: "rejected", mark: draft(0), width: 62 },
+      );
+    }
     legendRow(context, entries, axis.x0, axis.x1, 8.5, 18, colours.muted);
     text(context, "computed KV", axis.x1 + 16, 9, colours.muted, SMALL);
   }
@@ -213,7 +225,7 @@ export class GanttPanel extends StepPanel {
   chunkLines(chunk, step) {
     const kind = chunk.decode ? "decode" : "prefill", tokens = counted(chunk.n, "token");
     const lines = [`step ${this.store.label(step)}: ${kind}, ${tokens}, ${kvOf(chunk)}`, limitOf(chunk)];
-    if (chunk.drafts) lines.push(`${counted(chunk.drafts, "draft")} verified, ${chunk.accepted} accepted`);
+    if (chunk.drafts) lines.push(draftsOf(chunk));
     if (chunk.cached) lines.push(`prefix cache hit: ${counted(chunk.cached, "token")}`);
     if (chunk.recomputed) lines.push(`${counted(chunk.recomputed, "token")} recomputed after a preemption`);
     return lines;

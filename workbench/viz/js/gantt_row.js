@@ -1,6 +1,6 @@
 // The row of one request in the Gantt chart: its chunks, the steps in which it waits, and its events.
 
-import { dashes, dot, eventMark, hatch, SMALL, text, textWidth } from "./drawing.js";
+import { dashes, dot, draftCells, eventMark, hatch, SMALL, text, textWidth } from "./drawing.js";
 import { upperBound } from "./sorted.js";
 import { inkOn } from "./theme.js";
 
@@ -50,6 +50,10 @@ function drawCell(context, theme, axis, chunk, step, y) {
   const { colours } = theme, top = y + 2, height = ROW - 5, middle = y + ROW / 2 - 0.5;
   const x = axis.x(step), width = Math.max(1, axis.end(step) - x - (axis.stepWidth > 4 ? 1 : 0));
   const fill = context.fillStyle = theme.fill(chunk);
+  if (chunk.decode && chunk.drafts && width > 4) {
+    draftCells(context, x, top + 1, width, height - 2, chunk, colours.outline);
+    return;
+  }
   if (chunk.decode) {
     context.fillRect(x, top + 2, width, height - 4);
     context.fillStyle = colours.outline;

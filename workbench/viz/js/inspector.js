@@ -5,7 +5,7 @@ import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
-import { kindOf, kvOf, limitOf } from "./words.js";
+import { draftsOf, kindOf, kvOf, limitOf } from "./words.js";
 
 /** Words for the states of a request. */
 const STATE_NAMES = {
@@ -125,7 +125,7 @@ export class Inspector {
     if (chunk) {
       rows.push(["this step", `${kindOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
       rows.push(["why not more", limitOf(chunk)]);
-      if (chunk.drafts) rows.push(["drafts", `${chunk.drafts} verified, ${chunk.accepted} accepted`]);
+      if (chunk.drafts) rows.push(["drafts", draftsOf(chunk)]);
       if (chunk.cached) rows.push(["prefix cache", `${counted(chunk.cached, "token")} found`]);
     } else if (state === "waiting" || state === "preempted") {
       rows.push(["why not in this step", plain(store.whyNot(request, step), 200) || "–"]);

@@ -5,6 +5,7 @@ import {
   BOLD,
   breakMark,
   dot,
+  draftCells,
   hatch,
   MONO,
   polygon,
@@ -19,7 +20,7 @@ import { readableScale } from "./geometry.js";
 import { box, hatched, legendRow } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { inkOn, mix } from "./theme.js";
-import { kindOf, kvOf, limitOf } from "./words.js";
+import { draftsOf, kindOf, kvOf, limitOf } from "./words.js";
 
 const LEFT = 84, RIGHT = 16;
 
@@ -114,9 +115,12 @@ export class PackedPanel extends CanvasPanel {
     context.fillRect(x, y, Math.max(1, width), RIBBON);
     if (chunk.recomputed) hatch(context, x, y, (width * chunk.recomputed) / chunk.n, RIBBON, background, 4);
     if (width > textWidth(context, label, SMALL) + 3) {
-      text(context, label, x + width / 2, y + RIBBON / 2 + (chunk.decode ? -2 : 0), ink, SMALL, "center");
+      const raised = chunk.drafts ? -4 : chunk.decode ? -2 : 0;
+      text(context, label, x + width / 2, y + RIBBON / 2 + raised, ink, SMALL, "center");
     }
-    if (chunk.decode && width > 5) {
+    if (chunk.drafts && width > 5) {
+      draftCells(context, x + 2, y + RIBBON - 8, width - 4, 6, chunk, ink);
+    } else if (chunk.decode && width > 5) {
       context.fillStyle = ink;
       dot(context, x + width / 2, y + RIBBON - 4, 1.6);
     }
@@ -150,7 +154,8 @@ export class PackedPanel extends CanvasPanel {
   labelRow(context, chunk, y) {
     requestLabel(context, this.theme, chunk.request, LEFT - 8, y);
     const right = Math.max(this.kvScale(chunk.end), this.kvScale(chunk.start) + 8);
-    const label = `q${formatRange(chunk.q0, chunk.q1)}  ${counted(chunk.n, "row")}  ${kvOf(chunk)}`;
+    const drafts = chunk.drafts ? `  ${draftsOf(chunk)}` : "";
+    const label = `q${formatRange(chunk.q0, chunk.q1)}  ${counted(chunk.n, "row")}  ${kvOf(chunk)}${drafts}`;
     text(context, label, right + 10, y, this.theme.colours.muted, MONO);
   }
 
@@ -265,6 +270,7 @@ export class PackedPanel extends CanvasPanel {
       lines.push(`position ${formatNumber(position)}: logical block ${logical}, physical block ${block ?? "–"}`);
     }
     if (!chunk.decode) lines.push(limitOf(chunk));
+    if (chunk.drafts) lines.push(draftsOf(chunk));
     lines.push("click to see its attention mask");
     return { hover, lines, request: chunk.request };
   }
@@ -285,12 +291,24 @@ export class PackedPanel extends CanvasPanel {
     this.layout();
     const cells = (c) => {
       const rows = [c.q0, c.q1, c.n], kv = [c.start, c.end], sampled = c.sampled >= 0 ? c.sampled : "–";
-      return [c.seq, plain(c.request.id), kindOf(c), ...rows, ...kv, c.limitedBy, sampled];
+      const drafts = c.drafts ? `${c.accepted} of ${c.drafts}` : "–";
+      return [c.seq, plain(c.request.id), kindOf(c), ...rows, ...kv, c.limitedBy, drafts, sampled];
     };
     const kv = ["KV before", "KV after"];
     return {
       caption: `Packed batch of step ${this.store.label(this.cursor.step)}`,
-      headings: ["sequence", "request", "kind", "q from", "q to", "rows", ...kv, "limited by", "sampled"],
+      headings: [
+        "sequence",
+        "request",
+        "kind",
+        "q from",
+        "q to",
+        "rows",
+        ...kv,
+        "limited by",
+        "drafts accepted",
+        "sampled",
+      ],
       rows: this.chunks.map(cells),
     };
   }

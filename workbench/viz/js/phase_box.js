@@ -6,7 +6,7 @@ import { h, plain, replace, setText } from "./dom.js";
 import { SMALL, text } from "./drawing.js";
 import { mix } from "./theme.js";
 
-const BEFORE = ["schedule", "prepare"], AFTER = ["forward", "sample", "record"];
+const BEFORE = ["schedule", "prepare"], AFTER = ["forward", "sample"];
 const HEAD_HEIGHT = 7, AXIS = 14;
 
 export class PhaseBox {
@@ -32,7 +32,8 @@ export class PhaseBox {
     const props = { class: "wb-phase", hidden: true, "aria-label": "Step into" };
     this.candidates = h("div", { class: "wb-candidates" });
     this.below = h("p", { class: "wb-note" });
-    const parts = [bar, this.track, this.pictures, this.facts, this.candidates, this.below];
+    this.drafts = h("ul", { class: "wb-drafts", "aria-label": "Drafts" });
+    const parts = [bar, this.track, this.pictures, this.facts, this.drafts, this.candidates, this.below];
     this.element = h("section", props, parts);
   }
 
@@ -58,11 +59,27 @@ export class PhaseBox {
     const norms = phase.norms || {}, written = phase.facts.filter(([name]) => !norms[name]);
     const fact = ([name, value]) => [h("dt", {}, h("bdi", {}, plain(name))), h("dd", {}, plain(value, 600))];
     replace(this.facts, written.map(fact));
+    this.fillDrafts(phase.drafts || []);
     this.fillCandidates(phase.candidates || []);
     this.pictures.hidden = !phase.norms;
     const captions = new Map(phase.facts), sequences = capture?.sequences || [];
     const picture = ([name, values]) => this.picture(name, values, captions.get(name), sequences);
     replace(this.pictures, Object.entries(norms).map(picture));
+  }
+
+  /** The drafts that the step verifies, each with the model's probability and, if it was drawn, the proposer's. */
+  fillDrafts(drafts) {
+    this.drafts.hidden = !drafts.length;
+    const percent = (share) => `${(share * 100).toFixed(1)} %`;
+    const item = ({ request, id, text, probability, draft_probability: drawn, accepted }) => {
+      const proposed = drawn === null ? "" : `, draft model ${percent(drawn)}`;
+      const verdict = accepted === null ? "" : accepted ? ": accepted" : ": rejected";
+      const props = { "data-accepted": accepted === null ? null : String(accepted), title: `token ${id}` };
+      const word = h("bdi", {}, JSON.stringify(plain(text, 24)));
+      const name = h("bdi", {}, plain(request));
+      return h("li", props, name, " draft ", word, `: model ${percent(probability)}${proposed}${verdict}`);
+    };
+    replace(this.drafts, drafts.map(item));
   }
 
   /** The most likely tokens of each row that samples. */
@@ -77,7 +94,8 @@ export class PhaseBox {
   /** All phases in order, the done ones filled. A layer is a small cell, because a model may have a hundred. */
   fillTrack(current, numLayers) {
     const layers = Array.from({ length: numLayers }, (_, i) => `layer ${i}`);
-    const names = [...BEFORE, ...layers, ...AFTER], now = names.indexOf(current);
+    const drafts = this.view.store.facts.config.num_speculative_tokens ? ["draft"] : [];
+    const names = [...BEFORE, ...layers, ...AFTER, ...drafts, "record"], now = names.indexOf(current);
     const cell = (name, i) => {
       const isLayer = name.startsWith("layer ");
       const marks = { "data-done": i <= now ? "true" : null, "aria-current": i === now ? "step" : null };

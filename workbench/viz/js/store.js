@@ -40,6 +40,7 @@ export class Store {
 
   reset() {
     this.numSteps = 0;
+    this.hasDrafts = false; // whether any chunk has drafts
     this.facts = { config: {}, model: {}, codes: null, source: "" };
     this.requests = []; // one object per request, in order of arrival
     this.byId = new Map();
@@ -173,8 +174,10 @@ export class Store {
     const id = this.column("chunk.sampled")[c], numBefore = this.column("chunk.num_sampled_before")[c];
     if (id >= 0) text = texts[next.text++];
     for (let b = 0; b < numBefore; b++, text = "") {
-      request.tokens.push({ step, chunk: c, id: this.column("sampled_before.id")[next.before++], text });
+      const before = this.column("sampled_before.id")[next.before++];
+      request.tokens.push({ step, chunk: c, id: before, text, drafted: true });
     }
+    if (this.column("chunk.num_drafts")[c]) this.hasDrafts = true;
     if (id >= 0) request.tokens.push({ step, chunk: c, id, text });
   }
 

@@ -67,6 +67,12 @@ export class TextsPanel extends Panel {
     const step = Number(target.dataset.step);
     this.cursor.setHover({ request, step });
     const lines = [`token ${number} (id ${id})`, `sampled in step ${this.store.label(step)}`];
+    const { tokens } = this.store.requests[request];
+    const together = tokens.filter((token) => token.chunk === tokens[number].chunk);
+    if (together.length > 1) {
+      const drafts = counted(together.length - 1, "accepted draft");
+      lines.push(`with ${drafts} and the token after: ids ${together.map((token) => token.id).join(" ")}`);
+    }
     const top = this.store.topTokens(this.store.requests[request], Number(number));
     this.view.tooltip.show(clientX, clientY, lines, top ? candidateBars(top) : []);
   }
@@ -179,7 +185,11 @@ export class TextsPanel extends Panel {
     card.chip.setAttribute("aria-pressed", String(Boolean(hue)));
     this.fillOutput(card, request, count);
     card.marked?.removeAttribute("class");
-    const token = card.output.lastElementChild;
+    let token = card.output.lastElementChild;
+    // The text of several tokens of a step is that of the first one.
+    while (token && !token.textContent && token.previousElementSibling?.dataset.step === token.dataset.step) {
+      token = token.previousElementSibling;
+    }
     card.marked = token && Number(token.dataset.step) === cursor.step ? token : null;
     if (card.marked) card.marked.className = "wb-now";
     card.output.scrollTop = card.output.scrollHeight;
@@ -206,7 +216,8 @@ export class TextsPanel extends Panel {
     // Ids replace text only when a trace has no text at all: a token without text, such as an end token, adds none.
     const hasText = this.hasText(request);
     for (let i = card.count; i < count; i++) {
-      const { step, id, text } = request.tokens[i], props = { "data-step": step, "data-number": i, "data-id": id };
+      const { step, id, text, drafted } = request.tokens[i];
+      const props = { "data-step": step, "data-number": i, "data-id": id, "data-drafted": drafted ? "true" : null };
       card.output.append(h("span", props, text || (hasText ? "" : `${id} `)));
     }
     card.count = Math.max(card.count, count);

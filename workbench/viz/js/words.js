@@ -28,6 +28,11 @@ export function limitOf(chunk) {
   return `limited by ${chunk.limitedBy.replaceAll("_", " ")}`;
 }
 
+/** The fate of a chunk's drafts. */
+export function draftsOf(chunk) {
+  return `${chunk.accepted} of ${chunk.drafts} ${chunk.drafts === 1 ? "draft" : "drafts"} accepted`;
+}
+
 /** Number of tokens with computed KV before and after a chunk. */
 export function kvOf(chunk) {
   return `KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`;
