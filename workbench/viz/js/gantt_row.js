@@ -51,6 +51,7 @@ function drawCell(context, theme, axis, chunk, step, y) {
   const x = axis.x(step), width = Math.max(1, axis.end(step) - x - (axis.stepWidth > 4 ? 1 : 0));
   const fill = context.fillStyle = theme.fill(chunk);
   if (chunk.decode && chunk.drafts && width > 4) {
+    context.fillRect(x, top, width, height);
     draftCells(context, x, top + 1, width, height - 2, chunk, colours.outline);
     return;
   }

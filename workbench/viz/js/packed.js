@@ -154,7 +154,7 @@ export class PackedPanel extends CanvasPanel {
   labelRow(context, chunk, y) {
     requestLabel(context, this.theme, chunk.request, LEFT - 8, y);
     const right = Math.max(this.kvScale(chunk.end), this.kvScale(chunk.start) + 8);
-    const drafts = chunk.drafts ? `  ${draftsOf(chunk)}` : "";
+    const drafts = chunk.drafts ? `  ${chunk.accepted}/${chunk.drafts} drafts` : "";
     const label = `q${formatRange(chunk.q0, chunk.q1)}  ${counted(chunk.n, "row")}  ${kvOf(chunk)}${drafts}`;
     text(context, label, right + 10, y, this.theme.colours.muted, MONO);
   }
