@@ -158,7 +158,7 @@ export function eventMark(context, theme, kind, x, y, size = 4) {
 
 /**
  * The rows of a chunk that verifies drafts, side by side: the known ones and accepted drafts filled, rejected drafts
- * outlined and, where there is room, crossed out.
+ * outlined and, in cells that are wide enough, crossed out.
  */
 export function draftCells(context, x, y, width, height, chunk, colour) {
   const cell = width / chunk.n, gap = cell > 3 ? 1 : 0, kept = chunk.n - chunk.drafts + chunk.accepted;
