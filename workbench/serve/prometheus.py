@@ -87,8 +87,7 @@ class ServerMetrics:
             if chunk.request_id in record.admitted and (known := self._latencies.get(chunk.request_id)) is not None:
                 self.prefix_cache_queries += known.request.num_prompt_tokens
                 self.prefix_cache_hits += chunk.num_cached_tokens
-        if self._engine.config.num_speculative_tokens:
-            self._speculation.add(record)
+        self._speculation.add(record)
         times = self._latencies.add(record)
         times.add_to(self.time_to_first_token, self.inter_token_latency, self.e2e_latency)
         self.prompt_tokens += sum(first.request.num_prompt_tokens for first in times.first_tokens.values())
