@@ -2,10 +2,11 @@
 
 While Python builds the graph of a step and reads its result, a GPU waits. So this time is measured where no GPU is: the
 engine runs a small model of 30 layers with the Metal backend, whose kernels are replaced by a function that returns its
-queries. All other Python of a step is the real one. The time inside ``mx.eval`` is left out.
+queries. All other Python of a step is the real one. The time inside ``mx.eval`` is left out. Most of the rest is that
+of mlx-lm's layers, which build their part of the graph in any engine; "workbench per step" is the step without them.
 
     python benchmarks/bench_step_overhead.py
-    git worktree add /tmp/before v0.1.0
+    git worktree add /tmp/before 2fcb5b5
     python benchmarks/bench_step_overhead.py --before /tmp/before  # both, interleaved, each in its own process
 """
 
@@ -78,35 +79,51 @@ def measure() -> dict[str, float]:
         evaluate(*arrays)
         evaluating += time.thread_time() - started
 
-    attending = 0.0
+    attending = modelling = 0.0
     inner = Pretended.write_and_attend
+    call_model = llama.Model.__call__
 
-    def timed_attention(self: Any, *arrays: Any) -> mx.array:
+    def timed_model(self: Any, *inputs: Any, **named: Any) -> mx.array:
+        nonlocal modelling
+        started = time.thread_time()
+        out = call_model(self, *inputs, **named)
+        modelling += time.thread_time() - started
+        return out
+
+    def timed_attention(self: Any, *arrays: Any, **named: Any) -> mx.array:
         nonlocal attending
         started = time.thread_time()
-        out = inner(self, *arrays)
+        out = inner(self, *arrays, **named)
         attending += time.thread_time() - started
         return out
 
     mx.eval = timed
-    steps: list[tuple[float, float, float]] = []
+    steps: list[tuple[float, float, float]] = []  # outside of mx.eval; attention per layer; outside of mlx-lm's layers
+
+    take_step = engine._stepper.take if hasattr(engine, "_stepper") else engine._step  # type: ignore[attr-defined]
 
     def one_step() -> None:
-        nonlocal evaluating, attending
-        evaluating = attending = 0.0
+        nonlocal evaluating, attending, modelling
+        evaluating = attending = modelling = 0.0
         started = time.thread_time()
-        engine._stepper.take()
+        take_step()
         total = time.thread_time() - started
-        steps.append((1e6 * (total - evaluating), 1e6 * attending / NUM_LAYERS, 1e6 * evaluating))
+        outside = total - evaluating
+        steps.append((1e6 * outside, 1e6 * attending / NUM_LAYERS, 1e6 * (outside - modelling + attending)))
 
     for _ in range(STEPS // 2):
         engine._thread.call(one_step)
     outside = [row[0] for row in steps[SKIPPED:]]
     Pretended.write_and_attend = timed_attention
+    llama.Model.__call__ = timed_model
     for _ in range(STEPS // 2):
         engine._thread.call(one_step)
-    per_layer = [row[1] for row in steps[STEPS // 2 :]]
-    return {"python per step, us": statistics.median(outside), "attention per layer, us": statistics.median(per_layer)}
+    assert all(row[1] for row in steps[STEPS // 2 :]), "a step without attention was measured"
+    return {
+        "python per step, us": statistics.median(outside),
+        "workbench per step, us": statistics.median(row[2] for row in steps[STEPS // 2 :]),
+        "attention per layer, us": statistics.median(row[1] for row in steps[STEPS // 2 :]),
+    }
 
 
 def measure_in(checkout: Path) -> dict[str, float]:

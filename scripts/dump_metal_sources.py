@@ -7,14 +7,20 @@ A file is MLX's own preamble, taken out of its library, followed by the header a
 ``mx.fast.metal_kernel`` generates. Files are named KERNEL-DTYPE-HEAD_DIM-BLOCK_SIZE.metal. Compile them all:
 
     for file in build/metal/*.metal; do xcrun metal -std=metal3.1 -c "$file" -o /dev/null; done
+
+With ``--compile RESULTS.json``, the clang that runs kernels on the CPU compiles every file, too, and the counts are
+written. Two sections of the preamble hold what only Apple's compiler knows, and others stand in for them: bf16_math.h
+calls Apple's built-in functions, and complex.h has constructors by address space.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +32,8 @@ import mlx.core as mx  # isort: skip
 from workbench.attention.dtypes import DTYPES
 from workbench.attention.metal.launch import PagedVarlenKernels
 from workbench.attention.probe import Probe, probe_batch
+from workbench.msl.compiler import syntax_errors
+from workbench.msl.rewrite import rewrite
 from workbench.msl.signature import write_kernel
 
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
@@ -37,6 +45,31 @@ DECLARED = re.compile(
     r"^(?:METAL_FUNC [^;={(]*|struct |using |enum |constexpr constant \w+ )\b(\w+)(?=[ ({;=])", re.MULTILINE
 )
 """Functions, types and constants that begin a line, by name."""
+
+SECTION = re.compile(r'^(?=#line 1 "mlx/backend/metal/kernels/(\w+\.h)")', re.MULTILINE)
+HOST_NAME = re.compile(r'^template \[\[host_name\("\w+"\)\]\] \[\[kernel\]\] ', re.MULTILINE)
+SHIM = "#include <atomic.h>\n#include <simdgroup_matrix.h>\n"
+INSTEAD = {
+    "bf16_math.h": "",
+    "complex.h": """
+        template <typename T>
+        struct complex_t {
+          T real;
+          T imag;
+          constexpr complex_t(T re, T im) : real(re), imag(im) {}
+        };
+        typedef complex_t<float> complex64_t;
+    """,
+}
+"""Sections of the preamble that only Apple's compiler accepts, and what stands in for them."""
+
+
+def compile_error(source: str) -> str:
+    """Errors of the clang behind workbench.msl in a dumped source; "" if it compiles."""
+    head, *sections = SECTION.split(source)
+    named = zip(sections[::2], sections[1::2])
+    kept = head + "".join(INSTEAD.get(name, text) for name, text in named)
+    return syntax_errors(SHIM + rewrite(HOST_NAME.sub("template ", kept)))
 
 
 def preamble(library: Path) -> str:
@@ -105,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--library", type=Path, help="libmlx.dylib; the installed one by default")
+    parser.add_argument("--compile", type=Path, metavar="RESULTS.json", help="compile all of them with msl's clang")
     options = parser.parse_args()
     library = options.library or installed_library()
     if library is None:
@@ -119,7 +153,26 @@ def main() -> int:
         written += 1
     print(f"{written} files in {options.folder}, each with {len(head):,} characters of MLX's preamble")
     print(f"names that both declare: {', '.join(sorted(common)) or 'none'}")
-    return 1 if common else 0
+    if options.compile is None:
+        return 1 if common else 0
+    errors = {
+        path.stem: error
+        for path in sorted(options.folder.glob("*.metal"))
+        if (error := compile_error(path.read_text()))
+    }
+    for name, error in errors.items():
+        print(f"{name}: {error.splitlines()[0]}", file=sys.stderr)
+    results = {
+        "mlx": version("mlx"),
+        "preamble_sections": [name for name in SECTION.findall(head) if name not in INSTEAD],
+        "replaced_sections": [name for name in SECTION.findall(head) if name in INSTEAD],
+        "sources": written,
+        "compiled": written - len(errors),
+        "names_declared_twice": sorted(common),
+    }
+    options.compile.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"{results['compiled']} of {written} compile behind the preamble")
+    return 1 if common or errors else 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 import dump_metal_sources
 import mlx.core as mx
 import pytest
+from msl_runs import skip_without_compiler
 
 from workbench.attention.metal.launch import kernel_text
 
@@ -76,6 +77,32 @@ def test_the_preamble_is_the_text_around_its_mark(tmp_path):
     library.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="contains 'struct WorkPerThread' 0 times, expected once"):
         dump_metal_sources.preamble(library)
+
+
+PREAMBLE = """
+#line 1 "mlx/backend/metal/kernels/bf16.h"
+#include <metal_stdlib>
+using namespace metal;
+typedef bfloat bfloat16_t;
+#line 1 "mlx/backend/metal/kernels/bf16_math.h"
+inline bfloat abs(bfloat x) { return __metal_abs(x); }
+#line 1 "mlx/backend/metal/kernels/complex.h"
+struct complex64_t { complex64_t(float re, float im) thread; };
+#line 1 "mlx/backend/metal/kernels/utils.h"
+typedef half float16_t;
+inline complex64_t one() { return complex64_t(1.0f, 0.0f); }
+"""
+
+
+def test_a_dumped_source_is_compiled_behind_the_preamble():
+    """Errors of the preamble's and of the kernel's text are found."""
+    skip_without_compiler()
+    text = dict(dump_metal_sources.launched("bfloat16", 64, 16))["paged_varlen-bfloat16-64-16"]
+    assert dump_metal_sources.compile_error(PREAMBLE + text) == ""
+    broken = text.replace("row_state.total == 0.0f", "row_state.totl == 0.0f")
+    assert broken != text and "no member named 'totl'" in dump_metal_sources.compile_error(PREAMBLE + broken)
+    clash = PREAMBLE + "enum WorkItemColumn { OTHER };\n"
+    assert "redefinition of 'WorkItemColumn'" in dump_metal_sources.compile_error(clash + text)
 
 
 def test_a_machine_without_the_library_says_so(monkeypatch, capsys, tmp_path):

@@ -30,6 +30,10 @@ from workbench.msl.errors import MslCompilerMissing
 FIRST_VERSION = 17  # the first clang that computes with bfloat
 LATEST_NAMED_VERSION = 24
 
+LINUX = ("linux", "x86_64"), ("linux", "aarch64")
+MAC = "darwin", "arm64"
+MAC_FLAGS = "-target", "arm64-apple-macosx14"
+
 INCLUDE_FOLDER = Path(__file__).parent / "include"
 RUNTIME_FOLDER = Path(__file__).parent / "runtime"
 
@@ -111,10 +115,14 @@ def find_compiler() -> Compiler:
     Raises:
         MslCompilerMissing: There is none, or WORKBENCH_CLANG names an unsuitable one.
     """
-    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+    here = sys.platform, platform.machine()
+    if here == MAC and "WORKBENCH_CLANG" not in os.environ:
         raise MslCompilerMissing(
-            f"kernels run on the CPU on Linux (x86-64, 64-bit Arm), not on {sys.platform} {platform.machine()}"
+            "kernels run on the CPU on Linux; for a Mac their runtime has only been compiled: to try it, "
+            "pip install 'inference-workbench[msl]' and set WORKBENCH_CLANG=ziglang"
         )
+    if here not in (*LINUX, MAC):
+        raise MslCompilerMissing(f"kernels run on the CPU on Linux (x86-64, 64-bit Arm), not on {' '.join(here)}")
     if named := os.environ.get("WORKBENCH_CLANG"):
         if compiler := _zig() if named == "ziglang" else _clang(named):
             return compiler
@@ -166,6 +174,8 @@ def _zig() -> Compiler | None:
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
     """Flags for the instruction set to compile for, with half precision in hardware if the processor has it."""
+    if sys.platform == "darwin":
+        return MAC_FLAGS
     if platform.machine() != "x86_64":
         return ("-target", "aarch64-linux-gnu")
     try:
@@ -223,13 +233,26 @@ def compile_kernel(
     return library
 
 
+def syntax_errors(text: str) -> str:
+    """Clang's errors in a translation unit, templates instantiated; "" if it has none.
+
+    Raises:
+        MslCompilerMissing: There is no compiler.
+    """
+    compiler = find_compiler()
+    command = [*compiler.kernel_command, *_LANGUAGE_FLAGS, *_machine_flags(), *_WARNING_FLAGS, "-fsyntax-only", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stderr.strip() if done.returncode else ""
+
+
 def _key(compiler: Compiler, *parts: str) -> str:
     return hashlib.sha256("\0".join([compiler.version, _shim_digest(), *parts]).encode()).hexdigest()[:32]
 
 
 def _runtime_objects(compiler: Compiler, folder: Path) -> list[Path]:
     """The runtime, compiled once per compiler."""
-    flags = (*_RUNTIME_FLAGS, *_machine_flags())
+    # On a Mac the compiler's own choice: zig has another name for it than clang.
+    flags = (*_RUNTIME_FLAGS, *(_machine_flags() if sys.platform == "linux" else ()))
     key = _key(compiler, *flags)
     sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
     objects = [folder / f"runtime-{key}-{path.stem}.o" for path in sources]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ import numpy as np
 
 MAX_THREADS = 1024
 STACK_BYTES = 128 << 10
-STACK_GUARD_BYTES = 4096
+STACK_GUARD_BYTES = 16 << 10
+"""A page of a Mac, and four of most other machines."""
+MAP_NORESERVE = 0x40 if sys.platform == "darwin" else 0x4000
+"""Python has it from 3.12 on."""
 THREADGROUP_ARENA_BYTES = 1 << 16
 
 # A slot of the address range is so large that no 32-bit index of an 8-byte element leaves it. There is one for every
@@ -169,8 +173,8 @@ class _Arena:
 
     def _reserve(self, size: int, address: int | None = None) -> int | None:
         """Reserve addresses without memory; memory that an address in use had is released."""
-        no_access, no_reserve, fixed = 0, 0x4000, 0x10
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve | (fixed if address else 0)
+        no_access, fixed = 0, 0x10
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | (fixed if address else 0)
         found = self._libc.mmap(address, size, no_access, flags, -1, 0)
         return None if found in (None, ctypes.c_void_p(-1).value) else found
 

@@ -9,9 +9,6 @@
 
 #include "runtime.h"
 
-// The first byte of this library and the one after its last; the program's constants lie between them.
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end;
-
 namespace msl {
 
 namespace {
@@ -187,7 +184,8 @@ void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, con
     check_threadgroup_access(offset, bytes, kind, site);
     return;
   }
-  const bool is_constant = address >= (uint64_t)&__ehdr_start && address + bytes <= (uint64_t)&_end;
+  // The program's constants lie in this library.
+  const bool is_constant = address >= (uint64_t)&library_begin && address + bytes <= (uint64_t)&library_end;
   if (!is_constant) raise_wild_access(address, bytes, kind, site);
 }
 
@@ -276,4 +274,4 @@ MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t e
 
 MSL_EXPORT void msl_release_rows(RowRead* rows) { free(rows); }
 
-MSL_EXPORT uint64_t msl_library_address() { return (uint64_t)&__ehdr_start; }
+MSL_EXPORT uint64_t msl_library_address() { return (uint64_t)&library_begin; }

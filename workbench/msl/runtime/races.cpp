@@ -11,14 +11,13 @@
 
 #include "runtime.h"
 
-extern "C" __attribute__((visibility("hidden"))) char __ehdr_start;  // the first byte of this library
 
 namespace msl {
 
 namespace {
 
 Origin here(const void* site) {
-  return {(uint32_t)((const char*)site - &__ehdr_start) * kMaxThreads + current->thread};
+  return {(uint32_t)((const char*)site - &library_begin) * kMaxThreads + current->thread};
 }
 
 bool conflicts(const Writer& writer, Space space) {
@@ -104,6 +103,6 @@ void release_history(AccessHistory& history) {
   history = {};
 }
 
-uint64_t code_address(Origin origin) { return (uint64_t)&__ehdr_start + origin.site(); }
+uint64_t code_address(Origin origin) { return (uint64_t)&library_begin + origin.site(); }
 
 }  // namespace msl

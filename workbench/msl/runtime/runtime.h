@@ -28,7 +28,7 @@ constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kSimdWidth = 32;
 constexpr uint32_t kMaxSimdgroups = kMaxThreads / kSimdWidth;
 constexpr uint64_t kStackBytes = 128 << 10;
-constexpr uint64_t kStackGuardBytes = 4096;  // at the low end of each stack, with no access: launch.py
+constexpr uint64_t kStackGuardBytes = 16 << 10;  // at the low end of each stack, with no access: launch.py
 constexpr uint32_t kThreadgroupMemoryLimit = 32768;  // of every Apple GPU family
 constexpr uint32_t kThreadgroupArenaBytes = 1 << 16;
 constexpr uint32_t kRedZoneBytes = 64;  // between threadgroup variables
@@ -158,7 +158,7 @@ extern uint32_t threadgroup_index;  // linear, in the grid
 // ---- switch.cpp ----
 
 // Stores the stack pointer of the running thread and continues the other one at the point where it stopped.
-extern "C" void msl_switch_fiber(void** save_stack_pointer, void* to_stack_pointer) __asm__("msl_switch_fiber");
+extern "C" void msl_switch_fiber(void** save_stack_pointer, void* to_stack_pointer);
 
 // ---- fibers.cpp ----
 
@@ -224,6 +224,15 @@ AccessHistory new_history(Space space, uint64_t num_granules);
 void release_history(AccessHistory& history);
 // The code address of an origin.
 uint64_t code_address(Origin origin);
+
+// The first byte of this library and the one behind its last, which the linker provides.
+#if defined(__APPLE__)
+extern "C" __attribute__((visibility("hidden"))) char library_begin __asm__("__mh_dylib_header");
+extern "C" __attribute__((visibility("hidden"))) char library_end __asm__("segment$end$__DATA");
+#else
+extern "C" __attribute__((visibility("hidden"))) char library_begin __asm__("__ehdr_start");
+extern "C" __attribute__((visibility("hidden"))) char library_end __asm__("_end");
+#endif
 
 // ---- checks.cpp ----
 

@@ -2,7 +2,11 @@
 // up their stack, and addresses without memory in kernels that run without checks.
 #include <pthread.h>
 #include <signal.h>
+#if defined(__APPLE__)
+#include <sys/ucontext.h>
+#else
 #include <ucontext.h>
+#endif
 
 #include "runtime.h"
 
@@ -19,7 +23,9 @@ pthread_t launching_thread;
 
 const void* stopped_at(const void* context) {
   const mcontext_t& machine = ((const ucontext_t*)context)->uc_mcontext;
-#if defined(__x86_64__)
+#if defined(__APPLE__) && defined(__aarch64__)
+  return (const void*)machine->__ss.__pc;
+#elif defined(__x86_64__)
   return (const void*)machine.gregs[REG_RIP];
 #else
   return (const void*)machine.pc;

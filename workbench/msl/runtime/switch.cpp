@@ -2,12 +2,16 @@
 // pushed, the stack pointer is stored, the other thread's is loaded, and its registers are popped.
 #include "runtime.h"
 
+#if defined(__APPLE__)  // symbols of C have an underscore in front
+#define SWITCH "_msl_switch_fiber"
+#define HIDDEN ".private_extern "
+#else
+#define SWITCH "msl_switch_fiber"
+#define HIDDEN ".hidden "
+#endif
+
 #if defined(__x86_64__)
-__asm__(R"(
-  .text
-  .globl msl_switch_fiber
-  .hidden msl_switch_fiber
-msl_switch_fiber:
+__asm__(".text\n .globl " SWITCH "\n " HIDDEN SWITCH "\n" SWITCH ":\n" R"(
   pushq %rbp
   pushq %rbx
   pushq %r12
@@ -25,11 +29,7 @@ msl_switch_fiber:
   ret
 )");
 #elif defined(__aarch64__)
-__asm__(R"(
-  .text
-  .globl msl_switch_fiber
-  .hidden msl_switch_fiber
-msl_switch_fiber:
+__asm__(".text\n .globl " SWITCH "\n " HIDDEN SWITCH "\n" SWITCH ":\n" R"(
   sub sp, sp, #160
   stp x19, x20, [sp, #0]
   stp x21, x22, [sp, #16]
