@@ -5,7 +5,7 @@ PORT ?= 5006
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
+.PHONY: demo test test-fake-gpu lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
 
 demo: .venv/.installed-base
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
@@ -13,6 +13,10 @@ demo: .venv/.installed-base
 
 test: .venv/.installed-all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# MLX claims a GPU that this machine does not have: the tests and notebooks choose the CPU, as on a Mac.
+test-fake-gpu: .venv/.installed-all
+	PYTHONPATH=tests/support/fake_gpu:. $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -34,10 +34,11 @@ SKIPPED = 30
 
 def measure() -> dict[str, float]:
     """Microseconds of CPU time per step, in this process."""
-    import mlx.core as mx
-    from mlx_lm.models import llama
-
     import workbench  # noqa: F401  (before MLX: it installs the BLAS)
+
+    import mlx.core as mx  # isort: skip
+    from mlx_lm.models import llama  # isort: skip
+
     from workbench import Engine, EngineConfig, SamplingParams
     from workbench.attention.metal.backend import MetalBackend
     from workbench.attention.selection import get_backend
