@@ -248,3 +248,79 @@ def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long
     assert 1 < len(ranges) < 12, "the axis moves now and then, and not with every step"
     times = page.view(f"{grown}.map((panel) => [panel.id, panel.times])")
     assert all(count > 8 for _, count in times), times
+
+
+@pytest.fixture
+def hybrid_trace():
+    groups = [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 12}, {"kind": "mamba"}]
+    requests = [
+        {
+            "id": f"r{i}",
+            "prompt": {"parts": [{"len": 24, "seed": "s"}, {"len": 10 + 7 * i, "seed": f"u{i}"}]},
+            "max_tokens": 24,
+            "arrival_step": 2 * i,
+        }
+        for i in range(4)
+    ]
+    config = {"num_blocks": 97, "block_size": 4, "kv_cache_groups": groups, "max_num_batched_tokens": 48}
+    return simulate({"config": config, "requests": requests})
+
+
+@pytest.mark.parametrize("first", [0, 9], ids=["whole", "slice"])
+def test_the_browser_holds_the_block_tables_of_every_group(page_of, hybrid_trace, first):
+    trace = hybrid_trace[first:]
+    page = page_of(trace)
+    drawn = page.view(
+        """Array.from({ length: view.store.numSteps }, (_, step) => ({
+            tables: view.store.chunks(step).map((c) =>
+                view.store.groups.map((_, group) => view.store.blockTable(c.request, step, group))),
+            held: view.store.blocksByGroup(step).held,
+        }))"""
+    )
+    for index, (record, there) in enumerate(zip(trace, drawn, strict=True)):
+        assert there["tables"] == [list(record.block_tables_by_group[chunk.request_id]) for chunk in record.chunks]
+        state = trace.pool_state(index)
+        held = [set() for _ in trace.kv_cache_groups]
+        for request_id, table in state.block_tables.items():
+            for group, blocks in enumerate((table, *state.other_tables[request_id])):
+                held[group].update(blocks)
+        assert there["held"] == [len(blocks - {0}) for blocks in held]
+
+
+def test_a_block_names_its_group_and_a_hole_its_reason(page_of, hybrid_trace):
+    page = page_of(hybrid_trace, height=2600)
+    step = next(record.step for record in hybrid_trace if len(record.chunks) == 4)
+    page.view("view.cursor.seek(argument)", step)
+    page.frame()
+    record = hybrid_trace[step]
+    full, window, state = record.block_tables_by_group[record.chunks[1].request_id]
+    for blocks, words in ((window, "window 12"), (state, "state")):
+        lines = page.view(
+            """(() => {
+                const pool = view.panels.find((p) => p.id === "pool"), [x, y] = pool.xy(argument);
+                return pool.hit(x + 2, y + 2).lines;
+            })()""",
+            blocks[-1],
+        )
+        assert any(words in line for line in lines), lines
+    assert 0 in window and 0 not in full
+    rows = page.view("view.panels.find((p) => p.id === 'tables').rows.map((row) => [row.chunk.request.id, row.blocks])")
+    tables = [record.block_tables_by_group[chunk.request_id] for chunk in record.chunks]
+    assert [blocks for _, blocks in rows] == [blocks for groups in tables for blocks in groups]
+    hole = page.view("view.panels.find((p) => p.id === 'tables').hit(86, 20 + 18 * 4 + 4).lines")
+    assert "behind the window" in hole[1]
+
+
+def test_an_admission_shows_what_it_missed(page_of, hybrid_trace):
+    page = page_of(hybrid_trace, height=2600)
+    page.view("view.cursor.seek(argument)", len(hybrid_trace) - 1)
+    page.frame()
+    assert "not kept in the cache" in page.root.locator("[data-panel=events]").inner_text()
+    lines = page.view(
+        """(() => {
+            const gantt = view.panels.find((p) => p.id === "gantt"), { store } = view;
+            return gantt.chunkLines(store.chunkIn(store.byId.get("r1"), argument), argument);
+        })()""",
+        hybrid_trace.requests["r1"].arrival_step,
+    )
+    assert any("was computed by r0, and not kept" in line for line in lines)

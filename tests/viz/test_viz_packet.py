@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
+from workbench import simulate
 from workbench.trace import Supplement
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (
@@ -21,7 +22,7 @@ from workbench.viz.layout.columns import (
     TraceColumns,
     columns_of,
 )
-from workbench.viz.layout.packet import decode_packet, encode_packet
+from workbench.viz.layout.packet import decode_packet, encode_packet, trace_facts
 from workbench.viz.layout.shadow_launch import shadow_facts
 
 
@@ -275,3 +276,48 @@ def test_a_shadow_launch_of_another_form_is_not_sent(changes):
     """A trace file may hold anything in these details, and the page must not have to handle it."""
     assert json.loads(json.dumps(shadow_facts(TRACED, 1))) == TRACED
     assert shadow_facts(TRACED | changes, 1) is None
+
+
+def test_changes_of_the_tables_of_all_groups_are_in_a_packet():
+    groups = [{"kind": "sliding_window", "sliding_window": 6}, {"kind": "full_attention"}, {"kind": "mamba"}]
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 20 + i, "seed": "s"}, "max_tokens": 9, "arrival_step": 2 * i}
+        for i in range(3)
+    ]
+    trace = simulate({"config": {"block_size": 4, "num_blocks": 60, "kv_cache_groups": groups}, "requests": requests})
+    header, arrays = decode_packet(encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)}))
+    facts = header["facts"]
+    assert [group["kind"] for group in facts["groups"]] == ["sliding_window", "full_attention", "mamba"]
+    assert facts["layout_group"] == 0 and facts["groups"][0]["window"] == 6
+    tables = {request_id: [[], [], []] for request_id in trace.requests}
+    at = new = chunk_at = 0
+    for record in trace:
+        for chunk in record.chunks:
+            mine = tables[chunk.request_id]
+            count = arrays["chunk.num_new_blocks"][chunk_at]
+            mine[0] += arrays["new_block.id"][new : new + count].tolist()
+            new += count
+            for _ in range(arrays["chunk.num_table_changes"][chunk_at]):
+                group, is_removed, value = (
+                    arrays[f"table_change.{name}"][at] for name in ("group", "is_removed", "value")
+                )
+                if is_removed:
+                    mine[group][value] = 0
+                else:
+                    mine[group].append(value)
+                at += 1
+            chunk_at += 1
+            assert tuple(mine) == record.block_tables_by_group[chunk.request_id]
+    assert at == len(arrays["table_change.value"]) and 0 in tables["r2"][0]
+
+
+def test_an_admission_says_why_it_found_no_more():
+    requests = [
+        {"id": "a", "prompt": {"len": 20, "seed": "s"}, "max_tokens": 2},
+        {"id": "b", "prompt": {"parts": [{"len": 10, "seed": "s"}, {"len": 9}]}, "max_tokens": 2, "arrival_step": 5},
+    ]
+    trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})
+    header, arrays = decode_packet(encode_packet(columns_of(trace)))
+    misses = [header["strings"][index] if index >= 0 else "" for index in arrays["chunk.miss"]]
+    [miss] = trace.why_missed("b")
+    assert misses == ["", "", miss.why, ""] and "token 10" in miss.why

@@ -86,6 +86,13 @@ class Miss:
         return None if self.step is None else self.admitted - self.step
 
     @property
+    def is_own_end(self) -> bool:
+        """Only the request's last block was not found, which is not full."""
+        return (
+            self.reason == NOT_FULL and self.culprit == self.request_id and self.found + self.tokens == self.looked_up
+        )
+
+    @property
     def why(self) -> str:
         """The reason as a sentence about the block."""
         block, culprit = f"block {self.block}", self.culprit
@@ -106,7 +113,7 @@ class Miss:
                 )
             case "never computed":
                 return f"{block} was never computed: no request before begins like this one"
-            case "not full" if culprit == self.request_id and self.found + self.tokens == self.looked_up:
+            case "not full" if self.is_own_end:
                 return f"{block} is not full, and only full blocks are cached"
             case "not full":
                 return f"{block} was not full in {culprit}, and only full blocks are cached"
@@ -134,6 +141,17 @@ class Misses(list[Miss]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self)) or "no misses: the request was never admitted, or nothing is cached"
+
+    def in_short(self, step: int) -> str:
+        """Why the admission in a step found no more; "" if there was nothing to find."""
+        misses = [miss for miss in self if miss.admitted == step]
+        shortest = min(misses, key=lambda miss: miss.found, default=None)
+        if shortest is None or shortest.reason in (LAST_TOKEN, UNKNOWN) or shortest.is_own_end:
+            return ""
+        if shortest.reason == NEVER_COMPUTED and shortest.culprit is None:
+            return ""
+        group = f"group {shortest.group}: " if len(misses) > 1 else ""
+        return f"{group}{shortest.why}"
 
     def _repr_html_(self) -> str:
         head = "".join(

@@ -4,6 +4,7 @@ import { counted, formatRange, plain } from "./dom.js";
 import { MONO, requestLabel, SMALL, text } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { inkOn } from "./theme.js";
+import { groupOf } from "./words.js";
 
 const LEFT = 84, ROW = 18, TOP = 20, MAX_ROWS = 16;
 
@@ -21,24 +22,35 @@ export class BlockTablesPanel extends CanvasPanel {
   /** The chunks to show; when there are too many, those of requests in focus come first. */
   layout() {
     const { store, cursor, theme } = this;
+    const numGroups = Math.max(1, store.groups.length), most = Math.max(1, Math.floor(MAX_ROWS / numGroups));
     let chunks = store.numSteps ? store.chunks(cursor.step) : [];
-    this.hidden = Math.max(0, chunks.length - MAX_ROWS);
+    this.hidden = Math.max(0, chunks.length - most);
     if (this.hidden) {
       const inFocus = (chunk) => theme.focus.has(chunk.request.index);
-      chunks = [...chunks.filter(inFocus), ...chunks.filter((chunk) => !inFocus(chunk))].slice(0, MAX_ROWS);
+      chunks = [...chunks.filter(inFocus), ...chunks.filter((chunk) => !inFocus(chunk))].slice(0, most);
     }
-    this.rows = chunks.map((chunk) => ({ chunk, blocks: store.blockTable(chunk.request, cursor.step) }));
+    this.rows = chunks.flatMap((chunk) =>
+      store.groups.map((group, index) => {
+        const blocks = store.blockTable(chunk.request, cursor.step, index);
+        return { chunk, group, index, blocks, name: numGroups > 1 ? groupOf(group) : "" };
+      })
+    );
     this.setHeight(TOP + Math.max(2, this.rows.length) * ROW + (this.hidden ? 18 : 6));
     const longest = Math.max(1, ...this.rows.map((row) => row.blocks.length));
-    const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54);
+    const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54) - (numGroups > 1 ? 80 : 0);
     this.cell = Math.max(4, Math.min(30, space / longest));
-    this.fits = Math.max(1, Math.floor(space / this.cell));
+    this.fits = Math.max(1, Math.floor(space / this.cell + 1e-6));
   }
 
-  /** Slots of a logical block that hold the KV of a chunk's sequence. */
-  filled(chunk, logical) {
-    const size = this.store.facts.block_size;
-    return Math.max(0, Math.min(size, chunk.end - logical * size));
+  /** Slots of a logical block that hold the KV of a row's sequence; the one slot of a state. */
+  filled({ chunk, group, blocks }, logical) {
+    if (!blocks[logical]) return 0;
+    return group.kind === "mamba" ? 1 : Math.max(0, Math.min(group.block_size, chunk.end - logical * group.block_size));
+  }
+
+  /** Slots per block of a group. */
+  slots(group) {
+    return group.kind === "mamba" ? 1 : group.block_size;
   }
 
   draw(context) {
@@ -55,13 +67,20 @@ export class BlockTablesPanel extends CanvasPanel {
     }
   }
 
-  drawRow(context, { chunk, blocks }, y) {
-    const { theme, cell } = this, { colours } = theme, size = this.store.facts.block_size;
-    requestLabel(context, theme, chunk.request, LEFT - 8, y + ROW / 2);
+  drawRow(context, row, y) {
+    const { theme, cell } = this, { colours } = theme, { chunk, blocks, group, name } = row, size = this.slots(group);
+    if (row.index === 0) requestLabel(context, theme, chunk.request, LEFT - 8, y + ROW / 2);
     const hue = theme.hue(chunk.request.index) || colours.owned;
     const width = cell - (cell > 8 ? 2 : 1), height = ROW - 5, shown = blocks.slice(0, this.fits);
     shown.forEach((block, logical) => {
-      const x = LEFT + logical * cell, share = this.filled(chunk, logical) / size;
+      const x = LEFT + logical * cell, share = this.filled(row, logical) / size;
+      if (!block) { // a place that is not held: a hole
+        context.strokeStyle = colours.muted;
+        context.setLineDash([2, 2]);
+        context.strokeRect(x + 0.5, y + 2.5, width - 1, height - 1);
+        context.setLineDash([]);
+        return;
+      }
       context.fillStyle = colours.kv;
       context.fillRect(x, y + 2, width, height);
       context.fillStyle = hue;
@@ -71,8 +90,9 @@ export class BlockTablesPanel extends CanvasPanel {
       text(context, String(block), x + width / 2, y + 2 + height / 2 + 0.5, ink, MONO, "center");
     });
     const more = blocks.length > shown.length ? `… ${blocks.length}: ` : "";
-    const fill = `${chunk.end - (blocks.length - 1) * size}/${size}`;
-    text(context, `${more}${fill}`, LEFT + shown.length * cell + 4, y + ROW / 2, colours.muted, SMALL);
+    const fill = blocks.length && group.kind !== "mamba" ? `${chunk.end - (blocks.length - 1) * size}/${size}` : "";
+    const label = [`${more}${fill}`, name].filter(Boolean).join(" ");
+    text(context, label, LEFT + shown.length * cell + 4, y + ROW / 2, colours.muted, SMALL);
   }
 
   drawOverlay(context) {
@@ -85,7 +105,7 @@ export class BlockTablesPanel extends CanvasPanel {
         context.strokeRect(1.5, y + 0.5, this.width - 3, ROW - 2);
       }
       blocks.slice(0, this.fits).forEach((block, logical) => {
-        if (block !== hover.block) return;
+        if (!block || block !== hover.block) return;
         context.strokeStyle = colours.cursor;
         context.lineWidth = 2;
         context.strokeRect(LEFT + logical * this.cell - 1, y + 1, this.cell, ROW - 3);
@@ -96,21 +116,30 @@ export class BlockTablesPanel extends CanvasPanel {
   hit(x, y) {
     const row = this.rows[Math.floor((y - TOP) / ROW)];
     if (!row || y < TOP) return null;
-    const { blocks, chunk } = row, { request } = chunk, size = this.store.facts.block_size;
+    const { blocks, chunk, group, name } = row, { request } = chunk, size = group.block_size;
     const logical = Math.floor((x - LEFT) / this.cell), id = plain(request.id);
     if (x < LEFT || logical >= Math.min(this.fits, blocks.length)) {
-      return { hover: { request: request.index }, lines: [id, counted(blocks.length, "block")], request };
+      return {
+        hover: { request: request.index },
+        lines: [id, [counted(blocks.length, "block"), name].filter(Boolean).join(", ")],
+        request,
+      };
     }
     const block = blocks[logical], kv = [logical * size, (logical + 1) * size];
-    const used = `${this.filled(chunk, logical)} of ${size} slots used`;
+    const first = [`${id}: logical block ${logical}`, name].filter(Boolean).join(", ");
+    if (!block) {
+      const why = group.kind === "mamba" ? "no state is kept here" : "behind the window: its block was given back";
+      return { hover: { request: request.index }, request, lines: [first, why] };
+    }
+    const used = `${this.filled(row, logical)} of ${size} slots used`;
     return {
       hover: { request: request.index, block, kv },
       request,
       block,
       lines: [
-        `${id}: logical block ${logical}`,
+        first,
         `physical block ${block}`,
-        `KV positions ${formatRange(...kv)}, ${used}`,
+        group.kind === "mamba" ? "a recurrent state" : `KV positions ${formatRange(...kv)}, ${used}`,
       ],
     };
   }
@@ -128,11 +157,13 @@ export class BlockTablesPanel extends CanvasPanel {
     const { store, cursor } = this, chunks = store.numSteps ? store.chunks(cursor.step) : [];
     return {
       caption: `Block tables at step ${store.label(cursor.step)}`,
-      headings: ["request", "blocks", "physical ids in logical order"],
-      rows: chunks.map(({ request }) => {
-        const blocks = store.blockTable(request, cursor.step);
-        return [plain(request.id), blocks.length, blocks.join(" ")];
-      }),
+      headings: ["request", "group", "blocks", "physical ids in logical order"],
+      rows: chunks.flatMap(({ request }) =>
+        store.groups.map((group, index) => {
+          const blocks = store.blockTable(request, cursor.step, index);
+          return [plain(request.id), groupOf(group), blocks.length, blocks.join(" ")];
+        })
+      ),
     };
   }
 }

@@ -53,8 +53,14 @@ export class EventsPanel extends Panel {
       h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })),
       h("td", {}, event.kind),
       h("td", {}, h("bdi", {}, plain(event.request.id))),
-      h("td", {}, h("bdi", {}, plain(event.reason, 160))),
+      h("td", {}, h("bdi", {}, this.why(event))),
     );
+  }
+
+  /** The reason of an event; of an admission also why it found no more in the prefix cache. */
+  why({ kind, request, step, reason }) {
+    const miss = kind === "admit" || kind === "resume" ? this.store.chunkIn(request, step)?.miss : "";
+    return plain([reason, miss].filter(Boolean).join("; "), 200);
   }
 
   waitingNote() {
@@ -65,8 +71,8 @@ export class EventsPanel extends Panel {
   }
 
   tableData() {
-    const cells = ({ step, kind, request, reason }) => {
-      return [this.store.label(step), kind, plain(request.id), plain(reason, 160)];
+    const cells = (event) => {
+      return [this.store.label(event.step), event.kind, plain(event.request.id), this.why(event)];
     };
     return {
       caption: "Events up to the cursor, newest first",

@@ -227,6 +227,7 @@ export class GanttPanel extends StepPanel {
     const lines = [`step ${this.store.label(step)}: ${kind}, ${tokens}, ${kvOf(chunk)}`, limitOf(chunk)];
     if (chunk.drafts) lines.push(draftsOf(chunk));
     if (chunk.cached) lines.push(`prefix cache hit: ${counted(chunk.cached, "token")}`);
+    if (chunk.miss) lines.push(plain(chunk.miss, 120));
     if (chunk.recomputed) lines.push(`${counted(chunk.recomputed, "token")} recomputed after a preemption`);
     return lines;
   }

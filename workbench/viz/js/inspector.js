@@ -5,7 +5,7 @@ import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
-import { draftsOf, kindOf, kvOf, limitOf } from "./words.js";
+import { draftsOf, groupOf, kindOf, kvOf, limitOf } from "./words.js";
 
 /** Words for the states of a request. */
 const STATE_NAMES = {
@@ -127,12 +127,13 @@ export class Inspector {
       rows.push(["why not more", limitOf(chunk)]);
       if (chunk.drafts) rows.push(["drafts", draftsOf(chunk)]);
       if (chunk.cached) rows.push(["prefix cache", `${counted(chunk.cached, "token")} found`]);
+      if (chunk.miss) rows.push(["not found", plain(chunk.miss, 160)]);
     } else if (state === "waiting" || state === "preempted") {
       rows.push(["why not in this step", plain(store.whyNot(request, step), 200) || "–"]);
     } else if (state === "finished") rows.push(["end", store.finishWords(request)]);
     const blocks = store.blockTable(request, step);
     if (blocks.length) {
-      const shown = blocks.slice(0, 6).flatMap((block) => [this.toBlock(block, request), " "]);
+      const shown = blocks.filter((block) => block).slice(0, 6).flatMap((block) => [this.toBlock(block, request), " "]);
       rows.push([counted(blocks.length, "KV block"), blocks.length > 6 ? [shown, "…"].flat() : shown]);
     }
     const steps = request.chunkSteps;
@@ -158,8 +159,10 @@ export class Inspector {
     if (owner) {
       const others = references > 1 ? [` and ${counted(references - 1, "more request")}`] : [];
       rows.push(["owner", [this.toRequest(owner), ...others]]);
-      const logical = store.blockTable(owner, step).indexOf(block);
-      if (logical >= 0) this.contents(rows, owner, logical, size, step);
+      const place = store.blocksByGroup(step).places.get(block), group = place && store.groups[place.group];
+      if (store.groups.length > 1 && place) rows.push(["group", `${place.group}: ${groupOf(group)}`]);
+      if (group?.kind === "mamba") rows.push(["state slot", formatNumber(place.logical)]);
+      else if (place) this.contents(rows, owner, place.logical, group.block_size, step);
     }
     if (position !== undefined) rows.push(["token", `${formatNumber(position)}, slot ${position % size} of ${size}`]);
     if (pool.changed[block] >= 0) rows.push(["last change", this.toStep(pool.changed[block])]);

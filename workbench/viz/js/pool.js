@@ -7,8 +7,9 @@ import { CanvasPanel } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
 import { readersOf } from "./shadow.js";
 import { channels, inkOn, mix } from "./theme.js";
+import { groupOf } from "./words.js";
 
-const TOP = 46, STATES = ["reserved", "free", "cached, evictable", "in use"];
+const STATES = ["reserved", "free", "cached, evictable", "in use"];
 
 /** Maximum number of blocks in the table. */
 const TABLE_BLOCKS = 2000;
@@ -28,13 +29,14 @@ export class PoolPanel extends CanvasPanel {
     const { size } = this.store.pool;
     this.columns = poolColumns(size);
     this.rows = Math.ceil(size / this.columns);
+    this.top = this.store.groups.length > 1 ? 64 : 46;
     this.cell = Math.max(1, Math.min(16, (this.width - 2) / this.columns));
-    this.setHeight(TOP + Math.max(1, this.rows) * this.cell + 8);
+    this.setHeight(this.top + Math.max(1, this.rows) * this.cell + 8);
   }
 
   /** Top left corner of a block. */
   xy(block) {
-    return [(block % this.columns) * this.cell, TOP + Math.floor(block / this.columns) * this.cell];
+    return [(block % this.columns) * this.cell, this.top + Math.floor(block / this.columns) * this.cell];
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
@@ -44,17 +46,20 @@ export class PoolPanel extends CanvasPanel {
     this.pool = store.pool.at(this.cursor.step);
     if (!this.pool || !store.pool.size) return text(context, "This trace has no pool size.", 0, 20, colours.muted);
     this.drawCounts(context, width);
+    this.byGroup = this.store.groups.length > 1 ? this.store.blocksByGroup(this.cursor.step) : null;
+    if (this.byGroup) this.drawGroups(context, width);
     this.paint();
     context.imageSmoothingEnabled = false;
     const wide = this.columns * cell, high = this.rows * cell;
-    context.drawImage(this.image, 0, TOP, wide, high);
+    context.drawImage(this.image, 0, this.top, wide, high);
     if (cell >= 5) this.drawGrid(context, wide, high);
     this.drawCells(context);
+    if (this.byGroup && cell >= 5) this.drawGroupMarks(context);
     this.drawChanged(context);
     this.nextEvicted = this.findNextEvicted();
     if (this.nextEvicted > 0 && cell >= 5) this.drawNextEvicted(context);
     context.strokeStyle = colours.hairline;
-    context.strokeRect(0.5, TOP - 0.5, wide, high + 1);
+    context.strokeRect(0.5, this.top - 0.5, wide, high + 1);
   }
 
   /** A bar of all blocks by state, and below it its legend with the numbers. */
@@ -90,6 +95,34 @@ export class PoolPanel extends CanvasPanel {
     text(context, "changed in this step", x + 15, 25.5, colours.muted, SMALL);
   }
 
+  /** The KV cache groups with their marks and numbers of blocks. */
+  drawGroups(context, width) {
+    const { held, holes } = this.byGroup, { colours } = this.theme;
+    let x = 0;
+    this.store.groups.forEach((group, index) => {
+      const unit = group.kind === "mamba" ? "state slot" : "block";
+      const empty = holes[index] ? `, ${counted(holes[index], "hole")}` : "";
+      const label = `${groupOf(group)}: ${counted(held[index], unit)}${empty}`;
+      if (x + 15 + textWidth(context, label, SMALL) > width) return;
+      context.strokeStyle = colours.muted;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, 40.5, 9, 9);
+      markGroup(context, group, x, 40, 10, colours.text);
+      text(context, label, x + 15, 45.5, colours.text, SMALL);
+      x += textWidth(context, label, SMALL) + 30;
+    });
+  }
+
+  /** Mark the group of each block in use; its colour stays that of the request. */
+  drawGroupMarks(context) {
+    const { theme, cell, store } = this, { state } = this.pool;
+    for (const [block, { group, request }] of this.byGroup.places) {
+      if (state[block] !== OWNED) continue;
+      const [x, y] = this.xy(block), ink = inkOn(theme.hue(request.index) || theme.colours.owned);
+      markGroup(context, store.groups[group], x, y, cell, ink);
+    }
+  }
+
   /** Fill an image with one pixel per block; the panel scales it up without smoothing. */
   paint() {
     const { theme, columns, rows, image } = this, { state, owner } = this.pool, { colours } = theme;
@@ -111,8 +144,8 @@ export class PoolPanel extends CanvasPanel {
 
   drawGrid(context, wide, high) {
     context.fillStyle = this.theme.colours.hairline;
-    for (let i = 1; i < this.columns; i++) context.fillRect(i * this.cell - 0.5, TOP, 1, high);
-    for (let i = 1; i < this.rows; i++) context.fillRect(0, TOP + i * this.cell - 0.5, wide, 1);
+    for (let i = 1; i < this.columns; i++) context.fillRect(i * this.cell - 0.5, this.top, 1, high);
+    for (let i = 1; i < this.rows; i++) context.fillRect(0, this.top + i * this.cell - 0.5, wide, 1);
   }
 
   /** Hatch the evictable blocks, and mark those that several requests share. */
@@ -171,7 +204,10 @@ export class PoolPanel extends CanvasPanel {
       context.strokeRect(x - 1, y - 1, cell + 2, cell + 2);
     };
     if (hover.request !== undefined) {
-      for (const block of store.blockTable(store.requests[hover.request], step)) outline(block, colours.outline, 1);
+      const request = store.requests[hover.request];
+      store.groups.forEach((_, group) => {
+        for (const block of store.blockTable(request, step, group)) if (block) outline(block, colours.outline, 1);
+      });
     }
     if (hover.block > 0) outline(hover.block, colours.cursor, 2);
   }
@@ -180,8 +216,8 @@ export class PoolPanel extends CanvasPanel {
 
   hit(x, y) {
     const { pool, store } = this;
-    if (!pool || y < TOP) return null;
-    const column = Math.floor(x / this.cell), row = Math.floor((y - TOP) / this.cell);
+    if (!pool || y < this.top) return null;
+    const column = Math.floor(x / this.cell), row = Math.floor((y - this.top) / this.cell);
     const block = row * this.columns + column;
     if (column < 0 || column >= this.columns || block >= pool.state.length) return null;
     if (block === 0) return { hover: { block }, lines: ["block 0", "reserved, never handed out"], block };
@@ -204,10 +240,16 @@ export class PoolPanel extends CanvasPanel {
 
   /** Describe the owner of a block in `lines`; returns the rest of the hover. */
   ownerHit(request, block, lines) {
-    const { store } = this, size = store.facts.block_size, shared = this.pool.references[block] - 1;
-    const logical = store.blockTable(request, this.cursor.step).indexOf(block);
+    const { store } = this, shared = this.pool.references[block] - 1;
+    const place = store.blocksByGroup(this.cursor.step).places.get(block);
     lines.push(`owner ${plain(request.id)}${shared > 0 ? ` and ${shared} more` : ""}`);
-    if (logical < 0) return { request: request.index };
+    if (!place) return { request: request.index };
+    const { kind, block_size: size } = store.groups[place.group], { logical } = place;
+    if (store.groups.length > 1) lines.push(`group ${place.group}: ${groupOf(store.groups[place.group])}`);
+    if (kind === "mamba") {
+      lines.push(`state slot ${logical}`);
+      return { request: request.index };
+    }
     const kv = [logical * size, (logical + 1) * size];
     lines.push(`logical block ${logical}: KV positions ${formatRange(...kv)}`);
     return { request: request.index, kv };
@@ -236,6 +278,16 @@ export class PoolPanel extends CanvasPanel {
       rows,
     };
   }
+}
+
+/** The mark of a KV cache group in a cell: a bar for a window, a diamond for a state, nothing for full attention. */
+function markGroup(context, { kind }, x, y, size, ink) {
+  context.fillStyle = ink;
+  if (kind === "sliding_window") context.fillRect(x + 1, y + 1, Math.max(1, size * 0.2), size - 2);
+  if (kind !== "mamba") return;
+  const cx = x + size / 2, cy = y + size / 2, r = size * 0.3;
+  polygon(context, [[cx - r, cy], [cx, cy - r], [cx + r, cy], [cx, cy + r]]);
+  context.fill();
 }
 
 /** A #RRGGBB colour as a pixel of an image. */

@@ -12,7 +12,7 @@ export function newRequest(info, index, start) {
     chunks: [], // indices into the chunk columns
     chunkSteps: [], // the step of each of them
     tokens: [], // { step, text, id, chunk }
-    tables: [], // block tables: { step, ids, lengths: [[step, length], ...] }
+    tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
     changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
     finishReason: "",
   };
@@ -20,10 +20,16 @@ export function newRequest(info, index, start) {
   return request;
 }
 
+/** A block table: `ids` only grows; it had the `lengths` [step, length], and the places `holes` [step, place] became 0. */
+export function newTable(ids = []) {
+  return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };
+}
+
 function placeAtStart(request, start) {
   const table = Object.hasOwn(start.tables, request.id) && start.tables[request.id];
   if (table) {
-    request.tables.push({ step: 0, ids: [...table], lengths: [[0, table.length]] });
+    const others = Object.hasOwn(start.other_tables, request.id) ? start.other_tables[request.id] : [];
+    request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
     request.changes.push({ step: 0, state: "running" });
   } else if (start.waiting.includes(request.id)) request.changes.push({ step: 0, state: "waiting" });
   else if (start.over.includes(request.id)) request.changes.push({ step: -1, state: "finished" });

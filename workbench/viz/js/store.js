@@ -4,7 +4,7 @@
 
 import { Column, decodePacket } from "./packet.js";
 import { PoolHistory } from "./pool_history.js";
-import { newRequest } from "./request.js";
+import { newRequest, newTable } from "./request.js";
 import { lastAtOrBefore, upperBound } from "./sorted.js";
 import { endOf } from "./words.js";
 
@@ -103,6 +103,7 @@ export class Store {
     const skip = {};
     for (const kind in COUNTS) skip[kind] = sum(arrays[COUNTS[kind]], known);
     skip.new_block = sum(arrays["chunk.num_new_blocks"], skip.chunk);
+    skip.table_change = sum(arrays["chunk.num_table_changes"], skip.chunk);
     skip.sampled_before = sum(arrays["chunk.num_sampled_before"], skip.chunk);
     const sampled = arrays["chunk.sampled"].subarray(0, skip.chunk).reduce((n, id) => n + (id >= 0), 0);
     header.texts = header.texts.slice(sampled);
@@ -126,10 +127,11 @@ export class Store {
   /** Derive, once per step, everything that panels would otherwise search for. */
   index(header, arrays) {
     const { codes } = this.facts, blocks = this.columns.get("new_block.id");
-    const before = this.columns.get("sampled_before.id");
+    const before = this.columns.get("sampled_before.id"), changes = this.columns.get("table_change.value");
     const next = {
       text: 0,
       block: blocks ? blocks.length - arrays["new_block.id"].length : 0,
+      change: changes ? changes.length - arrays["table_change.value"].length : 0,
       before: before ? before.length - arrays["sampled_before.id"].length : 0,
     };
     for (let k = 0; k < header.num_steps; k++) {
@@ -156,19 +158,12 @@ export class Store {
     this.clockEnd.append([begin + seconds]);
   }
 
-  /** Enter a chunk with its request; `next` counts the texts and the new blocks that have been taken. */
+  /** Enter a chunk with its request; `next` counts the entries of other columns that have been taken. */
   indexChunk(step, c, texts, next) {
     const request = this.requests[this.column("chunk.request")[c]];
     request.chunks.push(c);
     request.chunkSteps.push(step);
-    const newBlocks = this.column("chunk.num_new_blocks")[c];
-    if (newBlocks) {
-      const fresh = !request.tables.length || request.tables.at(-1).closed || request.startsTable === step;
-      if (fresh) request.tables.push({ step, ids: [], lengths: [] });
-      const table = request.tables.at(-1), ids = this.column("new_block.id");
-      for (let b = 0; b < newBlocks; b++) table.ids.push(ids[next.block++]);
-      table.lengths.push([step, table.ids.length]);
-    }
+    this.indexTables(request, step, c, next);
     // The text of a chunk belongs to all of its tokens; the first of them carries it.
     let text = "";
     const id = this.column("chunk.sampled")[c], numBefore = this.column("chunk.num_sampled_before")[c];
@@ -179,6 +174,25 @@ export class Store {
     }
     if (this.column("chunk.num_drafts")[c]) this.hasDrafts = true;
     if (id >= 0) request.tokens.push({ step, chunk: c, id, text });
+  }
+
+  /** Enter the changes that a chunk made to the block tables of its request, one per KV cache group. */
+  indexTables(request, step, c, next) {
+    const newBlocks = this.column("chunk.num_new_blocks")[c], changes = this.column("chunk.num_table_changes")[c];
+    if (!newBlocks && !changes) return;
+    const fresh = !request.tables.length || request.tables.at(-1).closed || request.startsTable === step;
+    if (fresh) request.tables.push({ step, groups: this.groups.map(() => newTable()) });
+    const { groups } = request.tables.at(-1), ids = this.column("new_block.id");
+    for (let b = 0; b < newBlocks; b++) groups[0].ids.push(ids[next.block++]);
+    const get = (name) => this.column(`table_change.${name}`)[next.change];
+    for (let i = 0; i < changes; i++, next.change++) {
+      const { ids, holes } = groups[get("group")];
+      if (get("is_removed")) holes.push([step, get("value")]);
+      else ids.push(get("value"));
+    }
+    for (const { ids, lengths } of groups) {
+      if (ids.length !== (lengths.at(-1)?.[1] ?? 0)) lengths.push([step, ids.length]);
+    }
   }
 
   indexEvents(step, codes) {
@@ -247,6 +261,7 @@ export class Store {
       recomputed: get("num_recomputed"),
       drafts: get("num_drafts"),
       accepted: get("num_accepted"),
+      miss: this.strings[get("miss")] || "",
     };
   }
 
@@ -352,15 +367,53 @@ export class Store {
     return this.label(step) + 1 - request.arrival_step;
   }
 
-  /** The block table of a request after the scheduling of a step, as physical block ids in logical order. */
-  blockTable(request, step) {
+  /** The KV cache groups: { kind, block_size, window }. */
+  get groups() {
+    return this.facts.groups || [];
+  }
+
+  /**
+   * The block table of a request after the scheduling of a step, as physical block ids in logical order, 0 for a place
+   * that is not held.
+   * @param group The KV cache group; by default the first one of attention, whose slots the other panels show.
+   */
+  blockTable(request, step, group = this.facts.layout_group) {
     const table = lastAtOrBefore(request.tables, step, (entry) => entry.step);
     if (!table || (table.closed !== undefined && step >= table.closed)) return [];
     const state = this.stateOf(request, step);
     if (state === "aborted") return [];
     // A finished request still holds its blocks in its last step: they are freed after that step.
     if (state === "finished" && lastAtOrBefore(request.changes, step, (entry) => entry.step).step < step) return [];
-    return table.ids.slice(0, lastAtOrBefore(table.lengths, step, ([since]) => since)[1]);
+    const { ids, lengths, holes } = table.groups[group];
+    const blocks = ids.slice(0, lastAtOrBefore(lengths, step, ([since]) => since)?.[1] ?? 0);
+    for (const [since, place] of holes) {
+      if (since > step) break;
+      blocks[place] = 0;
+    }
+    return blocks;
+  }
+
+  /**
+   * The blocks in use at a step by KV cache group.
+   * @returns `places`, a map from a block to its { group, request, logical }, and for each group the number of blocks
+   *   `held` and of `holes`: places that are not held any more.
+   */
+  blocksByGroup(step) {
+    if (this.byGroup?.step === step && this.byGroup.numSteps === this.numSteps) return this.byGroup;
+    const places = new Map(), held = this.groups.map(() => 0), holes = this.groups.map(() => 0);
+    for (const request of this.requests) {
+      if (!request.tables.length) continue;
+      this.groups.forEach((_, group) => {
+        this.blockTable(request, step, group).forEach((block, logical) => {
+          if (!block) holes[group]++;
+          else if (!places.has(block)) {
+            places.set(block, { group, request, logical });
+            held[group]++;
+          }
+        });
+      });
+    }
+    return (this.byGroup = { step, numSteps: this.numSteps, places, held, holes });
   }
 
   /** The reason why a waiting request was left out of a step. */

@@ -33,6 +33,12 @@ export function draftsOf(chunk) {
   return `${chunk.accepted} of ${chunk.drafts} ${chunk.drafts === 1 ? "draft" : "drafts"} accepted`;
 }
 
+/** The kind of a KV cache group. */
+export function groupOf({ kind, window }) {
+  if (kind === "sliding_window") return `window ${formatNumber(window)}`;
+  return kind === "mamba" ? "state" : "full attention";
+}
+
 /** Number of tokens with computed KV before and after a chunk. */
 export function kvOf(chunk) {
   return `KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`;

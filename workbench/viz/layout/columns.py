@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
 from workbench.trace import top_tokens
+from workbench.trace.errors import TraceError
 from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.lines import RequestInfo
 from workbench.trace.narrate import narrate
@@ -75,6 +76,8 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
         "num_drafts": "i",
         "num_accepted": "i",
         "num_sampled_before": "i",
+        "num_table_changes": "i",
+        "miss": "i",
         "latency": "f",
     },
     "event": {"kind": "B", "request": "i", "reason": "i"},
@@ -83,8 +86,13 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
     "work": {name: "i" for name in ("seq", "q_start", "num_rows", "kv_start", "kv_end", "split", "num_splits")},
     "new_block": {"id": "i"},
     "sampled_before": {"id": "i"},
+    "table_change": {"group": "B", "is_removed": "B", "value": "i"},
 }
-"""Several values per step (``new_block``, ``sampled_before``: per chunk), in the order of the steps.
+"""Several values per step (``new_block``, ``sampled_before``, ``table_change``: per chunk), in the order of the steps.
+
+``new_block`` holds what a chunk appended to the first KV cache group's block table. ``table_change`` holds the places
+of the tables that became 0, and what was appended to the tables of the other groups. ``chunk.miss`` is an index into
+the strings: why an admission found no more in the prefix cache; -1 for other chunks.
 
 ``chunk.start`` is the position of the first row that ran. ``sampled_before`` holds the accepted drafts that a chunk
 appended before the token it ``sampled``.
@@ -137,6 +145,7 @@ class TraceColumns:
         # Made with the first step, because a trace that begins in the middle of a run gets its keyframe before that.
         self._pool: PoolChanges | None = None
         self._num_supplements = 0
+        self._knows_misses = True
         self._lock = threading.Lock()
 
     @property
@@ -199,10 +208,12 @@ class TraceColumns:
 
     def _append(self, record: StepRecord, pool: PoolChanges) -> None:
         end = self._latencies.add(record).end
-        rows = [self._chunk_row(chunk, end) for chunk in record.chunks]
+        misses = self._misses(record)
+        rows = [self._chunk_row(chunk, end, misses.get(chunk.request_id, "")) for chunk in record.chunks]
         self.bounds["text"].append(len(self.texts))
         num_chunks = self._extend("chunk", rows)
         self._extend("new_block", ((block,) for chunk in record.chunks for block in chunk.new_block_ids))
+        self._extend("table_change", (change for chunk in record.chunks for change in _table_changes(chunk)))
         self._extend("sampled_before", ((token,) for chunk in record.chunks for token in chunk.sampled_before))
         num_events = self._extend(
             "event",
@@ -247,7 +258,19 @@ class TraceColumns:
             self.steps[name].append(value)
         self.sentences.append(narrate(record))
 
-    def _chunk_row(self, chunk: Chunk, end: Timestamp) -> tuple[Any, ...]:
+    def _misses(self, record: StepRecord) -> dict[str, str]:
+        """For each request that was admitted, why it found no more in the prefix cache; {} if nobody knows."""
+        admitted = (*record.admitted, *record.resumed)
+        if not admitted or not self._knows_misses:
+            return {}
+        try:
+            misses = {request_id: self.trace.why_missed(request_id) for request_id in admitted}
+        except (ValueError, TraceError):  # another engine's configuration
+            self._knows_misses = False
+            return {}
+        return {request_id: its.in_short(record.step) for request_id, its in misses.items()}
+
+    def _chunk_row(self, chunk: Chunk, end: Timestamp, miss: str) -> tuple[Any, ...]:
         request = self._request(chunk.request_id)
         flags = ARMS.index(chunk.arm) | LIMITS.index(chunk.limited_by) << LIMIT_SHIFT
         if chunk.is_partial_prefill:
@@ -273,6 +296,8 @@ class TraceColumns:
             len(chunk.drafts),
             chunk.num_accepted,
             len(chunk.sampled_before),
+            len(chunk.removed) + sum(len(change.removed) + len(change.new_block_ids) for change in chunk.other_groups),
+            self._string(miss),
             latency,
         )
 
@@ -287,6 +312,17 @@ class TraceColumns:
             index = self._kernel_index[text] = len(self.kernels)
             self.kernels.append(text)
         return index
+
+
+def _table_changes(chunk: Chunk) -> Iterator[tuple[int, bool, int]]:
+    """Rows of ``table_change``."""
+    for place in chunk.removed:
+        yield 0, True, place
+    for group, change in enumerate(chunk.other_groups, 1):
+        for place in change.removed:
+            yield group, True, place
+        for block in change.new_block_ids:
+            yield group, False, block
 
 
 _COLUMNS: WeakKeyDictionary[Trace, TraceColumns] = WeakKeyDictionary()

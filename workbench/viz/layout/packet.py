@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from workbench.on_demand import np
+from workbench.trace.checks import layout_of
+from workbench.trace.kv_groups import KVCacheGroup
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
     EVENT_KINDS,
@@ -107,13 +109,16 @@ def decode_packet(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 def trace_facts(trace: Any) -> dict[str, Any]:
     """The facts of a trace as a whole: its source, configuration, model and the codes of the columns."""
+    layout = layout_of(trace.kv_cache_groups, trace.block_size)
     return {
         "source": trace.meta.source,
         "config": dict(trace.meta.config),
         "model": dict(trace.meta.model),
         "versions": dict(trace.meta.versions),
         "created": trace.meta.created,
-        "block_size": trace.block_size,
+        "block_size": layout.block_size,
+        "groups": [_describe_group(group) for group in trace.kv_cache_groups],
+        "layout_group": layout.group or 0,
         "num_blocks": trace.num_blocks or 0,
         "first_step": trace[0].step if len(trace) else 0,
         "start": _start(trace),
@@ -142,7 +147,17 @@ def _start(trace: Any) -> dict[str, Any] | None:
         for request_id, info in trace.requests.items()
         if info.arrival_step < first.step and request_id not in here and request_id not in tables
     ]
-    return {"tables": tables, "waiting": [rid for rid in waiting if rid not in tables], "over": over}
+    others = trace.keyframe.other_tables if trace.keyframe else {}
+    return {
+        "tables": tables,
+        "other_tables": others,
+        "waiting": [rid for rid in waiting if rid not in tables],
+        "over": over,
+    }
+
+
+def _describe_group(group: KVCacheGroup) -> dict[str, Any]:
+    return {"kind": group.kind, "block_size": group.block_size, "window": group.sliding_window}
 
 
 def _without_surrogates(value: Any) -> Any:
