@@ -222,7 +222,7 @@ def describe_vllm(scheduler: Any) -> Setup:
         versions={"vllm": version},
         created=created,
         start=start,
-        kv_cache_group=_kv_cache_group(scheduler),
+        kv_cache_group=0 if _kv_cache_groups(scheduler) else _kv_cache_group(scheduler),
         samples=getattr(scheduler, "num_sampled_tokens_per_step", 1) > 0,
     )
 
@@ -247,6 +247,44 @@ def _kv_cache_group(scheduler: Any) -> int:
     return 0
 
 
+_KINDS = {
+    "FullAttentionSpec": "full_attention",
+    "SlidingWindowSpec": "sliding_window",
+    "MambaSpec": "mamba",
+}
+"""Kinds of KV cache groups by the name of a class of vLLM's, or of a base of it."""
+
+
+def _kv_cache_groups(scheduler: Any) -> list[dict[str, Any]]:
+    """All KV cache groups in Workbench's words; empty for one of full attention, or if one is of an unknown kind."""
+    context_parallel = getattr(scheduler.parallel_config, "decode_context_parallel_size", 1)
+    groups = []
+    for group in scheduler.kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if layers := getattr(spec, "kv_cache_specs", None):  # layers of one kind with different sizes of a token
+            spec = next(iter(layers.values()))
+        kind = next((_KINDS[base.__name__] for base in type(spec).__mro__ if base.__name__ in _KINDS), None)
+        if kind is None:
+            return []
+        described: dict[str, Any] = {"kind": kind, "num_layers": max(1, len(getattr(group, "layer_names", ())))}
+        if kind != "mamba":
+            described["block_size"] = spec.block_size * context_parallel
+        if kind == "sliding_window":
+            described["sliding_window"] = spec.sliding_window
+        if getattr(group, "is_eagle_group", False):
+            described["eagle"] = True
+        groups.append(described)
+    return [] if [group["kind"] for group in groups] in ([], ["full_attention"]) else groups
+
+
+def _block_size_of_states(scheduler: Any) -> int | None:
+    """Tokens per block of the groups of recurrent state, if their prefixes are cached."""
+    if not scheduler.cache_config.enable_prefix_caching:
+        return None
+    specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+    return next((spec.block_size for spec in specs if type(spec).__name__ == "MambaSpec"), None)
+
+
 def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
     """The configuration under EngineConfig's names; under vLLM's for settings that EngineConfig does not have."""
     limits, cache, parallel = scheduler.scheduler_config, scheduler.cache_config, scheduler.parallel_config
@@ -269,8 +307,12 @@ def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
     block_size = groups[_kv_cache_group(scheduler)].kv_cache_spec.block_size if groups else scheduler.block_size
     # With decode context parallelism a block of the table holds block_size tokens on each rank.
     context_parallel = getattr(parallel, "decode_context_parallel_size", 1)
+    if all_groups := _kv_cache_groups(scheduler):
+        interval = getattr(scheduler.kv_cache_config, "prefix_cache_retention_interval", 0)
+        config["kv_cache_groups"] = all_groups
+        config["prefix_cache_retention_interval"] = "dense" if interval is None else interval
     return config | {
-        "block_size": block_size * context_parallel,
+        "block_size": _block_size_of_states(scheduler) or block_size * context_parallel,
         "num_blocks": cache.num_gpu_blocks,
         "max_model_len": scheduler.max_model_len,
         "enable_prefix_caching": bool(cache.enable_prefix_caching),

@@ -22,8 +22,9 @@ import msgspec
 
 from workbench.integrations.recorder.messages import Admission, Arrival, End, Message, Preemption, Schedule, Update
 from workbench.integrations.recorder.queues import LiveRequest, Queues
+from workbench.trace.kv_groups import read_groups
 from workbench.trace.lines import RequestInfo
-from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord
+from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
 
 _UNLIMITED = 2**62
 
@@ -39,17 +40,23 @@ class _OpenStep:
         message: The message about its scheduling.
         chunks: The request of each chunk, and the chunk's fields before and after the sampled token.
         record: The record as far as it is known: without chunks and without the fields of the output.
+        table_changes: Changes of the block tables in all KV cache groups by request; empty if one group is recorded.
         finish_reasons: Reasons of the requests that ended while this was the newest step.
         free_blocks_end: Number of free blocks after the last output that was processed.
         ahead: Rejected drafts of the step before by request, if they were not known when this step was scheduled.
     """
 
     def __init__(
-        self, message: Schedule, chunks: list[tuple[LiveRequest, _Before, _After]], record: StepRecord
+        self,
+        message: Schedule,
+        chunks: list[tuple[LiveRequest, _Before, _After]],
+        record: StepRecord,
+        table_changes: dict[str, tuple[TableChange, ...]],
     ) -> None:
         self.message = message
         self.chunks = chunks
         self.record = record
+        self.table_changes = table_changes
         self.finish_reasons: dict[str, str] = {}
         self.free_blocks_end = message.free_blocks
         self.ahead: dict[str, int] = {}
@@ -85,6 +92,7 @@ class Assembler:
         start: float = 0.0,
     ) -> None:
         self._start = start
+        self._groups = read_groups(config) if "kv_cache_groups" in config else ()
         self._group = kv_cache_group
         self._block_size = int(config.get("block_size") or 16)
         self._token_budget = int(config.get("max_num_scheduled_tokens") or config.get("max_num_batched_tokens") or 0)
@@ -103,6 +111,7 @@ class Assembler:
         self._aborted: list[str] = []
         self._preempted: dict[str, str] = {}
         self._unscheduled: dict[str, tuple[int, ...]] = {}
+        self._unscheduled_changes: dict[str, tuple[TableChange, ...]] = {}
         self._ended_in_update: dict[str, str] = {}
 
     def take(self, message: Message) -> Iterator[RequestInfo | StepRecord]:
@@ -136,6 +145,7 @@ class Assembler:
             arrival_step=self._next_step,
             arrival_time=max(0.0, message.time),
             priority=message.priority,
+            cache_salt=message.cache_salt,
         )
 
     def _preempt(self, message: Preemption) -> None:
@@ -143,6 +153,9 @@ class Assembler:
         gained = message.block_ids[len(request.block_table) :]
         if gained:
             self._unscheduled[message.request_id] = tuple(gained)
+        others = [table[len(before) :] for table, before in zip(message.other_tables, request.other_tables)]
+        if any(others):
+            self._unscheduled_changes[message.request_id] = tuple([TableChange(tuple(table)) for table in others])
         self._preempted[message.request_id] = message.reason
         request.lose_blocks()
 
@@ -167,6 +180,7 @@ class Assembler:
         resumed: list[str] = []
         published: list[int] = []
         new_block_ids: Sequence[int]
+        table_changes: dict[str, tuple[TableChange, ...]] = {}
         before: _Before
         after: _After
         admissions = {admission.request_id: admission for admission in message.admissions}
@@ -177,11 +191,19 @@ class Assembler:
                 request = self._queues.admit(request_id)
                 (resumed if request.was_preempted else admitted).append(request_id)
                 start, new_block_ids = request.begin_prefill(admission), admission.block_ids
+                if self._groups:
+                    tables = (admission.block_ids, *admission.other_tables)
+                    table_changes[request_id] = tuple([TableChange(tuple(table)) for table in tables])
             else:
                 request = self._queues.live[request_id]
                 start, groups = next(others)
-                new_block_ids = groups[self._group] if groups else ()
-                request.block_table.extend(new_block_ids)
+                new_block_ids = ()
+                if not self._groups:
+                    new_block_ids = groups[self._group] if groups else ()
+                    request.block_table.extend(new_block_ids)
+                elif (changed := message.table_changes.get(request_id)) is not None:
+                    new_block_ids = changed[0][1]
+                    table_changes[request_id] = _change_tables(request, changed)
             if start >= request.prefill_end:
                 request.num_kv_computed = start + num_tokens
                 before = (request_id, start, num_tokens, False, "decode")
@@ -189,7 +211,9 @@ class Assembler:
             else:
                 before, after = self._prefill_chunk(request, start, num_tokens, new_block_ids, admission, cap)
             chunks.append((request, before, after))
-            if self._caches_prefixes:
+            if self._groups and self._caches_prefixes:
+                published.extend(self._full_blocks(request, start, start + num_tokens))
+            elif self._caches_prefixes:
                 first, last = start // self._block_size, (start + num_tokens) // self._block_size
                 published.extend(request.block_table[first:last])
         if message.running is not None:
@@ -209,14 +233,22 @@ class Assembler:
             passed_over=passed_over,
             preempt_reasons=self._preempted,
             unscheduled_block_ids=self._unscheduled,
+            unscheduled_changes=self._unscheduled_changes,
             free_blocks=message.free_blocks,
             cached_block_ids=tuple(published),
             token_budget=self._token_budget,
             long_prefill_cap=cap,
         )
         self._arrived, self._aborted, self._preempted, self._unscheduled = [], [], {}, {}
+        self._unscheduled_changes = {}
         self._next_step += 1
-        self._open.append(_OpenStep(message, chunks, record))
+        self._open.append(_OpenStep(message, chunks, record, table_changes))
+
+    def _full_blocks(self, request: LiveRequest, start: int, end: int) -> Iterator[int]:
+        """The blocks of full attention that a chunk fills. Which others are cached, a recording does not know."""
+        for group, table in zip(self._groups, (request.block_table, *request.other_tables)):
+            if group.kind == "full_attention":
+                yield from table[start // group.block_size : end // group.block_size]
 
     def _long_prefill_cap(self, num_requests: int) -> int:
         """Maximum number of tokens of one request in a step, by vLLM's rule; 0 for no cap."""
@@ -296,6 +328,9 @@ class Assembler:
                     discarded=has_ended,
                 )
             )
+        if self._groups:
+            none = (TableChange(),) * len(self._groups)
+            chunks = [_with_changes(chunk, step.table_changes.get(chunk.request_id, none)) for chunk in chunks]
         finished = step.finish_reasons
         self._ended_in_update = {}
         scheduled = step.message
@@ -324,3 +359,16 @@ class Assembler:
             return 0
         given = tokens.get(request_id)
         return given[-1] if given else None
+
+
+def _change_tables(request: LiveRequest, changed: Sequence[tuple[list[int], list[int]]]) -> tuple[TableChange, ...]:
+    """Apply the changes of all groups to a request's tables."""
+    for table, (removed, appended) in zip((request.block_table, *request.other_tables), changed):
+        for place in removed:
+            table[place] = 0
+        table.extend(appended)
+    return tuple([TableChange(tuple(appended), tuple(removed)) for removed, appended in changed])
+
+
+def _with_changes(chunk: Chunk, changes: tuple[TableChange, ...]) -> Chunk:
+    return msgspec.structs.replace(chunk, removed=changes[0].removed, other_groups=changes[1:])

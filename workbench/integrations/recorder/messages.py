@@ -31,7 +31,8 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
         versions: Versions of the software involved.
         created: Wall-clock time, seconds since the epoch.
         start: The same moment by the clock of the steps' times.
-        kv_cache_group: Index of the KV cache group whose blocks are recorded.
+        kv_cache_group: Index of the KV cache group whose blocks are recorded, if ``config`` does not have
+            ``kv_cache_groups``: then those of all groups are.
         samples: Whether requests sample tokens; False for pooling models.
     """
 
@@ -46,9 +47,17 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
     kv_cache_group: int = 0
     samples: bool = True
 
+    @property
+    def records_all_groups(self) -> bool:
+        """Whether the block tables of all KV cache groups are recorded."""
+        return "kv_cache_groups" in self.config
+
 
 class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
-    """A request was added. ``queue_time`` orders requests of equal priority and may be from another clock."""
+    """A request was added. ``queue_time`` orders requests of equal priority and may be from another clock.
+
+    ``cache_salt`` is a digest of the request's.
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -57,14 +66,19 @@ class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     time: float
     queue_time: float
     prompt_token_ids: list[int] = []
+    cache_salt: str = ""
 
 
 class Preemption(msgspec.Struct, array_like=True, gc=False, tag="preemption"):
-    """A running request is about to lose its blocks; ``block_ids`` is its whole block table."""
+    """A running request is about to lose its blocks; ``block_ids`` is its whole block table.
+
+    ``other_tables`` are those in the KV cache groups after the first, if all groups are recorded.
+    """
 
     request_id: str
     block_ids: list[int]
     reason: str
+    other_tables: list[list[int]] = []
 
 
 class End(msgspec.Struct, array_like=True, gc=False, tag="end"):
@@ -89,12 +103,14 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
         num_computed_tokens: Number of tokens whose KV was found, before the step.
         num_tokens: Number of its known tokens; its prefill ends there.
         block_ids: Its whole block table after scheduling.
+        other_tables: Those in the KV cache groups after the first, if all groups are recorded.
     """
 
     request_id: str
     num_computed_tokens: int
     num_tokens: int
     block_ids: list[int]
+    other_tables: list[list[int]] = []
 
 
 class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
@@ -113,6 +129,8 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         running: Running requests afterwards, to correct the receiver's own count; usually None.
         waiting: Waiting requests afterwards, likewise.
         drafts: Draft tokens by request, those of which none is known as -1.
+        table_changes: If all KV cache groups are recorded: for each request that was not admitted and whose tables
+            changed, the places that became null and the entries appended, per group.
     """
 
     output_id: int
@@ -127,6 +145,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     running: list[str] | None = None
     waiting: list[str] | None = None
     drafts: dict[str, list[int]] = {}
+    table_changes: dict[str, list[tuple[list[int], list[int]]]] = {}
 
 
 class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):

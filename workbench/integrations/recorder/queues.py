@@ -20,6 +20,7 @@ class LiveRequest:
         request_id: The request.
         queue_key: Sort key in a waiting queue by priority.
         block_table: Its KV blocks.
+        other_tables: Its block tables in the KV cache groups after the first; empty if only one group is recorded.
         num_kv_computed: Its progress.
         num_kv_lost: Positions ``[0, num_kv_lost)`` had KV that a preemption threw away.
         prefill_end: Number of tokens known at its last admission; it decodes from there.
@@ -30,6 +31,7 @@ class LiveRequest:
         "block_table",
         "num_kv_computed",
         "num_kv_lost",
+        "other_tables",
         "prefill_end",
         "queue_key",
         "request_id",
@@ -40,6 +42,7 @@ class LiveRequest:
         self.request_id = message.request_id
         self.queue_key = (message.priority, message.queue_time, message.request_id)
         self.block_table: list[int] = []
+        self.other_tables: list[list[int]] = []
         self.num_kv_computed = 0
         self.num_kv_lost = 0
         self.prefill_end = message.num_prompt_tokens
@@ -52,6 +55,7 @@ class LiveRequest:
             Number of tokens whose KV was found.
         """
         self.block_table = list(admission.block_ids)
+        self.other_tables = [list(table) for table in admission.other_tables]
         self.prefill_end = admission.num_tokens
         return admission.num_computed_tokens
 
@@ -60,7 +64,7 @@ class LiveRequest:
         self.was_preempted = True
         self.num_kv_lost = max(self.num_kv_lost, self.num_kv_computed)
         self.num_kv_computed = 0
-        self.block_table = []
+        self.block_table, self.other_tables = [], []
 
 
 class Queues:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from workbench.integrations.recorder.messages import (
     Setup,
     Update,
 )
+from workbench.integrations.recorder.tables import TableWatch
 from workbench.integrations.recorder.writer_process import WriterProcess
 
 SEND_SECONDS = 0.1
@@ -26,6 +28,11 @@ SEND_SECONDS = 0.1
 QUEUE_SENDS = 8
 """Number of sends after which the engine's queues are recorded: requests may move between them in ways that have no
 message, such as a wait for KV from another machine."""
+
+
+def _digest(cache_salt: str | None) -> str:
+    """A name for a salt that does not tell it."""
+    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).hexdigest()[:16] if cache_salt else ""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
@@ -79,6 +86,7 @@ class SchedulerRecorder:
         self._has_news = False
         self._empty_steps: set[int] = set()
         """Recorded steps without tokens that have no output yet, by the id() of their SchedulerOutput."""
+        self._tables: TableWatch | None = None
         self._reasons: dict[Any, str] = {}
         """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
         self.in_update = self.in_reset = False
@@ -89,6 +97,8 @@ class SchedulerRecorder:
             self._token_ids = setup.settings.token_ids
             self.num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
             self._group = setup.kv_cache_group
+            managers = scheduler.kv_cache_manager.coordinator.single_type_managers if setup.records_all_groups else ()
+            self._tables = TableWatch(managers) if managers else None
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
             self.messages.append(setup)
             self.writer = WriterProcess()
@@ -113,6 +123,7 @@ class SchedulerRecorder:
                 request.arrival_time - self._created,
                 request.arrival_time,
                 request.prompt_token_ids or [] if self._token_ids else [],
+                _digest(getattr(request, "cache_salt", None)),
             )
         )
 
@@ -122,6 +133,8 @@ class SchedulerRecorder:
         status = request.status
         if status not in self._reasons:
             self._reasons[status] = str(request.get_finished_reason())
+        if self._tables is not None:
+            self._tables.forget(request.request_id)
         self.messages.append(End(request.request_id, self._reasons[status], self.in_update))
         if self.in_update:
             self.quiet_until = 0.0  # it may have been the last request
@@ -131,10 +144,14 @@ class SchedulerRecorder:
     @_never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
-        blocks = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[self._group]
+        tables = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
         reason = "the prefix cache was reset" if self.in_reset else "the KV blocks ran out"
         self._record_next_step()
-        self.messages.append(Preemption(request.request_id, blocks, reason))
+        others = []
+        if self._tables is not None:
+            self._tables.forget(request.request_id)
+            others = list(tables[1:])
+        self.messages.append(Preemption(request.request_id, tables[self._group], reason, others))
 
     def _record_next_step(self) -> None:
         """Record the next step even if nothing is scheduled in it."""
@@ -159,21 +176,29 @@ class SchedulerRecorder:
         self._has_news = False
         self.messages.append(message)
         self._encode()  # workers may run in this process and append to the block tables that admissions refer to
-        self.last_ids, self.last_num_requests = message.request_ids or None, len(output.num_scheduled_tokens)
+        if self._tables is None:  # otherwise a step may change tables without a word in its output
+            self.last_ids, self.last_num_requests = message.request_ids or None, len(output.num_scheduled_tokens)
 
     def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
         """The message of any step."""
         group, requests, cached = self._group, self._scheduler.requests, output.scheduled_cached_reqs
+
+        def admission(request_id: str, start: int, tables: Sequence[list[int]]) -> Admission:
+            others: list[list[int]] = []
+            if self._tables is not None:
+                self._tables.admit(request_id, tables)
+                others = list(tables[1:])
+            return Admission(request_id, start, requests[request_id].num_tokens, tables[group], others)
+
         admissions = [
-            Admission(new.req_id, new.num_computed_tokens, requests[new.req_id].num_tokens, new.block_ids[group])
-            for new in output.scheduled_new_reqs
+            admission(new.req_id, new.num_computed_tokens, new.block_ids) for new in output.scheduled_new_reqs
         ]
         num_computed_tokens, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
         if cached.resumed_req_ids:
             num_computed_tokens, new_block_ids = [], []
             for request_id, start, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids):
                 if request_id in cached.resumed_req_ids:
-                    admissions.append(Admission(request_id, start, requests[request_id].num_tokens, blocks[group]))
+                    admissions.append(admission(request_id, start, blocks))
                 else:
                     num_computed_tokens.append(start)
                     new_block_ids.append(blocks)
@@ -188,6 +213,11 @@ class SchedulerRecorder:
             list(output.num_scheduled_tokens.values()),
             admissions,
         )
+        if self._tables is not None:
+            admitted = {admission.request_id for admission in admissions}
+            for request_id in output.num_scheduled_tokens:
+                if request_id not in admitted and (changes := self._tables.changes(request_id)) is not None:
+                    message.table_changes[request_id] = changes
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             message.drafts = drafts if self._token_ids else {rid: [-1] * len(ids) for rid, ids in drafts.items()}
         if self._num_sends >= QUEUE_SENDS:

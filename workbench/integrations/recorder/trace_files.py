@@ -6,7 +6,7 @@ from collections import deque
 from pathlib import Path
 
 from workbench.trace.block_replay import BlockReplay
-from workbench.trace.checks import block_size_of, num_blocks_of
+from workbench.trace.checks import block_size_of, groups_of, num_blocks_of
 from workbench.trace.file import TraceWriter
 from workbench.trace.lines import RequestInfo, TraceMeta
 from workbench.trace.records import StepRecord
@@ -53,7 +53,8 @@ class TraceFiles:
         self._meta = meta
         self._max_file_bytes = max_file_bytes
         self._max_files = max_files
-        self._blocks = BlockReplay(block_size_of(meta), num_blocks_of(meta), None, progress=True)
+        groups = groups_of(meta)
+        self._blocks = BlockReplay(block_size_of(meta), num_blocks_of(meta), None, progress=True, groups=groups)
         self._live: dict[str, RequestInfo] = {}
         self._in_file: set[str] = set()
         self._num_files = 0
