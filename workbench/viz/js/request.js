@@ -20,7 +20,7 @@ export function newRequest(info, index, start) {
   return request;
 }
 
-/** A block table: `ids` only grows; it had the `lengths` [step, length], and the places `holes` [step, place] became 0. */
+/** A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0. */
 export function newTable(ids = []) {
   return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };
 }
