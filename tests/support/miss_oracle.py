@@ -45,7 +45,7 @@ class MissOracle:
         cache, evict = BlockPool.cache, BlockPool.evict
         methods = {
             name: getattr(KVCacheManager, name)
-            for name in ("cache_full_blocks", "allocate_slots", "evict_newly_cached", "evict", "free")
+            for name in ("cache_full_blocks", "allocate_slots", "append_block", "evict_newly_cached", "evict", "free")
         }
         schedule = Scheduler.schedule
 
@@ -81,6 +81,10 @@ class MissOracle:
             oracle.actor, oracle.deed = request.request_id, "computed and evicted"
             return methods["allocate_slots"](manager, request, num_tokens, hit, removed)
 
+        def watched_append(manager, request):
+            oracle.actor, oracle.deed = request.request_id, "computed and evicted"
+            return methods["append_block"](manager, request)
+
         def watched_withdraw(manager, blocks):
             oracle.deed, oracle.taken_back = "published and withdrawn", True
             return methods["evict_newly_cached"](manager, blocks)
@@ -113,6 +117,7 @@ class MissOracle:
             patch.setattr(BlockPool, "evict", watched_evict)
             patch.setattr(KVCacheManager, "cache_full_blocks", watched_cache_full_blocks)
             patch.setattr(KVCacheManager, "allocate_slots", watched_allocate)
+            patch.setattr(KVCacheManager, "append_block", watched_append)
             patch.setattr(KVCacheManager, "evict_newly_cached", watched_withdraw)
             patch.setattr(KVCacheManager, "evict", watched_drop)
             patch.setattr(KVCacheManager, "free", watched_free)

@@ -245,7 +245,7 @@ class Assembler:
         self._open.append(_OpenStep(message, chunks, record, table_changes))
 
     def _full_blocks(self, request: LiveRequest, start: int, end: int) -> Iterator[int]:
-        """The blocks of full attention that a chunk fills. Which others are cached, a recording does not know."""
+        """The blocks of full attention that a chunk fills; a recording does not say which others are cached."""
         for group, table in zip(self._groups, (request.block_table, *request.other_tables)):
             if group.kind == "full_attention":
                 yield from table[start // group.block_size : end // group.block_size]
