@@ -19,7 +19,7 @@ from workbench.integrations.recorder.messages import (
     unpack,
 )
 from workbench.simulation.simulate import simulate
-from workbench.trace import StepRecord
+from workbench.trace import StepRecord, Trace, TraceMeta
 
 
 def test_an_unused_chunk_belongs_to_the_step_in_which_its_request_ends():
@@ -67,6 +67,29 @@ def test_drafts_that_were_rejected_are_computed_again_and_the_last_token_is_kept
     ]
     (verified,) = records[1].chunks
     assert verified.drafts == (12, 1, 2) and verified.accepted == (12, 13) and verified.num_accepted == 1
+
+
+def test_all_accepted_tokens_count_when_their_ids_are_not_recorded():
+    assembler = Assembler({"block_size": 16, "num_blocks": 9})
+    trace = Trace(TraceMeta(config={"block_size": 16, "num_blocks": 9}))
+    messages = [
+        Arrival("a", 4, 9, 0, 0.0, 0.0),
+        Schedule(0, 0.0, 0.0, 7, ["a"], [], [], [4], [Admission("a", 0, 4, [1])]),
+        Update(0, 0.1, 0.1, 7, ["a"], [[0]]),
+        Schedule(1, 0.1, 0.1, 7, ["a"], [4], [None], [4], drafts={"a": [-1, -1, -1]}),
+        Update(1, 0.2, 0.2, 7, ["a"], [[0, 0, 0]]),
+        Schedule(2, 0.2, 0.2, 7, ["a"], [7], [None], [3], drafts={"a": [-1, -1]}),
+        End("a", "length", True),
+        Update(2, 0.4, 0.4, 7, ["a"], [[0, 0]]),
+    ]
+    for message in messages:
+        for line in assembler.take(message):
+            trace.append(line) if isinstance(line, StepRecord) else trace.add_request(line)
+    metrics = trace.metrics()
+    assert metrics.summary.num_output_tokens == metrics.requests["a"].num_output_tokens == 6
+    assert metrics.summary.output_throughput == pytest.approx(6 / 0.4)
+    assert metrics.requests["a"].token_times == pytest.approx((0.1, 0.2, 0.2, 0.2, 0.4, 0.4))
+    assert metrics.speculation.num_accepted == 3 and metrics.speculation.num_drafts == 5
 
 
 def test_an_asynchronous_step_says_how_many_rejected_drafts_it_counts():

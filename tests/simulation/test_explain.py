@@ -13,6 +13,7 @@ from workbench.simulation.explain import (
     BLOCKS,
     BUDGET,
     CUT,
+    DECODES,
     IN_PROGRESS,
     PREEMPTED,
     PROMPTS,
@@ -25,7 +26,7 @@ from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]
 COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
-NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "21"))
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "24"))
 """Random cases in a normal run of the tests; set the variable for more."""
 
 
@@ -101,7 +102,24 @@ def cut_prompt(rng):
     return config, [decoding, victim], {f"{CUT} long_prefill_token_threshold"}, None
 
 
-PLANTED = [prompt_ahead, no_seat, no_blocks, preempted, shared_steps, lower_priority, cut_prompt]
+def many_decodes(rng):
+    """Hundreds of replies grow in the same steps as the victim's."""
+    decoding = [request(f"culprit{i}", rng.randint(3, 9), 90, 0.0) for i in range(rng.randint(250, 300))]
+    config = {"max_num_batched_tokens": 4096, "max_num_seqs": 400, "num_blocks": 9000}
+    victim = request("victim", rng.randint(3, 9), 40, rng.uniform(0.1, 0.2))
+    return config, [*decoding, victim], {DECODES}, {each["id"] for each in decoding}
+
+
+PLANTED = [
+    prompt_ahead,
+    no_seat,
+    no_blocks,
+    preempted,
+    shared_steps,
+    lower_priority,
+    cut_prompt,
+    many_decodes,
+]
 
 
 def check_adds_up(explanation, trace):

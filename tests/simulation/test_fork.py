@@ -79,3 +79,19 @@ def test_an_engine_forks_its_own_run(tiny_llama):
         for r in engine.trace
     ]
     assert sampled(engine.fork(at_step=2, max_num_batched_tokens=64)) == sampled(engine.trace)
+
+
+def test_drafts_keep_their_recorded_acceptance_and_another_number_of_them_is_an_estimate():
+    accepts = [[2, 0, 1, 2], [0, 0, 2], [1]]
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 20 + i}, "max_tokens": 24, "accepts": each} for i, each in enumerate(accepts)
+    ]
+    trace = simulate({"config": {"num_speculative_tokens": 2}, "requests": requests})
+    again = fork(trace)
+    assert same_steps(trace, again) and "estimated" not in again.meta.source
+    assert sum(len(chunk.accepted) for record in again for chunk in record.chunks) == 72
+    for drafts in (1, 4):
+        other = fork(trace, num_speculative_tokens=drafts)
+        assert other.meta.source.endswith(f"with num_speculative_tokens={drafts}, their acceptance estimated")
+        assert sampled(other).keys() == sampled(trace).keys()
+        assert max(chunk.num_accepted for record in other for chunk in record.chunks) == min(drafts, 2)

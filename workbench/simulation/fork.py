@@ -32,7 +32,8 @@ def fork(
     Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock, and
     requests arrive at their recorded times. A request that had ended gets the recorded number of tokens,
     whatever the reason for its end; on a clock, so does one that was aborted. Any other request continues to its
-    ``max_tokens`` with made-up tokens. Drafts are accepted as often as they were in the recording.
+    ``max_tokens`` with made-up tokens. Drafts are accepted as often as they were in the recording; with another number
+    of drafts this is an estimate, and the source of the trace says so.
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -80,8 +81,11 @@ def fork(
     ]
     if without:
         changes = ", ".join(filter(None, [changes, f"without {', '.join(without)}"]))
+    source = f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else "")
+    if is_acceptance_estimated(recorded, changed):
+        source += ", their acceptance estimated"
     meta = TraceMeta(
-        source=f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else ""),
+        source=source,
         config=described(changed, policy),
         model=trace.meta.model,
         versions=trace.meta.versions,
@@ -102,6 +106,15 @@ def recorded_config(trace: Trace) -> EngineConfig:
     """The configuration of a trace, as far as EngineConfig has its fields."""
     known = {field.name for field in dataclasses.fields(EngineConfig)}
     return EngineConfig.from_dict({name: value for name, value in trace.config.items() if name in known})
+
+
+def is_acceptance_estimated(recorded: EngineConfig, changed: EngineConfig) -> bool:
+    """Whether drafts are accepted by an estimate: of another number of drafts, the recording does not say how many.
+
+    The estimate is the recorded number of each verification, or all drafts if there are fewer. It is too low for more
+    drafts than were recorded.
+    """
+    return recorded.num_speculative_tokens != changed.num_speculative_tokens
 
 
 class _Past:

@@ -17,7 +17,7 @@ from workbench.on_demand import np
 from workbench.simulation.access_log import SOURCE
 from workbench.simulation.cost_model import CostModel, step_costs
 from workbench.simulation.fit import STALL_FACTOR, FitReport
-from workbench.simulation.fork import fork, recorded_config
+from workbench.simulation.fork import fork, is_acceptance_estimated, recorded_config
 from workbench.trace import Trace, TraceError
 from workbench.trace.metrics import TraceMetrics
 
@@ -240,8 +240,7 @@ class Predictor:
             notes.append(f"the simulation ended early ({trace.end}): some requests never finish under this setting")
         if self.report is not None:
             notes += _extrapolations(trace, self.report.largest)
-        before, after = recorded_config(self.trace), recorded_config(trace)
-        if getattr(before, "num_speculative_tokens", 0) != getattr(after, "num_speculative_tokens", 0):
+        if is_acceptance_estimated(recorded_config(self.trace), recorded_config(trace)):
             notes.append("the acceptance of another number of drafts is an estimate from the recorded one")
         return tuple(notes)
 

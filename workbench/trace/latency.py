@@ -4,9 +4,10 @@ A token exists at the end of the step that sampled it: the step's start plus its
 well, because a simulation may have no clock: step k begins at k and ends at k + 1, so a request that arrives before
 step 3 and gets its first token in step 3 waited 1 step. In brackets: vLLM's Prometheus metric of the same meaning.
 
-- TTFT [time_to_first_token_seconds]: from arrival to the first token. It is the sum of queue time
-  [request_queue_time_seconds], from arrival to the first step that schedules the request, and prefill time
-  [request_prefill_time_seconds], from there to the first token.
+- TTFT [time_to_first_token_seconds]: from arrival to the first token. It is the sum of the time until a request is
+  scheduled, from arrival to the first step that schedules it, and prefill time [request_prefill_time_seconds], from
+  there to the first token. The first part is not vLLM's request_queue_time_seconds, which begins when the scheduler has
+  the request: it also counts what the server does before that, such as tokenizing the prompt.
 - ITL [inter_token_latency_seconds]: between two consecutive tokens of a request.
 - Decode time [request_decode_time_seconds]: from the first token to the last.
 - End-to-end latency [e2e_request_latency_seconds]: from arrival to the end of the step that finished the request. An

@@ -192,7 +192,7 @@ class Summary:
         peak_kv_use: Maximum over all steps.
         ttft: Time to first token.
         itl: Inter-token latency.
-        queue: Queue time.
+        queue: Time until scheduled.
         prefill: Prefill time.
         e2e: End-to-end latency.
         first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
@@ -267,7 +267,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 
 _LATENCIES = (
     ("time to first token", "ttft"),
-    ("  in the queue", "queue"),
+    ("  until scheduled", "queue"),
     ("  in prefill", "prefill"),
     ("inter-token latency", "itl"),
     ("end to end", "e2e"),
