@@ -8,8 +8,7 @@ import pytest
 
 from workbench import Trace, simulate
 from workbench.cli import main
-from workbench.simulation.cost_model import CostModel
-from workbench.simulation.explain import (
+from workbench.simulation.causes import (
     BLOCKS,
     BUDGET,
     CUT,
@@ -19,9 +18,10 @@ from workbench.simulation.explain import (
     PROMPTS,
     RECOMPUTED,
     SEATS,
-    Explainer,
-    slowest,
+    tabulate,
 )
+from workbench.simulation.cost_model import CostModel
+from workbench.simulation.explain import Explainer, slowest
 from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]
@@ -207,7 +207,38 @@ def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
     assert len(said.strip().split("\n")) >= 4 and "victim" in said
     assert main(["trace", "explain", str(path), "nobody"]) == 2
     assert "the trace has no request 'nobody'" in capsys.readouterr().err
-    assert main(["trace", "explain", str(path)]) == 2
+    assert main(["trace", "explain", str(path), "victim", "--slowest", "3"]) == 2
+    assert main(["trace", "explain", str(path), "--slowest", "0"]) == 2
+
+
+@pytest.mark.parametrize("by", ["ttft", "e2e"])
+def test_the_table_of_causes_adds_up_over_all_requests(by, tmp_path, capsys):
+    rng = random.Random(5)
+    config, requests, _, _ = prompt_ahead(rng)
+    traces = [simulate({"config": config, "requests": [*requests, *others(rng, 9)]}, cost_model=COST) for _ in range(2)]
+    explanations = [each for trace in traces for each in slowest(trace, None, by)]
+    table = tabulate(explanations, by)
+    latencies = [getattr(each, by).seconds for trace in traces for each in trace.metrics().requests.values()]
+    assert table.num_requests == len(latencies) == 22
+    assert table.total == pytest.approx(sum(latencies)) == sum(row.amount for row in table.rows)
+    assert sum(row.num_biggest for row in table.rows) <= 22
+    for row in table.rows:
+        with_it = [each for each in explanations for part in each.span(by).parts if part.cause == row.cause]
+        assert 0 < row.num_requests <= len(with_it)
+        worst = [each.span(by).biggest for each in with_it]
+        assert row.num_biggest == sum(part is not None and part.cause == row.cause for part in worst)
+    assert next(row for row in table.rows if row.cause == BUDGET).culprit == "culprit"
+    for rank, trace in enumerate(traces):
+        trace.save(tmp_path / f"vllm-20260101-120000-node1-rank{rank}-7-0-00000.jsonl")
+    assert main(["trace", "explain", str(tmp_path), "--by", by]) == 0
+    said = capsys.readouterr().out
+    assert "of 22 requests" in said and "waiting for the token budget, most often culprit" in said
+    assert main(["trace", "explain", str(tmp_path), "--by", by, "--slowest", "2"]) == 0
+    said = capsys.readouterr().out.strip().split("\n")
+    assert main(["trace", "whatif", str(tmp_path), "--set", "max_num_seqs=2"]) == 2
+    assert "is a folder: name the recording of one rank" in capsys.readouterr().err
+    worst = [max(getattr(each, by).seconds for each in trace.metrics().requests.values()) for trace in traces]
+    assert len(said) == 3 and said[1].startswith("rank") and f"{max(worst):.3f}" in said[1]
 
 
 def test_invalid_arguments():

@@ -29,6 +29,7 @@ _EXPLAIN = """\
 examples:
   workbench trace explain run.jsonl.gz r17
   workbench trace explain run.jsonl.gz --slowest 10
+  workbench trace explain run.jsonl.gz --by e2e        where the time of all requests went
 """
 
 _MISSES = """\
@@ -48,8 +49,8 @@ def add_parsers(actions: Commands) -> None:
         epilog=_EXPLAIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    explain.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
-    explain.add_argument("request_id", nargs="*", help="requests to explain in full")
+    explain.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or a folder: all ranks")
+    explain.add_argument("request_id", nargs="*", help="requests to explain in full; none for a table of all causes")
     explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
     explain.add_argument(
         "--by", choices=("ttft", "e2e"), default="ttft", help="slowest by this latency (default: ttft)"
@@ -111,26 +112,40 @@ def _load(path: Path) -> Trace:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from workbench.simulation.causes import tabulate
     from workbench.simulation.explain import Explainer, slowest
+    from workbench.trace import Fleet
 
-    if bool(options.request_id) == (options.slowest is not None):
-        raise ValueError("name the requests to explain, or give --slowest N")
-    trace = _load(options.trace)
-    if options.slowest is None:
-        explainer = Explainer(trace)
+    if options.request_id and options.slowest is not None:
+        raise ValueError("name the requests to explain, or give --slowest N, not both")
+    if options.slowest is not None:
+        integer("--slowest", options.slowest, 1)
+    if options.trace.is_dir():
+        with Fleet(options.trace) as fleet:
+            traces = dict(fleet.traces)
+    else:
+        traces = {"": _load(options.trace)}
+    if options.request_id:
         for request_id in options.request_id:
-            print(explainer.explain(request_id))
+            trace = next((t for t in traces.values() if request_id in t.requests), next(iter(traces.values())))
+            print(Explainer(trace).explain(request_id))
         return 0
-    integer("--slowest", options.slowest, 1)
-    print(f"{'request':<24}{options.by:>10}  {'share':>5}  cause")
-    for explanation in slowest(trace, options.slowest, options.by):
-        span = explanation.ttft if options.by == "ttft" else None
-        total = span.total if span is not None else explanation.total
-        part = span.biggest if span is not None else explanation.biggest
-        amount = f"{total:.3f}" if explanation.unit == "s" else f"{total:g} steps"
-        share = f"{part.amount / total:.0%}" if part is not None and total else "-"
+    found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
+    if options.slowest is None:
+        print(tabulate([each for _, each in found], options.by))
+        return 0
+    found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
+    width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
+    print(f"{'request':<{width}}{options.by:>10}  {'share':>5}  cause")
+    for name, explanation in found[: options.slowest]:
+        span = explanation.span(options.by)
+        assert span is not None  # it has this latency
+        part = span.biggest
+        amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
+        share = f"{part.amount / span.total:.0%}" if part is not None and span.total else "-"
         cause = f"{part.cause}: {', '.join(part.culprits[:3])}" if part is not None else "its own computation"
-        print(printable(f"{explanation.request_id:<24}{amount:>10}  {share:>5}  {cause}"))
+        shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
+        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
     return 0
 
 
@@ -151,6 +166,8 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     from workbench.simulation.cost_model import CostModel
     from workbench.simulation.fork import recorded_config
 
+    if options.trace.is_dir():
+        raise ValueError(f"{options.trace} is a folder: name the recording of one rank in it")
     others = [_load(path) for path in options.also]
     if options.cost_from is None:
         if is_access_log(options.trace):

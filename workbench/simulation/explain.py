@@ -9,37 +9,36 @@ recorded latency. A simulation of the run without the largest cause says what th
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from workbench.field_checks import printable
+from workbench.simulation.causes import (
+    BETWEEN,
+    BLOCKS,
+    BUDGET,
+    CUT,
+    DECODES,
+    IN_PROGRESS,
+    OTHER_WAIT,
+    OWN,
+    PARTIAL,
+    PASSED_OVER,
+    PREEMPTED,
+    PROMPTS,
+    RECOMPUTED,
+    SEATS,
+    Confirmation,
+    Explanation,
+    Part,
+    Span,
+)
 from workbench.simulation.cost_model import CostModel, StepCost
 from workbench.simulation.fork import fork, recorded_config
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
-
-OWN = "own computation"
-RECOMPUTED = "computed again after a preemption"
-PROMPTS = "sharing steps with prompts"
-DECODES = "sharing steps with decodes"
-IN_PROGRESS = "the step in progress at its arrival"
-BUDGET = "waiting for the token budget"
-SEATS = "waiting for a seat (max_num_seqs)"
-BLOCKS = "waiting for KV blocks"
-PARTIAL = "waiting for the limit on partial prefills"
-OTHER_WAIT = "waiting in the queue"
-PREEMPTED = "preempted, waiting to resume"
-PASSED_OVER = "passed over while running"
-BETWEEN = "between steps"
-
-CUT = "prompt cut into small chunks by"
-"""Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
-
-NOT_A_CULPRIT = (OWN, BETWEEN)
-"""Parts that are no cause of slowness: the request's work, and time in which the engine took no step."""
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""
@@ -49,130 +48,6 @@ LONG_GAP = 2.0
 
 MAX_GAPS = 5
 """Maximum number of long gaps that an explanation lists."""
-
-
-class Part(NamedTuple):
-    """A part of a latency.
-
-    Attributes:
-        cause: One of the causes of this module.
-        amount: Seconds, or steps where the trace has no clock.
-        culprits: The requests behind it, the one with the largest share first.
-        steps: The steps in which it happened.
-    """
-
-    cause: str
-    amount: float
-    culprits: tuple[str, ...]
-    steps: tuple[int, ...]
-
-    @property
-    def is_culprit(self) -> bool:
-        """Whether it made the request slow: it is neither the request's work nor time in which no step was taken."""
-        return self.cause not in NOT_A_CULPRIT
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a request's time, split into parts.
-
-    Attributes:
-        name: "time to first token", "gap before token 7" and so on.
-        total: Its length in the unit of the explanation.
-        parts: The parts, the largest first; their amounts add up to ``total``.
-    """
-
-    name: str
-    total: float
-    parts: tuple[Part, ...]
-
-    @property
-    def biggest(self) -> Part | None:
-        """The largest part that is not the request's own computation; None if there is none."""
-        return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """The same run without the largest cause.
-
-    Attributes:
-        change: The change, such as "without r7" or "max_num_seqs=64".
-        before: The latency in a simulation of the run as it was.
-        after: The latency in a simulation without the cause.
-    """
-
-    change: str
-    before: float
-    after: float
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """The answer of ``trace.explain``.
-
-    Attributes:
-        request_id: The request.
-        unit: "s", or "steps" if the trace has no clock.
-        total: From arrival to the end, or to its last token in the trace if it has not ended.
-        parts: Parts of ``total``, the largest first; their amounts add up to it.
-        ttft: The time to first token; None if it got none.
-        gaps: Its long gaps between tokens, the longest first.
-    """
-
-    request_id: str
-    unit: str
-    total: float
-    parts: tuple[Part, ...]
-    ttft: Span | None
-    gaps: tuple[Span, ...]
-    _confirm: Callable[[Part, bool], Confirmation | None]
-
-    @property
-    def biggest(self) -> Part | None:
-        """The largest part that is not the request's own computation; None if there is none."""
-        return Span("", self.total, self.parts).biggest
-
-    @cached_property
-    def confirmation(self) -> Confirmation | None:
-        """The latency without the largest cause, by a simulation; None if there is no cause or no way to remove it."""
-        in_ttft = self.ttft.biggest if self.ttft is not None else None
-        biggest = self.biggest
-        if biggest is None:
-            return None
-        is_early = in_ttft is not None and in_ttft.cause == biggest.cause
-        return self._confirm(biggest, is_early)
-
-    def __repr__(self) -> str:
-        lines = [f"{self.request_id}: {self._amount(self.total)} from arrival to its end"]
-        lines += self._rows(self.parts, self.total)
-        for span in (*([self.ttft] if self.ttft is not None else []), *self.gaps):
-            lines.append(f"{span.name}: {self._amount(span.total)}")
-            lines += self._rows(span.parts, span.total)
-        if (said := self.confirmation) is not None:
-            lines.append(
-                f"{said.change}: {self._amount(said.after)} instead of {self._amount(said.before)} (both simulated)"
-            )
-        return "\n".join(map(printable, lines))  # names come from a file
-
-    def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
-        for part in parts:
-            if part.amount < 0.005 * total:
-                continue
-            who = ", ".join(part.culprits[:3]) + (
-                f" and {len(part.culprits) - 3} more" if len(part.culprits) > 3 else ""
-            )
-            where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
-            yield (
-                f"  {self._amount(part.amount):>10}  {part.amount / total:>4.0%}  {part.cause}"
-                + (f": {who}" if who else "")
-                + f" ({where})"
-            )
-
-    def _amount(self, value: float) -> str:
-        if self.unit == "steps":
-            return f"{value:.3g} steps"
-        return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
 def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) -> Explanation:
@@ -232,6 +107,7 @@ class Explainer:
                 self.model = None
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())
+        self._states = _States.of_all(trace)
 
     def _cut(self) -> Iterator[_Piece]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
@@ -267,7 +143,7 @@ class Explainer:
             end = self._pieces[-1].end if self._pieces else arrival
         else:
             raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
-        states = _States(self.trace, request_id)
+        states = self._states[request_id]
         parts = self._parts(states, arrival, end)
         ttft = None
         if of_request.ttft is not None and tokens:
@@ -299,7 +175,10 @@ class Explainer:
         amounts: dict[str, float] = defaultdict(float)
         culprits: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         steps: dict[str, list[int]] = defaultdict(list)
-        for piece in self._pieces:
+        first = bisect_right(self._pieces, begin, key=attrgetter("end"))
+        for piece in self._pieces[first:]:
+            if piece.begin >= end:
+                break
             length = min(end, piece.end) - max(begin, piece.begin)
             if length <= 0:
                 continue
@@ -331,7 +210,7 @@ class Explainer:
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
-        elif states.preempted_at is not None and states.is_preempted_in(record.step):
+        elif states.is_preempted_in(record.step):
             since = states.last_preemption(record.step)
             yield PREEMPTED, 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id)
         elif record.step < states.first_seen:
@@ -438,27 +317,33 @@ class _States:
 
     Attributes:
         request_id: The request.
-        chunks: Its chunks by step.
         first_seen: First step whose scheduling could see it.
-        preempted_at: Steps that preempted it; None for none.
+        chunks: Its chunks by step.
+        preempted_at: Steps that preempted it.
     """
 
-    def __init__(self, trace: Trace, request_id: str) -> None:
+    def __init__(self, request_id: str, first_seen: int) -> None:
         self.request_id = request_id
-        self.first_seen = trace.requests[request_id].arrival_step
+        self.first_seen = first_seen
         self.chunks: dict[int, Chunk] = {}
-        preempted: list[int] = []
+        self.preempted_at: list[int] = []
+
+    @classmethod
+    def of_all(cls, trace: Trace) -> dict[str, _States]:
+        """Those of every request of a trace."""
+        states = {request_id: cls(request_id, info.arrival_step) for request_id, info in trace.requests.items()}
         for record in trace:
             for chunk in record.chunks:
-                if chunk.request_id == request_id:
-                    self.chunks[record.step] = chunk
-            if request_id in record.preempted:
-                preempted.append(record.step)
-        self.preempted_at = preempted or None
+                if chunk.request_id in states:
+                    states[chunk.request_id].chunks[record.step] = chunk
+            for request_id in record.preempted:
+                if request_id in states:
+                    states[request_id].preempted_at.append(record.step)
+        return states
 
     def last_preemption(self, step: int) -> int:
         """The latest step up to a step that preempted the request; -1 for none."""
-        return max((at for at in self.preempted_at or () if at <= step), default=-1)
+        return max((at for at in self.preempted_at if at <= step), default=-1)
 
     def is_preempted_in(self, step: int) -> bool:
         """Whether the request waits to resume in a step."""
@@ -477,12 +362,12 @@ def _in_unit(latency: Any, unit: str) -> float:
     return float(latency.seconds if unit == "s" else latency.steps)
 
 
-def slowest(trace: Trace, count: int, by: str = "ttft") -> list[Explanation]:
+def slowest(trace: Trace, count: int | None, by: str = "ttft") -> list[Explanation]:
     """Explain the requests that waited longest.
 
     Args:
         trace: The trace.
-        count: Number of requests.
+        count: Number of requests; None for all.
         by: "ttft" or "e2e".
 
     Raises:
