@@ -1,5 +1,6 @@
 """Clients that take connections, send ahead, do not read, or leave: the server stays responsive and bounded."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving, wait_for
+
+from workbench.serve.guard import stream_of
 
 PROMPT = [101, 5, 9, 102, 17, 33, 8, 103]
 
@@ -373,6 +376,28 @@ def test_a_reader_of_an_answer_that_never_reads_is_cut_off_and_its_request_abort
     ]
     wait_for(lambda: bridge.metrics.finished["abort"] == aborted + 16)
     assert all(b'"cut_off"' in read_to_end(connection) for connection in connections)
+
+
+def test_an_event_for_a_connection_that_has_just_closed_is_dropped(server, small_buffers, caplog):
+    """The write before it is still waiting for the reader, and is given up."""
+    bridge = server.server.bridge
+    connection = connect(server, get("/trace/stream"), receive_buffer=4096)
+    wait_for(lambda: bridge.step_listeners)
+    [handler] = [listener.__self__ for listener in bridge.step_listeners]
+    stream = stream_of(handler.request)
+
+    async def send_close_and_send():
+        handler.send_event(b"x" * 1_000_000)
+        assert stream.num_unsent > 100_000
+        stream.close()
+        assert not handler.gone.is_set()
+        handler.send_event(b"y")
+        assert handler.gone.is_set()
+
+    asyncio.run_coroutine_threadsafe(send_close_and_send(), server.loop).result(30)
+    wait_for(lambda: not bridge.num_readers)
+    assert "InvalidStateError" not in caplog.text
+    connection.close()
 
 
 def test_a_reader_that_takes_nothing_for_long_is_cut_off(server, small_buffers, monkeypatch):

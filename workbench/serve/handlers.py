@@ -52,6 +52,19 @@ class ApiHandler(RequestHandler):
             self.write(b"data: " + data + b"\n\n")
             self._send()
 
+    def flush(self, include_footers: bool = False) -> asyncio.Future[None]:
+        """Send what has been written, or nothing on a closed connection.
+
+        There Tornado would replace the future of a write that has not ended, and fail when that write is given up.
+        """
+        if not stream_of(self.request).closed():
+            return super().flush(include_footers)
+        self.gone.set()
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        closed.set_exception(StreamClosedError())
+        closed.exception()  # it is no surprise, so that nobody has to ask for it
+        return closed
+
     def _send(self) -> None:
         try:
             self.flush()
