@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -117,7 +118,7 @@ def serve(
         show: Open a browser.
         title: Title of the page.
         threaded: Serve on a separate thread and return the server; its ``stop()`` ends it.
-        on_listening: Called once the port is taken, before the first browser connects.
+        on_listening: Called on another thread as soon as a browser can connect; not if ``threaded``.
         on_seen: Called when a browser has connected and is about to draw.
 
     Raises:
@@ -150,11 +151,16 @@ def serve_session(
         OSError: The port is in use.
     """
     check_port_is_free(port, address)
+    options: dict[str, Any] = {"port": port, "address": address, "show": show, "title": title, "verbose": False}
+    if threaded:
+        return pn.serve({"/": session}, threaded=True, **options)
+    server = pn.serve({"/": session}, start=False, **options)
     if on_listening is not None:
-        on_listening()
-    return pn.serve(
-        {"/": session}, port=port, address=address, show=show, title=title, threaded=threaded, verbose=False
-    )
+        # On another thread, because opening a browser may take its time; in the loop, because it answers from then on.
+        server.io_loop.add_callback(threading.Thread(target=on_listening, daemon=True).start)
+    server.start()
+    server.io_loop.start()
+    return server
 
 
 def check_port_is_free(port: int, address: str = "127.0.0.1") -> None:
