@@ -82,6 +82,7 @@ class PrefixHistory:
         self._replay = BlockReplay.at_start_of(trace, progress=False)
         self._requests: dict[str, Request] = {}
         self._computed: dict[str, ComputedTokens] = {}
+        self._grown: dict[str, tuple[Request, int]] = {}
         self._removed: dict[bytes, _Removal] = {}
         self._before: tuple[Chunk, ...] = ()
         self._num_unknown = 0
@@ -133,11 +134,13 @@ class PrefixHistory:
         """The KV of a request's first tokens is computed, and the blocks that they fill are cached."""
         request.num_kv_computed = num_computed
         self.manager.cache_full_blocks(request, num_computed)
-        known = min(num_computed, len(request.token_ids))
-        self._tree(request.cache_salt).add(request.request_id, request.token_ids, known)
+        self._grown[request.request_id] = request, min(num_computed, len(request.token_ids))
 
     def _tree(self, cache_salt: str) -> ComputedTokens:
-        return self._computed.setdefault(cache_salt, ComputedTokens())
+        tree = self._computed.get(cache_salt)
+        if tree is None:
+            tree = self._computed[cache_salt] = ComputedTokens()
+        return tree
 
     # -- one step --------------------------------------------------------------------------------------------
 
@@ -155,9 +158,10 @@ class PrefixHistory:
             request, num_hits = self._request(chunk.request_id), 0
             if chunk.request_id in admitted:
                 self._admit(record, request, num_hits := chunk.num_cached_tokens)
-            changes = [TableChange(chunk.new_block_ids), *chunk.other_groups]
-            self._take(record, request, changes, num_hits)
-            request.block_tables = [record.block_table(index, group) for group in range(len(self._groups))]
+            if chunk.new_block_ids or chunk.other_groups or chunk.removed:
+                changes = [TableChange(chunk.new_block_ids), *chunk.other_groups]
+                self._take(record, request, changes, num_hits)
+                request.block_tables = [record.block_table(index, group) for group in range(len(self._groups))]
             self._compute(request, chunk.end)
         for request_id, key in withdrawn:
             if not self.is_cached(key):
@@ -262,6 +266,9 @@ class PrefixHistory:
 
     def repetition(self, request: Request) -> Repetition:
         """The longest beginning of a request that requests of its salt computed before."""
+        for other, num_computed in self._grown.values():  # only admissions ask, so decodes are entered many at a time
+            self._tree(other.cache_salt).add(other.request_id, other.token_ids, num_computed)
+        self._grown.clear()
         return self._tree(request.cache_salt).longest(request.token_ids)
 
     def repetition_elsewhere(self, request: Request) -> Repetition:
