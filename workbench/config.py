@@ -76,8 +76,10 @@ class EngineConfig(_Frozen):
             lookup with its defaults. The keys are the fields of ``workbench.speculation.Speculation``.
         attention_backend: "auto" takes the best backend of the device.
         kv_cache_groups: Layers that share block tables, such as ``[{"kind": "full_attention"}, {"kind":
-            "sliding_window", "sliding_window": 512}]``; None for one group of full attention. The keys of a group are
-            the fields of ``workbench.trace.kv_groups.KVCacheGroup``.
+            "sliding_window", "sliding_window": 512}]``; None for those of the engine's model, and in a simulation for
+            one group of full attention. The keys of a group are the fields of
+            ``workbench.trace.kv_groups.KVCacheGroup``. With one group of full attention every layer of a model keeps
+            every token.
         prefix_cache_retention_interval: Windows and states that the prefix cache keeps. 0: those at the ends of prompts
             and of shared prefixes. A number of tokens: also those at each multiple of it. "dense": all that a hit can
             use.
@@ -274,6 +276,19 @@ class EngineConfig(_Frozen):
     def num_usable_blocks(self) -> int:
         """KV blocks that can hold tokens: all but the null block 0."""
         return self.num_pool_blocks - 1
+
+    def max_blocks_of(self, num_tokens: int) -> int:
+        """Maximum number of blocks that a request of this many tokens holds at a time, over all KV cache groups."""
+        in_flight = self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+        total = 0
+        for group in self.cache_groups:
+            num_blocks = -(-num_tokens // group.block_size)
+            if group.kind == "sliding_window":
+                num_blocks = min(num_blocks, -(-(group.sliding_window - 1 + in_flight) // group.block_size) + 1)
+            elif group.kind == "mamba":  # the state that is read, and the one that is written
+                num_blocks = min(num_blocks, 2)
+            total += num_blocks
+        return total
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed, checked like a new one.

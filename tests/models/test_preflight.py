@@ -58,9 +58,8 @@ def test_windows_longer_than_the_preflight_are_still_tested(window):
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("mamba", "layer 0 uses a ArraysCache: recurrent state"),
-        ("lfm2", "layer 0 uses a ArraysCache: recurrent state"),
-        ("falcon_h1", "layer 0 uses a CacheList: several caches in one layer"),
+        ("baichuan_m1", "layer 0 hands its recurrent state to no module"),
+        ("gear", "the plain model does not run here"),
         ("gpt_bigcode", "the model computes the positions of one sequence, and a packed batch has several"),
         ("afm7", "the model uses 'keys_and_values' of mlx-lm's own caches, which a paged cache does not have"),
     ],

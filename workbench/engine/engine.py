@@ -117,14 +117,14 @@ class Engine(Shortcuts):
         make_speculator: Callable[[EngineConfig, LoadedModel, Sampler], Speculator | None],
         weights: Weights | None,
     ) -> None:
-        if config.kv_cache_groups is not None:
-            raise ValueError("kv_cache_groups is not run by an Engine yet, only by simulate(): set it to None")
         if not isinstance(model, LoadedModel):
             model = load_model(model) if weights is None else load_model(model, weights=weights)
         self.model = model
         self.config = resolve_config(config, self.model)
         self.runner = self._make_runner()
-        self.config = self.runner.config  # with the number of blocks that "auto" stands for
+        self.config = (
+            self.runner.config
+        )  # with the model's KV cache groups, and the number of blocks that "auto" stands for
         self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
         self._outputs = OutputProcessor(self.model)
         trace = Trace(
@@ -156,7 +156,7 @@ class Engine(Shortcuts):
 
     def _make_runner(self) -> ModelRunner:
         """Make the model runner; an engine over several ranks has another."""
-        return ModelRunner(self.model, self.config)
+        return ModelRunner(self.model, self.config, one_table=False)
 
     def _make_step(self, *parts: Any, **options: Any) -> Step:
         """Make the step; an engine in lockstep with others has another."""
@@ -332,6 +332,8 @@ class Engine(Shortcuts):
         caches = self.runner.kv_cache.kernel_layers
         if self.runner.mode != "kernel":
             raise ValueError(f"layers of {self.name!r} cannot be captured: its attention does its own arithmetic")
+        if not caches:
+            raise ValueError(f"{self.name!r} has no attention layer to capture")
         if not isinstance(layer, int) or not 0 <= layer < len(caches):
             raise ValueError(f"layer must be from 0 to {len(caches) - 1}, got {layer!r}")
         capture = LayerCapture(layer)

@@ -123,7 +123,7 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
         )
     longest = min(len(token_ids) + sampling.max_tokens, limit)
     # The last sampled token is returned but never fed to the model, so it needs no KV.
-    needed = -(-(longest - 1) // config.block_size)
+    needed = config.max_blocks_of(longest - 1)
     if needed > config.num_usable_blocks:
         raise ValueError(
             f"num_blocks={config.num_blocks} is too small for this request: {len(token_ids)} prompt tokens and "

@@ -71,7 +71,7 @@ def choose_num_blocks(config: EngineConfig, block_bytes: int) -> int:
     """
     free = max(0, usable_memory() - mx.get_active_memory())
     share = AUTO_SHARE_GPU if runs_on_gpu() else AUTO_SHARE_CPU
-    fitting = int(share * free) // block_bytes
+    fitting = int(share * free) // max(1, block_bytes)  # blocks that stand for recurrent states alone have no bytes
     if fitting < 2:
         raise ValueError(
             f"num_blocks='auto' takes {share:.0%} of the free {free / 2**30:.2f} GiB, less than two blocks of "
@@ -79,7 +79,7 @@ def choose_num_blocks(config: EngineConfig, block_bytes: int) -> int:
         )
     if config.max_model_len is None:
         return fitting
-    return min(fitting, 1 + config.max_num_seqs * -(-config.max_model_len // config.block_size))
+    return min(fitting, 1 + config.max_num_seqs * config.max_blocks_of(config.max_model_len))
 
 
 def check_pool_fits(num_blocks: int, block_bytes: int, memory: int, weights: int = 0) -> None:
@@ -89,7 +89,7 @@ def check_pool_fits(num_blocks: int, block_bytes: int, memory: int, weights: int
         num_blocks: Blocks in the pool.
         block_bytes: Bytes of one block over all layers.
         memory: `usable_memory`.
-        weights: Bytes of it that are taken already.
+        weights: Bytes of it that are taken already, by the model and by recurrent states.
 
     Raises:
         ValueError: It does not fit; the message gives the largest number of blocks that does.
@@ -99,7 +99,7 @@ def check_pool_fits(num_blocks: int, block_bytes: int, memory: int, weights: int
         raise ValueError(
             f"num_blocks={num_blocks} needs {num_blocks * block_bytes / 2**30:.1f} GiB of KV cache "
             f"({block_bytes / 2**20:.2f} MiB per block), this machine has {memory / 2**30:.1f} GiB{taken}: "
-            f"use at most {max(0, memory - weights) // (2 * block_bytes)} blocks"
+            f"use at most {max(0, memory - weights) // max(1, 2 * block_bytes)} blocks"
         )
 
 

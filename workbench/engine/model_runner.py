@@ -17,14 +17,16 @@ from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
 from workbench.config import EngineConfig
 from workbench.device import runs_on_gpu
+from workbench.engine.cache_groups import choose_groups
 from workbench.engine.memory import check_pool_fits, choose_num_blocks, explained, limit_memory, usable_memory
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
-from workbench.models.paged_cache import PagedKVCache, bytes_per_block
+from workbench.models.paged_cache import PagedKVCache, bytes_per_block, flat_caches
 from workbench.models.patch import Patch, patch_model
 from workbench.models.preflight import PreflightResult, preflight, preflight_once
+from workbench.models.state_cache import MixerPatch
 from workbench.trace.records import KernelLaunch
 
 if TYPE_CHECKING:
@@ -35,7 +37,10 @@ class ModelRunner:
     """Holds a model, its KV pool and its attention backend, and runs packed batches.
 
     Attributes:
-        config: The configuration, with the number of blocks that "auto" stands for.
+        config: The configuration, with the model's KV cache groups and the number of blocks that "auto" stands for.
+        groups: The KV cache groups.
+        bytes_per_block: Bytes of one KV block.
+        state_bytes: Bytes of the recurrent state of a request, 0 without.
         model: The mlx-lm model. While it is held here its attention dispatches on the cache it is given, and it
             still works with mlx-lm's own caches.
         preflight: The way in which the model is served, and the check that found it.
@@ -54,12 +59,14 @@ class ModelRunner:
     evaluates_whole_model = False
     also_evaluated: Callable[[mx.array], list[mx.array]] | None = None
 
-    def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: nn.Module | LoadedModel, config: EngineConfig, *, one_table: bool = True) -> None:
         """Preflight the model and allocate its KV pool.
 
         Args:
             model: A loaded model, or an mlx-lm model alone.
-            config: ``num_blocks``, ``block_size`` and ``attention_backend`` are used.
+            config: ``num_blocks``, ``block_size``, ``kv_cache_groups`` and ``attention_backend`` are used.
+            one_table: Batches have one block table per sequence; False for a table per KV cache group, in which
+                windowed layers give blocks back.
 
         Raises:
             UnsupportedModelError: The model cannot be served; the message gives the reason.
@@ -71,19 +78,27 @@ class ModelRunner:
         self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
         self.backend_name = self.backend.name
         limit_memory()
-        block_bytes = bytes_per_block(self.preflight.layers, config.block_size)
+        caches, states = flat_caches(self.preflight.caches), self.preflight.states
+        config, groups = choose_groups(config, caches, one_table=one_table)
+        self.groups = config.cache_groups
+        first = next((group for group in self.groups if group.is_attention), self.groups[0])
+        self.bytes_per_block = bytes_per_block(caches, first.block_size, groups)
         if config.num_blocks == "auto":
-            config = config.replace(num_blocks=choose_num_blocks(config, block_bytes))
+            config = config.replace(num_blocks=choose_num_blocks(config, self.bytes_per_block))
         self.config = config
-        weights = mx.get_active_memory() if runs_on_gpu() else 0
-        check_pool_fits(config.num_pool_blocks, block_bytes, _physical_memory(), weights)
-        pool = (self.preflight.layers, config.num_pool_blocks, config.block_size)
-        changes: list[Patch | FinalNorm] = []
+        self.state_bytes = sum(state.nbytes for state in states)
+        taken = (mx.get_active_memory() if runs_on_gpu() else 0) + config.max_num_seqs * self.state_bytes
+        check_pool_fits(config.num_pool_blocks, self.bytes_per_block, _physical_memory(), taken)
+        pool = (self.preflight.caches, config.num_pool_blocks, first.block_size)
+        changes: list[Patch | FinalNorm | MixerPatch] = []
+        if states:
+            changes.append(MixerPatch(self.model, [path for state in states for path in state.mixers]))
         if self.preflight.mode == "kernel":
-            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend)
+            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend, groups, config.max_num_seqs)
             changes += patch_model(self.model, self.backend)
         else:
-            self.kv_cache = PagedKVCache.for_gathering(*pool, self.preflight.mask_ndim)
+            mask_ndim = self.preflight.mask_ndim
+            self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, config.max_num_seqs)
         self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
@@ -95,14 +110,15 @@ class ModelRunner:
 
     def _describe_launches(self) -> None:
         """Make the part of a record's launch that is the same in every step."""
-        first, windows = self.preflight.layers[0], self.preflight.windows
+        layers, windows = self.preflight.layers, self.preflight.windows
         windows = windows if len(set(windows)) > 1 else windows[:1]
-        self._shape: dict[str, Any] = {
-            "num_heads": self.preflight.num_heads,
-            "num_kv_heads": first.num_kv_heads,
-            "head_dim": first.k_head_dim,
-            "dtype": dtype_name(first.dtype),
-        }
+        self._shape: dict[str, Any] = {"num_heads": self.preflight.num_heads}
+        if layers:
+            self._shape |= {
+                "num_kv_heads": layers[0].num_kv_heads,
+                "head_dim": layers[0].k_head_dim,
+                "dtype": dtype_name(layers[0].dtype),
+            }
         # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
         self._left_windows = tuple(window - 1 if window > 0 else -1 for window in windows)
         details = {"reason": self.preflight.reason}
@@ -132,22 +148,21 @@ class ModelRunner:
             ValueError: The batch was packed for another block size, or names blocks outside the pool.
         """
         self._check(packed)
-        metadata = AttentionMetadata(
-            packed.cu_seqlens_q,
-            packed.seqused_k,
-            packed.block_table,
-            packed.slot_mapping,
-            packed.block_size,
-        )
-        self._latest = (packed, metadata)
+        metadata = [
+            AttentionMetadata(
+                packed.cu_seqlens_q, packed.seqused_k, tables.block_table, tables.slot_mapping, tables.block_size
+            )
+            for tables in packed.by_group or (packed,)
+        ]
+        self._latest = (packed, metadata[0])
         rows = packed.logits_rows
         samples = len(rows) > 0
         if self.compiled_step is not None and not any(layer.taps for layer in self.kv_cache.kernel_layers):
-            logits = self.compiled_step.run(packed.token_ids, packed.positions, rows, metadata)
+            logits = self.compiled_step.run(packed.token_ids, packed.positions, rows, *metadata)
             if samples and self.also_evaluated is not None:
                 mx.eval(self.also_evaluated(logits))
             return logits
-        self.kv_cache.begin_step(packed.positions, metadata)
+        self.kv_cache.begin_step(packed.positions, *metadata, held=packed.held)
         try:
             wanted = rows if samples else np.zeros(1, dtype=np.int32)
             logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
@@ -172,11 +187,17 @@ class ModelRunner:
         pool = self.kv_cache
         if packed.block_size != pool.block_size:
             raise ValueError(f"the batch was packed for block_size {packed.block_size}, the pool has {pool.block_size}")
-        largest = packed.block_table.max(axis=1)
-        if largest.max() >= pool.num_blocks:
-            name, block = packed.sequence_name(int(largest.argmax())), largest.max()
-            raise ValueError(f"{name}: block id {block} is outside the pool of {pool.num_blocks} blocks")
-        if self.mode == "gather":
+        if max(1, len(packed.by_group)) != len(self.groups):
+            raise ValueError(
+                f"the batch has tables of {max(1, len(packed.by_group))} KV cache groups, the model has "
+                f"{len(self.groups)}: pack it with groups=runner.groups"
+            )
+        for tables in packed.by_group or (packed,):
+            largest = tables.block_table.max(axis=1)
+            if largest.max() >= pool.num_blocks:
+                name, block = packed.sequence_name(int(largest.argmax())), largest.max()
+                raise ValueError(f"{name}: block id {block} is outside the pool of {pool.num_blocks} blocks")
+        if self.mode == "gather" and self.preflight.layers:
             self._check_gathered(packed)
 
     def _check_gathered(self, packed: PackedBatch) -> None:
@@ -198,15 +219,10 @@ class ModelRunner:
         """
         if self._latest is None or self._latest[0] is not packed:
             raise ValueError("kernel_launch describes the batch that ran last: call forward(packed) before")
-        if self.mode == "gather":
+        if self.mode == "gather" or not self.preflight.layers:
             return self._launch
         launch = self.backend.describe(self._latest[1], windows=self._left_windows, **self._shape)
         return msgspec.structs.replace(launch, windows=self._launch.windows)
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes one KV block takes over all layers."""
-        return bytes_per_block(self.preflight.layers, self.kv_cache.block_size)
 
     def describe(self) -> dict[str, Any]:
         """Facts about the model and how it is served, for the head of a trace."""
@@ -214,15 +230,20 @@ class ModelRunner:
         facts: dict[str, Any] = {
             "num_layers": len(layers),
             "num_heads": self.preflight.num_heads,
-            "num_kv_heads": layers[0].num_kv_heads,
-            "head_dim": layers[0].k_head_dim,
-            "kv_dtype": dtype_name(layers[0].dtype),
             "windows": sorted(set(self.preflight.windows)),
             "attention_backend": self.backend_name,
             "attention_mode": self.mode,
             "kv_bytes_per_block": self.bytes_per_block,
             "preflight_error": self.preflight.max_error,
         }
+        if layers:
+            facts |= {
+                "num_kv_heads": layers[0].num_kv_heads,
+                "head_dim": layers[0].k_head_dim,
+                "kv_dtype": dtype_name(layers[0].dtype),
+            }
+        if self.preflight.states:
+            facts |= {"num_recurrent_layers": len(self.preflight.states), "state_bytes_per_request": self.state_bytes}
         if self.compiled_step is not None:
             facts["forward"] = "compiled"
         if self.fallback_reason:
@@ -242,12 +263,14 @@ def _compiled(model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache)
     """The forward pass in compiled code, or None and the reason; only packed weights have one."""
     if not any(hasattr(module, "num_packed_weights") for module in model.modules()):
         return None, "its weights are not packed"
+    if result.states:
+        return None, "it has recurrent layers"
     from workbench.models.packed.compiled_step import make_compiled_step
 
     return make_compiled_step(model, result, kv_cache)
 
 
-def _restore(changes: list[Patch | FinalNorm]) -> None:
+def _restore(changes: list[Patch | FinalNorm | MixerPatch]) -> None:
     for change in changes:
         change.restore()
 

@@ -7,7 +7,7 @@ a decode is a sequence of one row, a prompt chunk one of many, and nothing else 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +18,8 @@ from workbench.field_checks import MAX_INT32
 
 if TYPE_CHECKING:
     from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
+    from workbench.scheduler.request import Request
+    from workbench.trace.kv_groups import KVCacheGroup
 
 
 class Segment(NamedTuple):
@@ -41,6 +43,26 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class GroupTables:
+    """The block tables of one KV cache group for a packed batch.
+
+    Attributes:
+        block_table: Physical block ids, padded with 0, int32 [num_seqs, max_blocks]; 0 too for a block that the group
+            has given back.
+        slot_mapping: KV slot (block id * block_size + offset) each row writes, int64 [T].
+        block_size: Tokens per block of the group.
+        tables: Each sequence's own block table list, by which the next step finds the rows it can reuse.
+        table_lengths: The length each of them had, int64 [num_seqs].
+    """
+
+    block_table: np.ndarray
+    slot_mapping: np.ndarray
+    block_size: int
+    tables: Sequence[Sequence[int]] = field(default=(), repr=False)
+    table_lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+
+
+@dataclass(frozen=True, eq=False)
 class PackedBatch:
     """A packed batch of T rows and ``num_seqs`` sequences; valid by construction.
 
@@ -60,6 +82,10 @@ class PackedBatch:
         request_ids: Names of the sequences in errors.
         tables: Each sequence's own block table list, by which the next step finds the rows it can reuse.
         table_lengths: The length each of them had, int64 [num_seqs].
+        by_group: The tables of every KV cache group, if there are several; the fields above are the first attention
+            group's.
+        held: For each group the blocks that stand for the states of requests, in this step or not; None without
+            groups of recurrent state.
 
     Raises:
         ValueError: A rule is broken; the message names the sequence and its request.
@@ -77,6 +103,8 @@ class PackedBatch:
     request_ids: Sequence[str] = ()
     tables: Sequence[Sequence[int]] = field(default=(), repr=False)
     table_lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+    by_group: tuple[GroupTables, ...] = ()
+    held: Sequence[Sequence[int]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self._is_valid():
@@ -122,36 +150,85 @@ def prepare_unified(
     *,
     num_blocks: int | None = None,
     previous: PackedBatch | None = None,
+    groups: Sequence[KVCacheGroup] = (),
+    running: Sequence[Request] = (),
 ) -> PackedBatch:
     """Pack what the scheduler chose, in its order, decodes and prompt chunks alike.
 
     Args:
         batch: The step's chunks; ``num_tokens`` tokens from ``start`` of each request's ``token_ids``.
-        block_size: Tokens per KV block.
+        block_size: Tokens per KV block of the first attention group.
         num_blocks: Size of the block pool.
         previous: The batch packed before this one. Block tables only grow, so its rows are reused if the same
             requests come again; the result is the same without it.
+        groups: The KV cache groups, if there are several.
+        running: All running requests, whose recurrent states have to stay.
 
     Raises:
         ValueError: A chunk cannot be packed; the message names its request.
     """
+    if len(groups) > 1:
+        first = batch.layout.group or 0
+        tables = [chunk.request.block_tables[first] for chunk in batch.chunks]
+    else:
+        tables = [chunk.request.block_table for chunk in batch.chunks]
     segments = [
         (
-            (request := chunk.request).block_table,
+            table,
             chunk.start,
             chunk.num_tokens,
             tokens,
             chunk.samples,
-            request.request_id,
+            chunk.request.request_id,
         )
         if len(tokens := chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]) == chunk.num_tokens
-        else _segment_ahead(chunk)
-        for chunk in batch.chunks
+        else _segment_ahead(chunk, table)
+        for chunk, table in zip(batch.chunks, tables)
     ]
-    return pack(segments, block_size, num_blocks=num_blocks, previous=previous)
+    packed = pack(segments, block_size, num_blocks=num_blocks, previous=previous)
+    if len(groups) > 1:
+        packed = _with_groups(packed, batch, groups, previous)
+    if any(group.kind == "mamba" for group in groups):
+        requests = [*running, *(chunk.request for chunk in batch.chunks)]
+        held = [
+            [request.block_tables[index][0] for request in requests if request.block_tables[index]]
+            if group.kind == "mamba"
+            else ()
+            for index, group in enumerate(groups)
+        ]
+        packed = replace(packed, held=held)
+    return packed
 
 
-def _segment_ahead(chunk: ScheduledChunk) -> Segment:
+def _with_groups(
+    packed: PackedBatch, batch: ScheduledBatch, groups: Sequence[KVCacheGroup], previous: PackedBatch | None
+) -> PackedBatch:
+    """The same batch with the tables of every group.
+
+    Raises:
+        ValueError: A group lacks a block for a row; the message names the request.
+    """
+    row_seq = np.repeat(np.arange(packed.num_seqs), np.diff(packed.cu_seqlens_q))
+    before = (
+        previous.by_group if previous is not None and len(previous.by_group) == len(groups) else [None] * len(groups)
+    )
+    by_group = []
+    for index, group in enumerate(groups):
+        tables = tuple(chunk.request.block_tables[index] for chunk in batch.chunks)
+        lengths = np.fromiter(map(len, tables), dtype=np.int64, count=len(tables))
+        short = packed.seqused_k > lengths * group.block_size
+        if not short.any():
+            made = _tables_of(tables, lengths, packed.positions, row_seq, group.block_size, before[index])
+            held = made.slot_mapping >= group.block_size
+            short = np.bincount(row_seq, ~held, packed.num_seqs) > 0
+        if short.any():
+            name = packed.sequence_name(int(short.argmax()))
+            raise ValueError(f"{name}: a row has no block in KV cache group {index}; allocate its blocks first")
+        by_group.append(made)
+    return replace(packed, by_group=tuple(by_group))
+
+
+def _segment_ahead(chunk: ScheduledChunk, block_table: Sequence[int]) -> Segment:
     """A chunk that was scheduled before all of its tokens were known: with drafts, or with asynchronous steps.
 
     Drafts follow the known tokens; an unknown one runs as token 0. If ``start`` counts drafts that have been rejected
@@ -162,7 +239,7 @@ def _segment_ahead(chunk: ScheduledChunk) -> Segment:
     tokens += [0] * (chunk.num_tokens - len(drafts) - len(tokens)) if request.status == "finished" else []
     tokens += [max(0, token) for token in drafts]
     num_logits = 1 + len(drafts) if chunk.samples else 0
-    return Segment(request.block_table, start, chunk.num_tokens, tokens, num_logits, request.request_id)
+    return Segment(block_table, start, chunk.num_tokens, tokens, num_logits, request.request_id)
 
 
 def pack(
@@ -195,15 +272,14 @@ def pack(
     total = int(bounds[-1])
     row_seq = np.repeat(np.arange(num_seqs), length)
     positions = np.arange(total) + (start - bounds[:-1])[row_seq]
-    block_table = _block_table(block_ids, table_lengths, previous)
-    block, offset = np.divmod(positions, block_size)
+    made = _tables_of(block_ids, table_lengths, positions, row_seq, block_size, previous)
     return PackedBatch(
         token_ids=np.fromiter(chain.from_iterable(token_ids), dtype=np.int32, count=total),
         positions=positions.astype(np.int32),
-        slot_mapping=block_table[row_seq, block] * np.int64(block_size) + offset,
+        slot_mapping=made.slot_mapping,
         cu_seqlens_q=bounds,
         seqused_k=(start + length).astype(np.int32),
-        block_table=block_table,
+        block_table=made.block_table,
         logits_rows=_logits_rows(bounds, np.array(samples, dtype=np.int32)),
         block_size=block_size,
         num_blocks=num_blocks,
@@ -211,6 +287,21 @@ def pack(
         tables=block_ids,
         table_lengths=table_lengths,
     )
+
+
+def _tables_of(
+    tables: tuple[Sequence[int], ...],
+    lengths: np.ndarray,
+    positions: np.ndarray,
+    row_seq: np.ndarray,
+    block_size: int,
+    previous: PackedBatch | GroupTables | None,
+) -> GroupTables:
+    """Pad the block tables of a group, and find the slot of each row in them."""
+    block_table = _block_table(tables, lengths, previous)
+    block, offset = np.divmod(positions, block_size)
+    slots = block_table[row_seq, block] * np.int64(block_size) + offset
+    return GroupTables(block_table, slots, block_size, tables, lengths)
 
 
 def _logits_rows(bounds: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -235,10 +326,13 @@ def _why_not_packed(index: int, segment: Segment, block_size: int) -> str:
     )
 
 
-def _block_table(tables: tuple[Sequence[int], ...], lengths: np.ndarray, previous: PackedBatch | None) -> np.ndarray:
+def _block_table(
+    tables: tuple[Sequence[int], ...], lengths: np.ndarray, previous: PackedBatch | GroupTables | None
+) -> np.ndarray:
     """Pad block tables with 0 to int32 [num_seqs, max_blocks], reusing the previous step's rows.
 
-    A table is an append-only list, so the same list at the same row still begins with the ids it had before.
+    A table is an append-only list, so the same list at the same row still begins with the ids it had before. A table
+    that loses a block is another list from then on.
     """
     table = np.zeros((len(tables), int(lengths.max())), dtype=np.int32)
     if (

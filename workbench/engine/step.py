@@ -146,7 +146,13 @@ class Step:
     def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
         """Pack a batch."""
         with timed("prepare"):
-            return prepare_unified(batch, batch.block_size, previous=self.runner.latest)
+            return prepare_unified(
+                batch,
+                self.runner.kv_cache.block_size,
+                previous=self.runner.latest,
+                groups=self.runner.groups,
+                running=self.scheduler.running,
+            )
 
     def compute(
         self, batch: ScheduledBatch, packed: PackedBatch, timed: Stopwatch, stops_at_layers: bool | None = None

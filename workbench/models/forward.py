@@ -34,7 +34,7 @@ def forward_rows(
     """
     tokens, wanted = mx.array(token_ids)[:, None], mx.array(rows)
     with compiled_operations(kv_cache.backend), nullcontext() if final_norm is None else final_norm.selecting(wanted):
-        logits = model(tokens, cache=kv_cache.layers)
+        logits = model(tokens, cache=kv_cache.argument)
     if final_norm is None:
         logits = logits[wanted]
     return logits.squeeze(1).astype(mx.float32)

@@ -14,16 +14,20 @@ is for models whose attention does its own arithmetic.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import CacheList
 
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.options import AttentionOptions
+from workbench.models.state_cache import LayerState, StateLayerCache, StateSlots, StateStep
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class LayerKV:
         v_head_dim: Elements of a value per head; differs from the keys' in latent attention.
         dtype: Element type.
         window: Sliding window in tokens, the token itself included; -1 for full attention.
+        mask_excess: Tokens by which the masks that the model asks for are wider than the window.
     """
 
     num_kv_heads: int
@@ -43,6 +48,12 @@ class LayerKV:
     v_head_dim: int
     dtype: mx.Dtype
     window: int = -1
+    mask_excess: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a row may read, itself included; -1 for all."""
+        return self.window + self.mask_excess if self.window > 0 else -1
 
     @property
     def bytes_per_token(self) -> int:
@@ -79,6 +90,9 @@ class AttentionCall:
     options: AttentionOptions
 
 
+Memory = tuple[mx.array, mx.array]
+"""Keys and values of every slot, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
 Tap = Callable[[AttentionCall], None]
 """A function that is called with each attention call of a layer."""
 
@@ -111,17 +125,17 @@ class LayerCache(ABC):
 
     Attributes:
         layer: Shapes, element type and window.
-        k_cache: Keys of every slot.
-        v_cache: Values of every slot.
+        k_cache: Keys of every slot; layers of other KV cache groups keep theirs in other blocks of the same array.
+        v_cache: Values of every slot, likewise.
+        group: Index of the layer's KV cache group.
         num_reads: Attention calls of this layer since the step began.
         num_heads: Query heads of the last attention call, 0 before the first.
     """
 
-    def __init__(self, layer: LayerKV, num_blocks: int, block_size: int) -> None:
-        slots = (num_blocks, block_size, layer.num_kv_heads)
+    def __init__(self, layer: LayerKV, memory: Memory, group: int = 0) -> None:
         self.layer = layer
-        self.k_cache = mx.zeros((*slots, layer.k_head_dim), dtype=layer.dtype)
-        self.v_cache = mx.zeros((*slots, layer.v_head_dim), dtype=layer.dtype)
+        self.k_cache, self.v_cache = memory
+        self.group = group
         self.num_reads = 0
         self.num_heads = 0
         self._step: _Step | None = None
@@ -178,8 +192,8 @@ class PagedLayerCache(LayerCache):
         taps: Called in order after each attention call.
     """
 
-    def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, backend: AttentionBackend) -> None:
-        super().__init__(layer, num_blocks, block_size)
+    def __init__(self, layer: LayerKV, memory: Memory, backend: AttentionBackend, group: int = 0) -> None:
+        super().__init__(layer, memory, group)
         self.backend = backend
         self.taps: list[Tap] = []
         self._options: AttentionOptions | None = None
@@ -240,8 +254,8 @@ class GatheredLayerCache(LayerCache):
         mask_ndim: Axes of the masks that the model takes.
     """
 
-    def __init__(self, layer: LayerKV, num_blocks: int, block_size: int, mask_ndim: int) -> None:
-        super().__init__(layer, num_blocks, block_size)
+    def __init__(self, layer: LayerKV, memory: Memory, mask_ndim: int, group: int = 0) -> None:
+        super().__init__(layer, memory, group)
         self.mask_ndim = mask_ndim
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -264,47 +278,102 @@ class GatheredLayerCache(LayerCache):
 
     def _fetch(self, cache: mx.array) -> mx.array:
         rows = cache[self._current.row_table].flatten(1, 2).swapaxes(1, 2)
-        # Slots past a row's position may hold anything, even NaN, and 0 * NaN is NaN.
-        return mx.where(self._visible(-1)[:, None, :, None], rows, mx.zeros((), rows.dtype))
+        # Slots past a row's position, and before its window, may hold anything, even NaN, and 0 * NaN is NaN.
+        return mx.where(self._visible(self.layer.reach)[:, None, :, None], rows, mx.zeros((), rows.dtype))
+
+
+CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]
+"""Contents of an entry of a model's cache argument; a tuple for an entry that is a list of caches."""
+
+
+def flat_caches(specs: Sequence[CacheSpec]) -> list[LayerKV | LayerState]:
+    """The entries one after another, without lists inside them."""
+    return [one for spec in specs for one in (spec if isinstance(spec, tuple) else (spec,))]
 
 
 class PagedKVCache:
-    """The block pool of a whole model: one layer cache per layer.
+    """The block pool of a whole model: one cache per layer and kind of cache.
 
     Attributes:
-        layers: The model's ``cache`` argument.
+        argument: The model's ``cache`` argument.
+        layers: The caches of attention in it.
+        states: The caches of recurrent layers in it.
         num_blocks: Blocks in the pool.
         block_size: Tokens per block.
         backend: The attention backend, None if the model computes attention itself.
     """
 
-    def __init__(self, layers: Sequence[LayerCache], backend: AttentionBackend | None = None) -> None:
+    def __init__(
+        self,
+        argument: Sequence[Any],
+        num_blocks: int,
+        block_size: int,
+        num_states: int,
+        backend: AttentionBackend | None = None,
+    ) -> None:
         """See `for_kernel` and `for_gathering`."""
-        self.layers = list(layers)
+        self.argument = list(argument)
+        flat = [one for entry in argument for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+        self.layers = [one for one in flat if isinstance(one, LayerCache)]
+        self.states = [one for one in flat if isinstance(one, StateLayerCache)]
         self.backend = backend
-        self.num_blocks, self.block_size = self.layers[0].k_cache.shape[:2]
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._slots = {state.group: StateSlots(num_states) for state in self.states}
         mx.eval(self.arrays)
 
     @classmethod
     def for_kernel(
-        cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, backend: AttentionBackend
+        cls,
+        specs: Sequence[CacheSpec],
+        num_blocks: int,
+        block_size: int,
+        backend: AttentionBackend,
+        groups: Sequence[int] | None = None,
+        num_states: int = 0,
     ) -> PagedKVCache:
-        """A pool that an attention backend reads and writes; needs `workbench.models.patch`."""
-        return cls([PagedLayerCache(layer, num_blocks, block_size, backend) for layer in layers], backend)
+        """A pool that an attention backend reads and writes; needs `workbench.models.patch`.
+
+        Args:
+            specs: Contents of each entry of the model's cache argument.
+            num_blocks: Blocks in the pool.
+            block_size: Tokens per block.
+            backend: The attention backend.
+            groups: KV cache group of each cache; None for one group.
+            num_states: Maximum number of requests that have a state.
+        """
+
+        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
+            return PagedLayerCache(layer, memory, backend, group)
+
+        argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
+        return cls(argument, num_blocks, block_size, num_states, backend)
 
     @classmethod
     def for_gathering(
-        cls, layers: Sequence[LayerKV], num_blocks: int, block_size: int, mask_ndim: int = 4
+        cls,
+        specs: Sequence[CacheSpec],
+        num_blocks: int,
+        block_size: int,
+        mask_ndim: int = 4,
+        groups: Sequence[int] | None = None,
+        num_states: int = 0,
     ) -> PagedKVCache:
         """A pool whose context is gathered for the model's own attention.
 
         Args:
-            layers: One entry per cache that the model uses.
+            specs: Contents of each entry of the model's cache argument.
             num_blocks: Blocks in the pool.
             block_size: Tokens per block.
             mask_ndim: Axes of the masks: 4 for MLX's attention, 5 if the model groups its query heads itself.
+            groups: KV cache group of each cache; None for one group.
+            num_states: Maximum number of requests that have a state.
         """
-        return cls([GatheredLayerCache(layer, num_blocks, block_size, mask_ndim) for layer in layers])
+
+        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
+            return GatheredLayerCache(layer, memory, mask_ndim, group)
+
+        argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
+        return cls(argument, num_blocks, block_size, num_states)
 
     @property
     def kernel_layers(self) -> list[PagedLayerCache]:
@@ -313,36 +382,103 @@ class PagedKVCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every K and V array, for ``mx.eval`` (never for ``mx.async_eval``)."""
-        return [array for layer in self.layers for array in layer.state]
+        """Every array once, for ``mx.eval`` (never for ``mx.async_eval``)."""
+        keys_and_values = {id(array): array for layer in self.layers for array in layer.state}
+        return [*keys_and_values.values(), *(array for state in self.states for array in state.arrays)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
         return sum(array.nbytes for array in self.arrays)
 
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
-        return bytes_per_block([layer.layer for layer in self.layers], self.block_size)
+    def begin_step(
+        self, positions: np.ndarray, *metadata: AttentionMetadata, held: Sequence[Collection[int]] | None = None
+    ) -> None:
+        """Serve a packed batch.
 
-    def begin_step(self, positions: np.ndarray, metadata: AttentionMetadata) -> None:
-        """Serve a packed batch: ``positions`` int32 [T]."""
-        step = _Step(mx.array(positions), metadata)
+        Args:
+            positions: int32 [T].
+            *metadata: The batch with the tables of each KV cache group.
+            held: For each group the blocks that requests hold, in this step or not; see `StateSlots.place`.
+        """
+        rows = mx.array(positions)
+        steps = [_Step(rows, of_group) for of_group in metadata]
         for layer in self.layers:
-            layer.begin_step(step)
+            layer.begin_step(steps[layer.group])
+        of_states = {}
+        for group, slots in self._slots.items():
+            blocks = metadata[group].block_table[:, 0].tolist()
+            placed = slots.place(blocks, held[group] if held is not None else None)
+            of_states[group] = StateStep(metadata[group], placed)
+        for state in self.states:
+            state.begin_step(of_states[state.group])
 
     def end_step(self) -> None:
         """Drop everything in the layers that belongs to the step."""
         for layer in self.layers:
             layer.end_step()
+        for state in self.states:
+            state.end_step()
 
     @property
-    def reads(self) -> list[int]:
-        """Number of attention calls of each layer in this step; 1 everywhere if the model is served correctly."""
-        return [layer.num_reads for layer in self.layers]
+    def reads(self) -> list[float]:
+        """Number of calls of each layer in this step; 1 everywhere if the model is served correctly."""
+        return [*(layer.num_reads for layer in self.layers), *(state.num_reads for state in self.states)]
 
 
-def bytes_per_block(layers: Sequence[LayerKV], block_size: int) -> int:
-    """Bytes one block takes over all layers, keys and values."""
-    return block_size * sum(layer.bytes_per_token for layer in layers)
+def bytes_per_block(
+    caches: Sequence[LayerKV | LayerState], block_size: int, groups: Sequence[int] | None = None
+) -> int:
+    """Bytes of one block of the pool, keys and values.
+
+    Args:
+        caches: The caches that the model uses.
+        block_size: Tokens per block.
+        groups: KV cache group of each cache; None for one group.
+    """
+    return block_size * sum(place[0].bytes_per_token for place in set(_places(caches, groups)) if place is not None)
+
+
+def _places(caches: Sequence[LayerKV | LayerState], groups: Sequence[int] | None) -> list[tuple[LayerKV, int] | None]:
+    """The array that each layer keeps its keys and values in: equal places are one array.
+
+    The n-th layer of each group shares an array with the n-th layers of the others, as in vLLM: a block belongs to one
+    group at a time. Layers of another shape have arrays for themselves. A state has no place in the pool: None.
+    """
+    counts: Counter[tuple[int, LayerKV]] = Counter()
+    places: list[tuple[LayerKV, int] | None] = []
+    for layer, group in zip(caches, groups or [0] * len(caches)):
+        if isinstance(layer, LayerState):
+            places.append(None)
+            continue
+        shape = replace(layer, window=-1, mask_excess=0)
+        places.append((shape, counts[group, shape]))
+        counts[group, shape] += 1
+    return places
+
+
+def _filled(
+    specs: Sequence[CacheSpec],
+    make: Callable[[LayerKV, Memory, int], LayerCache],
+    num_blocks: int,
+    block_size: int,
+    groups: Sequence[int] | None,
+    num_states: int,
+) -> list[Any]:
+    """A model's cache argument with arrays for every entry."""
+    flat = flat_caches(specs)
+    groups = groups or [0] * len(flat)
+    arrays: dict[tuple[LayerKV, int], Memory] = {}
+    made: list[LayerCache | StateLayerCache] = []
+    for one, place, group in zip(flat, _places(flat, groups), groups):
+        if isinstance(one, LayerState):
+            made.append(StateLayerCache(one, num_states, group))
+            continue
+        assert place is not None
+        if place not in arrays:
+            slots = (num_blocks, block_size, one.num_kv_heads)
+            keys = mx.zeros((*slots, one.k_head_dim), dtype=one.dtype)
+            arrays[place] = keys, mx.zeros((*slots, one.v_head_dim), dtype=one.dtype)
+        made.append(make(one, arrays[place], group))
+    rest = iter(made)
+    return [CacheList(*(next(rest) for _ in spec)) if isinstance(spec, tuple) else next(rest) for spec in specs]

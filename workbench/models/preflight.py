@@ -11,21 +11,23 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.forward import forward_rows
-from workbench.models.paged_cache import LayerKV, PagedKVCache
-from workbench.models.patch import patch_model
+from workbench.models.paged_cache import CacheSpec, LayerKV, PagedKVCache, flat_caches
+from workbench.models.patch import Patch, patch_model
+from workbench.models.state_cache import LayerState, MixerPatch, find_mixers
 
 if TYPE_CHECKING:
     from workbench.models.load import LoadedModel
@@ -70,7 +72,7 @@ class PreflightResult:
     Attributes:
         mode: "kernel" if an attention backend reads the block pool itself, "gather" if the model's own attention is
             given gathered context.
-        layers: Shape and type of the keys and values of each layer.
+        layers: Shape and type of the keys and values of each layer that keeps some.
         num_heads: Number of query heads, 0 in mode "gather".
         final_norm: Dotted name of the norm that selects the rows for the head; None if there is none, and all rows
             are projected.
@@ -79,6 +81,7 @@ class PreflightResult:
         control_error: Error of a typical row with positions shifted by 3: that of a wrong path.
         reason: Why the mode is not "kernel"; empty if it is.
         mask_ndim: Axes of the masks that the model's own attention takes in mode "gather", 0 in mode "kernel".
+        entries: Contents of each entry of the model's cache argument, if some are not one of ``layers``.
     """
 
     mode: Literal["kernel", "gather"]
@@ -89,6 +92,17 @@ class PreflightResult:
     control_error: float
     reason: str = ""
     mask_ndim: int = 0
+    entries: tuple[CacheSpec, ...] = ()
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """Contents of each entry of the model's cache argument."""
+        return self.entries or self.layers
+
+    @property
+    def states(self) -> tuple[LayerState, ...]:
+        """Shapes and types of the state of each recurrent layer."""
+        return tuple(one for one in flat_caches(self.caches) if isinstance(one, LayerState))
 
     @property
     def num_layers(self) -> int:
@@ -113,19 +127,39 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     Raises:
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
-    caches = make_prompt_cache(model)
-    windows = [_window_of(index, cache) for index, cache in enumerate(caches)]
+    entries = make_prompt_cache(model)
+    caches = [one for entry in entries for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+    states = [cache for cache in caches if type(cache) is ArraysCache]
+    windows = {id(cache): _window_of(index, cache) for index, cache in enumerate(caches) if cache not in states}
     token_ids = probe_tokens(model)
-    for cache, window in zip(caches, windows):
-        _narrow(cache, window)
+    for cache in caches:
+        if id(cache) in windows:
+            _narrow(cache, windows[id(cache)])
+    watching: AbstractContextManager[list[list[str]]] = find_mixers(model, states) if states else nullcontext([])
     try:
-        reference = np.array(model(mx.array(token_ids), cache=caches).astype(mx.float32))
+        with watching as mixers:
+            reference = np.array(model(mx.array(token_ids), cache=entries).astype(mx.float32))
     except Exception as problem:
         raise UnsupportedModelError(f"the plain model does not run here: {_one_line(problem)}") from problem
     if not np.isfinite(reference).all():
         raise UnsupportedModelError("the plain model's logits are not finite: its weights may be damaged")
-    layers = tuple(_layer_kv(index, cache, window) for index, (cache, window) in enumerate(zip(caches, windows)))
-    trial = _Trial(model, layers, token_ids, reference)
+    widest: dict[int, int] = {}  # one layer's cache is asked for the mask of all layers of its kind
+    for cache in caches:
+        if id(cache) in windows:
+            widest[windows[id(cache)]] = max(widest.get(windows[id(cache)], 0), cache.widest_mask)
+    paths = iter(mixers)
+    kept: list[LayerKV | LayerState] = []
+    for index, cache in enumerate(caches):
+        if id(cache) not in windows:
+            kept.append(_layer_state(index, cache, next(paths)))
+            continue
+        window = windows[id(cache)]
+        kept.append(_layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window))
+    rest = iter(kept)
+    specs = tuple(
+        tuple(next(rest) for _ in entry.caches) if isinstance(entry, CacheList) else next(rest) for entry in entries
+    )
+    trial = _Trial(model, specs, token_ids, reference)
 
     reasons: list[str] = []
     for mode, mask_ndim in _WAYS:
@@ -161,18 +195,26 @@ def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightR
     return result
 
 
+def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:
+    """The same cache with its window narrowed to NARROW_WINDOW tokens."""
+    return cache if isinstance(cache, LayerState) else cache.with_window(min(cache.window, NARROW_WINDOW))
+
+
 def _narrow(cache: Any, window: int) -> None:
     """Narrow a layer's sliding window to NARROW_WINDOW tokens.
 
     If a model asks for a mask of another width than its cache has, the difference is kept and shows in the logits.
+    ``cache.widest_mask`` is the widest that it asked for.
     """
     make_mask = cache.make_mask
+    cache.widest_mask = 0
 
     def make_narrow_mask(*args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("window_size")
         if asked is not None:
             difference = asked - window if window > 0 else 0
             kwargs["window_size"] = min(asked, NARROW_WINDOW + difference)
+            cache.widest_mask = max(cache.widest_mask, asked)
         return make_mask(*args, **kwargs)
 
     cache.make_mask = make_narrow_mask
@@ -187,15 +229,13 @@ def _window_of(index: int, cache: Any) -> int:
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return cache.max_size
     kinds = {
-        "ArraysCache": "recurrent state, which has no blocks",
-        "CacheList": "several caches in one layer",
         "ChunkedKVCache": "chunked attention",
         "RotatingKVCache": "a sliding window that keeps its first tokens",
     }
     name = type(cache).__name__
     raise UnsupportedModelError(
         f"layer {index} uses a {name}: {kinds.get(name, 'an unknown kind of cache')} cannot live in the paged KV "
-        "pool; models whose layers all use KVCache or RotatingKVCache can be served"
+        "pool; models whose layers use KVCache, RotatingKVCache or ArraysCache can be served"
     )
 
 
@@ -205,12 +245,25 @@ def probe_tokens(model: nn.Module) -> np.ndarray:
     return np.random.default_rng(0).integers(1, min(tables, default=32), (NUM_SEQS, NUM_TOKENS), dtype=np.int32)
 
 
-def _layer_kv(index: int, cache: KVCache | RotatingKVCache, window: int) -> LayerKV:
+def _layer_kv(index: int, cache: Any, window: int, excess: int) -> LayerKV:
     """Shape and type of the keys and values that the plain run left in a layer's cache."""
     if cache.keys is None:
         raise UnsupportedModelError(f"layer {index} never stored keys in its cache")
     _, num_kv_heads, _, k_head_dim = cache.keys.shape
-    return LayerKV(num_kv_heads, k_head_dim, cache.values.shape[-1], cache.keys.dtype, window)
+    v_head_dim, excess = cache.values.shape[-1], max(0, excess) if window > 0 else 0
+    return LayerKV(num_kv_heads, k_head_dim, v_head_dim, cache.keys.dtype, window, excess)
+
+
+def _layer_state(index: int, cache: ArraysCache, mixers: list[str]) -> LayerState:
+    """Shapes and types of the state that the plain run left in a layer's cache, and the modules that read it."""
+    if not mixers:
+        raise UnsupportedModelError(
+            f"layer {index} hands its recurrent state to no module: nothing can be put in between"
+        )
+    arrays: list[Any] = cache.cache
+    if any(array is None or array.shape[0] != NUM_SEQS for array in arrays):
+        raise UnsupportedModelError(f"layer {index} left a part of its recurrent state empty, or without a batch axis")
+    return LayerState(tuple(tuple(a.shape[1:]) for a in arrays), tuple(a.dtype for a in arrays), tuple(mixers))
 
 
 def _one_line(problem: Exception) -> str:
@@ -231,7 +284,7 @@ class _Trial:
     """Serves the model in one way and compares the logits with those of the plain run."""
 
     model: nn.Module
-    layers: tuple[LayerKV, ...]
+    caches: tuple[CacheSpec, ...]
     token_ids: np.ndarray
     reference: np.ndarray
 
@@ -243,17 +296,24 @@ class _Trial:
         Raises:
             _Mismatch: The model cannot be served in this way.
         """
-        layers = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in self.layers]
+        flat = flat_caches(self.caches)
+        paths = [path for one in flat if isinstance(one, LayerState) for path in one.mixers]
+        groups = [int(isinstance(one, LayerState)) for one in flat]
+        narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
+        patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
+        pool = (narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE)
         if mode == "kernel":
-            kv_cache = PagedKVCache.for_kernel(layers, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
-            patches = patch_model(self.model, backend)
+            kv_cache = PagedKVCache.for_kernel(*pool, backend, groups, NUM_SEQS)
+            patches += patch_model(self.model, backend)
         else:
-            kv_cache = PagedKVCache.for_gathering(layers, NUM_TRIAL_BLOCKS, BLOCK_SIZE, mask_ndim)
-            patches = []
-            for layer, layer_cache in zip(self.layers, kv_cache.layers):
-                _narrow(layer_cache, layer.window)
+            kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, NUM_SEQS)
+            windows = [one.window for one in flat if isinstance(one, LayerKV)]
+            for window, layer_cache in zip(windows, kv_cache.layers):
+                _narrow(layer_cache, window)
         try:
             final_norm, errors = self._with_any_norm(kv_cache)
+            if paths:
+                self._step_errors(kv_cache, STEPS[0], None)  # the control continues from its states
             control_error = float(np.median(self._step_errors(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)))
         finally:
             for patch in patches:
@@ -263,15 +323,26 @@ class _Trial:
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
                 "tell right from wrong"
             )
-        num_heads = kv_cache.layers[0].num_heads
+        num_heads = kv_cache.layers[0].num_heads if kv_cache.layers else 0
+        layers = tuple(one for one in flat if isinstance(one, LayerKV))
         return PreflightResult(
-            mode, self.layers, num_heads, final_norm, float(errors.max()), control_error, reason, mask_ndim
+            mode,
+            layers,
+            num_heads,
+            final_norm,
+            float(errors.max()),
+            control_error,
+            reason,
+            mask_ndim,
+            self.caches if self.caches != layers else (),
         )
 
     @property
     def tolerance(self) -> float:
         """Largest error of a typical row that rounding explains."""
-        tolerance = max(TOLERANCE.get(layer.dtype, 0.0) for layer in self.layers)
+        flat = flat_caches(self.caches)
+        dtypes = [dtype for one in flat for dtype in (one.dtypes if isinstance(one, LayerState) else (one.dtype,))]
+        tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
         on_cpu = mx.default_device() == mx.cpu
         return tolerance if on_cpu else max(tolerance, TOLERANCE_FLOAT32_GPU)
 
@@ -308,10 +379,14 @@ class _Trial:
         final_norm: FinalNorm | None,
         shift: int = 0,
     ) -> np.ndarray:
-        """Errors of the logits of each chunk's last row, in one packed step."""
+        """Errors of the logits of each chunk's last row, in one packed step.
+
+        With ``shift``, positions are shifted and each sequence gets the recurrent state of a neighbour.
+        """
         metadata, positions, token_ids = pack_probe(step, self.token_ids)
         last_rows = metadata.cu_seqlens_q[1:] - 1
-        kv_cache.begin_step(positions + np.int32(shift), metadata)
+        states = replace(metadata, block_table=np.roll(metadata.block_table, 1, axis=0)) if shift else metadata
+        kv_cache.begin_step(positions + np.int32(shift), metadata, states)
         try:
             logits = forward_rows(self.model, token_ids, kv_cache, last_rows, final_norm)
             mx.eval(logits, kv_cache.arrays)
@@ -320,7 +395,7 @@ class _Trial:
             raise _Mismatch(_why_it_fails(problem)) from problem
         finally:
             kv_cache.end_step()
-        if kv_cache.reads != [1] * len(kv_cache.layers):
+        if any(reads != 1 for reads in kv_cache.reads):
             reads = sorted(set(kv_cache.reads))
             raise _Mismatch(f"layers called the paged attention {reads} times, expected once each")
         expected = np.stack([self.reference[seq, start + count - 1] for seq, start, count in step])

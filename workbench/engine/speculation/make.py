@@ -104,7 +104,7 @@ def _draft_model_proposer(config: EngineConfig, model: LoadedModel, sampler: Sam
             f"draft_model {draft_model.name!r} has a context of {draft_model.max_position} tokens, max_model_len is "
             f"{config.max_model_len}: lower max_model_len"
         )
-    runner = ModelRunner(draft_model, config)
+    runner = ModelRunner(draft_model, config.replace(kv_cache_groups=None))
     return DraftModelProposer(runner, sampler, at_random=speculation.draft_sample_method == "probabilistic")
 
 

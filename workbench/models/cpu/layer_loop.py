@@ -45,7 +45,8 @@ class Field(IntEnum):
     K_CACHE = 15
     V_CACHE = 16
     LEFT = 17
-    NUM_FIELDS = 18
+    CACHE_GROUP = 18
+    NUM_FIELDS = 19
 
 
 class ProductField(IntEnum):
@@ -68,6 +69,7 @@ _INPUT_NORM, _ATTENTION_NORM = int(Field.INPUT_NORM), int(Field.ATTENTION_NORM)
 _MLP_NORM, _DOWN_NORM = int(Field.MLP_NORM), int(Field.DOWN_NORM)
 _Q_NORM, _K_NORM, _ROPE = int(Field.Q_NORM), int(Field.K_NORM), int(Field.ROPE)
 _K_CACHE, _V_CACHE, _LEFT = int(Field.K_CACHE), int(Field.V_CACHE), int(Field.LEFT)
+_CACHE_GROUP = int(Field.CACHE_GROUP)
 _KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
 _UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
 _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
@@ -110,9 +112,9 @@ class Batch(NamedTuple):
     Attributes:
         embedded: Embeddings, float32 [T, hidden_size].
         positions: int32 [T].
-        slots: int64 [T].
+        slots: int64 [num_cache_groups, T].
         rows: Rows whose logits are needed, int32.
-        block_table: int32 [num_seqs, max_blocks].
+        block_tables: int32 [num_cache_groups, num_seqs, max_blocks].
         work: Work lists one after another, int32 [num_items, 7].
         work_ranges: First item and the one to stop before of each layer, int64 [num_layers, 2].
         cosines: float32 [num_ropes, positions, head_dim / 2].
@@ -123,7 +125,7 @@ class Batch(NamedTuple):
     positions: np.ndarray
     slots: np.ndarray
     rows: np.ndarray
-    block_table: np.ndarray
+    block_tables: np.ndarray
     work: np.ndarray
     work_ranges: np.ndarray
     cosines: np.ndarray
@@ -318,13 +320,15 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         for row in range(thread, num_rows, num_threads):
             position, rope = batch.positions[row], layer[_ROPE]
             cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
-            _place_row(model, layer, buffers.qkv[row], batch.slots[row], cosines, sines, shapes, k_cache, v_cache)
+            slot = batch.slots[layer[_CACHE_GROUP], row]
+            _place_row(model, layer, buffers.qkv[row], slot, cosines, sines, shapes, k_cache, v_cache)
             width = shapes.num_heads * shapes.head_dim
             buffers.attended[row] = buffers.qkv[row, :width]
         wait_for_all(barrier, num_threads)
         scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)
-        items, table = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]], batch.block_table
+        items = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]]
+        table = batch.block_tables[layer[_CACHE_GROUP]]
         memory = (queries, k_cache, v_cache, queries, items, table)
         call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
         wait_for_all(barrier, num_threads)

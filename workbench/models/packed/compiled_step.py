@@ -61,6 +61,7 @@ class CompiledStep:
             keys, values = shared_memory(cache.k_cache), shared_memory(cache.v_cache)
             row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
             row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
+            row[Field.CACHE_GROUP] = cache.group
             self._memory.append((keys, values))
         self._model = model._replace(layers=layers)
         self._lefts = layers[:, Field.LEFT].tolist()
@@ -72,7 +73,7 @@ class CompiledStep:
         self._cosines = self._sines = np.empty((0, 0, 0), np.float32)
 
     def run(
-        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, metadata: AttentionMetadata
+        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, *metadata: AttentionMetadata
     ) -> mx.array:
         """Compute a packed batch; its keys and values are in the pool afterwards.
 
@@ -80,7 +81,7 @@ class CompiledStep:
             token_ids: int32 [T].
             positions: int32 [T].
             rows: Rows whose logits are needed, int32.
-            metadata: The batch.
+            *metadata: The batch, with the tables of each KV cache group.
 
         Returns:
             Logits of ``rows``, float32 [len(rows), vocab_size], evaluated.
@@ -90,13 +91,13 @@ class CompiledStep:
         if self._embedding_scale != 1.0:
             embedded *= self._embedding_scale
         self._extend_ropes(int(positions.max()) + 1)
-        work, ranges = self._work(metadata)
+        work, ranges = self._work(metadata[0])
         batch = Batch(
             embedded,
             positions,
-            metadata.write_slots,
+            np.stack([of_group.write_slots for of_group in metadata]),
             rows,
-            metadata.block_table,
+            _stacked([of_group.block_table for of_group in metadata]),
             work,
             ranges,
             self._cosines,
@@ -138,6 +139,14 @@ class CompiledStep:
         tables = [rope_table(rope, self._description.head_dim, size) for rope in self._description.ropes]
         self._cosines = np.stack([cosines for cosines, _ in tables])
         self._sines = np.stack([sines for _, sines in tables])
+
+
+def _stacked(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Block tables of all groups, int32 [num_groups, num_seqs, max_blocks]; a shorter one is filled up with 0."""
+    if len(tables) == 1:
+        return tables[0][None]
+    width = max(table.shape[1] for table in tables)
+    return np.stack([np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables])
 
 
 def make_compiled_step(
