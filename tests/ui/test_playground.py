@@ -1,5 +1,6 @@
 """The playground in a real browser, served below another page's address, without a network."""
 
+import hashlib
 import json
 import threading
 
@@ -10,6 +11,7 @@ from viz_traces import random_trace
 from workbench import simulate
 from workbench.playground import server, site
 from workbench.playground.presets import POLICIES, PRESETS
+from workbench.playground.session import Session
 from workbench.simulation.fork import fork
 
 PATIENCE = 180_000
@@ -21,7 +23,6 @@ def address(tmp_path_factory):
     need_pyodide()
     folder = tmp_path_factory.mktemp("site")
     site.build(folder / "docs" / "playground")
-    (folder / "docs" / "frame.html").write_text('<iframe src="playground/#preset=chunked" width="900" height="700">')
     service = server.make_server(folder)
     threading.Thread(target=service.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{service.server_port}/docs/playground/"
@@ -80,6 +81,13 @@ class Page:
         )
         self.settle()
 
+    def digest(self):
+        """SHA-256 of the packet of the run on display."""
+        return self.page.evaluate(
+            "async () => [...new Uint8Array(await crypto.subtle.digest('SHA-256', playground.values.packet))]"
+            ".map((byte) => byte.toString(16).padStart(2, '0')).join('')"
+        )
+
     def text(self, name):
         return self.page.text_content(f"#{name}")
 
@@ -102,6 +110,10 @@ def open_playground(browser, address):
         assert all(url.startswith((address, "blob:http://127.0.0.1", "data:")) for url in page.requests)
 
 
+def packet_of(session, workload):
+    return session.handle(json.dumps({"command": "run", "workload": json.dumps(workload)})).packet
+
+
 def decodes_of(trace):
     return [step.num_decode_tokens for step in trace]
 
@@ -110,9 +122,15 @@ def decodes_of(trace):
 def test_every_preset_slider_switch_and_policy(open_playground):
     page = open_playground()
     after_start = len(page.requests)
+    session = Session()  # is given the same commands as the page's, here
+    page.page.select_option("#preset", "bursts")
+    page.settle()
+    for name in ("chunked", "bursts"):
+        packet_of(session, PRESETS[name].workload)
     for name, preset in PRESETS.items():
         page.page.select_option("#preset", name)
         page.settle()
+        assert page.digest() == hashlib.sha256(packet_of(session, preset.workload)).hexdigest(), name
         assert page.decodes() == decodes_of(simulate(preset.workload)), name
         assert page.text("hint") == preset.hint
     page.page.select_option("#preset", "chunked")
@@ -202,12 +220,11 @@ def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, add
     config = {"max_num_seqs": 4, "enable_prefix_caching": False}
     assert page.decodes() == decodes_of(simulate(PRESETS["bursts"].workload, config=config))
     page.page.goto("about:blank")
-    page.page.goto(address.replace("playground/", "frame.html"))
+    page.page.set_content(f'<iframe src="{address}#preset=chunked" width="900" height="700"></iframe>')
     frame = page.page.frame_locator("iframe")
     frame.locator("[name=max_num_batched_tokens]").wait_for()
     assert frame.locator("#numbers td").first.inner_text(timeout=PATIENCE) != ""
-    assert not frame.locator("#workload").is_visible() and not frame.locator("header").is_visible()
-    page.requests[:] = [url for url in page.requests if "frame.html" not in url]
+    assert not frame.locator("#workload").is_visible() and not frame.locator("body > header").is_visible()
 
 
 @pytest.mark.slow
