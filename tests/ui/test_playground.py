@@ -219,11 +219,11 @@ def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, add
     page = open_playground("#preset=bursts&max_num_seqs=4&enable_prefix_caching=false")
     config = {"max_num_seqs": 4, "enable_prefix_caching": False}
     assert page.decodes() == decodes_of(simulate(PRESETS["bursts"].workload, config=config))
-    page.page.goto("about:blank")
-    page.page.set_content(f'<iframe src="{address}#preset=chunked" width="900" height="700"></iframe>')
-    frame = page.page.frame_locator("iframe")
-    frame.locator("[name=max_num_batched_tokens]").wait_for()
-    assert frame.locator("#numbers td").first.inner_text(timeout=PATIENCE) != ""
+    other = page.context.new_page()
+    other.set_default_timeout(PATIENCE)
+    other.set_content(f'<iframe src="{address}#preset=chunked" width="900" height="700"></iframe>')
+    frame = other.frame_locator("iframe")
+    frame.locator("#numbers td").first.wait_for()
     assert not frame.locator("#workload").is_visible() and not frame.locator("body > header").is_visible()
 
 
