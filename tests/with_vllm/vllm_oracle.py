@@ -35,7 +35,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -255,6 +255,10 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
             if done.num_scheduled_tokens:
                 step["processed"] = its_step["step"]
                 _process(scheduler, done, its_step, step, tokens, num_drafts, asynchronous)
+            elif hasattr(
+                scheduler, "recorder"
+            ):  # EngineCore gives back empty outputs too, and a recorder waits for them
+                scheduler.update_from_output(done, EMPTY_MODEL_RUNNER_OUTPUT)
         step["free_blocks_end"] = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         num_idle = 0 if output.num_scheduled_tokens or step["arrived"] or pending else num_idle + 1
         coming = any(abort_step > len(steps) and rid in scheduler.requests for abort_step, rid in aborts)
