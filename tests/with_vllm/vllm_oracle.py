@@ -264,6 +264,10 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
         coming = any(abort_step > len(steps) and rid in scheduler.requests for abort_step, rid in aborts)
         if num_idle >= STUCK_AFTER and not coming and scheduler.has_unfinished_requests():
             return steps, "stuck"
+    if hasattr(scheduler, "recorder"):
+        for output, _ in queue:
+            if not output.num_scheduled_tokens:
+                scheduler.update_from_output(output, EMPTY_MODEL_RUNNER_OUTPUT)
     return steps, "done" if len(steps) < max_steps else "max_steps"
 
 
