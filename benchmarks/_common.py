@@ -10,6 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# Every arm computes on one thread, unless a script or its caller says otherwise.
+os.environ.setdefault("WORKBENCH_THREADS", "1")
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "inference-workbench",

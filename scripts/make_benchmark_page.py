@@ -171,6 +171,37 @@ def watched_table() -> str:
     return f"{result['workload']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
 
 
+def llama_cpp_table() -> str:
+    """One line per model, number of threads and scene, and the peak of memory of each."""
+    rows, memory = [], []
+    for name, model in load("llama_cpp")["models"].items():
+        for threads, result in model["threads"].items():
+            for scene, row in result["scenes"].items():
+                ours, theirs = (number(row[arm]["per_cpu_second"]["median"]) for arm in ("workbench", "llama_cpp"))
+                cpu, wall = (spread(row[f"ratio, per_{clock}_second"]) for clock in ("cpu", "wall"))
+                met = row["ratio, per_cpu_second"]["median"] >= row["target"]
+                verdict = f"{row['target']}" if met else f"{row['target']}, missed"
+                rows.append([name, threads, scene, ours, theirs, cpu, wall, verdict])
+            peaks = (f"{result['peak_mib_above_imports'][arm]:.0f}" for arm in ("workbench", "llama_cpp"))
+            loads = (number(result["arms"][arm]["load"]["cpu_s"]) for arm in ("workbench", "llama_cpp"))
+            memory.append([name, threads, f"{model['file_mib']:.0f}", *peaks, *loads])
+    repeats = row["workbench"]["per_cpu_second"]["repeats"]
+    machine = model["machine"]
+    clocks = ["ratio, CPU", "ratio, wall", "target"]
+    speeds = table(["model", "threads", "scene", "Workbench, tok per CPU s", "llama.cpp", *clocks], rows)
+    head = [
+        "model",
+        "threads",
+        "file, MiB",
+        "Workbench, peak MiB",
+        "llama.cpp",
+        "Workbench, CPU s to load",
+        "llama.cpp",
+    ]
+    note = f"{machine['processor']}, {machine['cores']} cores; median of {repeats} repeats in turn (ratios: range)."
+    return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
+
+
 def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
@@ -219,6 +250,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "full size": full_size,
     "chunk size": chunk_size_table,
     "watched": watched_table,
+    "llama.cpp": llama_cpp_table,
     "other scripts": other_scripts,
 }
 

@@ -159,6 +159,8 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     specs = tuple(
         tuple(next(rest) for _ in entry.caches) if isinstance(entry, CacheList) else next(rest) for entry in entries
     )
+    for cache in caches:
+        vars(cache).clear()  # it refers to itself (`_narrow`), so its keys and values would stay for a while
     trial = _Trial(model, specs, token_ids, reference)
 
     reasons: list[str] = []

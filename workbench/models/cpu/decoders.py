@@ -39,59 +39,68 @@ def nibble_table(type_name: str) -> np.ndarray:
 
 
 @jit
-def decode_ggml(kind, row, minima, extra, table, codes, scales, minimum, shared, shared_minimum):
-    """A row of ggml blocks.
+def decode_small_blocks(kind, row, minima, extra, table, codes, scales):
+    """A row of ggml blocks of 32 columns, kinds NIBBLES and BYTES.
 
     Args:
-        kind: One of the kinds above.
+        kind: The kind.
         row: uint8 [bytes of the row].
         minima: Whether groups have minima.
-        extra: Bits beside the four or two low ones.
+        extra: Bits beside the four low ones.
         table: `nibble_table`.
         codes: uint8 [num_columns]; written.
-        scales: uint32 [num_groups], bits of scales or codes; written.
-        minimum: uint32 [num_groups], likewise for minima.
-        shared: uint32 [num_columns / 256], bits of float16 super-scales; written if scales are codes.
-        shared_minimum: Likewise for minima, with the sign that makes them summands.
+        scales: `Scales` of the row, whose ``scales`` and ``minima`` are written.
     """
-    if kind in (NIBBLES, BYTES):
-        header = 4 if minima else 2
-        size = header + (32 if kind == BYTES else 16 + (4 if extra else 0))
-        for block in range(codes.size // 32):
-            at = block * size
-            scales[block] = _half(row, at)
-            if minima:
-                minimum[block] = _half(row, at + 2)
-            _decode_small(kind, row, at + header, extra, table, codes, block * 32)
-        return
+    header = 4 if minima else 2
+    size = header + (32 if kind == BYTES else 16 + (4 if extra else 0))
+    for block in range(codes.size // 32):
+        at = block * size
+        scales.scales[block] = _half(row, at)
+        if minima:
+            scales.minima[block] = _half(row, at + 2)
+        _decode_small(kind, row, at + header, extra, table, codes, block * 32)
+
+
+@jit
+def decode_super_blocks(kind, row, extra, codes, scales):
+    """A row of ggml blocks of 256 columns, the other kinds, whose scales are codes.
+
+    Args:
+        kind: The kind.
+        row: uint8 [bytes of the row].
+        extra: Bits beside the four or two low ones.
+        codes: uint8 [num_columns]; written.
+        scales: `Scales` of the row; written. The sign of ``shared_minima`` makes them summands.
+    """
+    codes_of_scales, minimum, shared = scales.scales, scales.minima, scales.shared
     for block in range(codes.size // 256):
         if kind == Q2_K:
             _decode_q2_k(row, block * 84, codes, block * 256)
             for index in range(16):
                 both = row[block * 84 + index]
-                scales[block * 16 + index] = both & 15
+                codes_of_scales[block * 16 + index] = both & 15
                 minimum[block * 16 + index] = both >> 4
             shared[block] = _half(row, block * 84 + 80)
-            shared_minimum[block] = _half(row, block * 84 + 82) ^ np.uint32(0x8000)
+            scales.shared_minima[block] = _half(row, block * 84 + 82) ^ np.uint32(0x8000)
         elif kind == Q3_K:
             _decode_q3_k(row, block * 110, codes, block * 256)
             for index in range(16):
                 at = block * 110 + 96
                 low = row[at + index % 8] >> (4 * (index // 8)) & 15
                 high = row[at + 8 + index % 4] >> (2 * (index // 4)) & 3
-                scales[block * 16 + index] = np.uint32((np.int64(low) + 16 * np.int64(high) - 32) & 255)
+                codes_of_scales[block * 16 + index] = np.uint32((np.int64(low) + 16 * np.int64(high) - 32) & 255)
             shared[block] = _half(row, block * 110 + 108)
         elif kind == Q4_K:
             at = block * (176 if extra else 144)
             shared[block] = _half(row, at)
-            shared_minimum[block] = _half(row, at + 2) ^ np.uint32(0x8000)
-            _decode_six_bit_scales(row, at + 4, scales, minimum, block * 8)
+            scales.shared_minima[block] = _half(row, at + 2) ^ np.uint32(0x8000)
+            _decode_six_bit_scales(row, at + 4, codes_of_scales, minimum, block * 8)
             _decode_q4_k(row, at + 16, extra, codes, block * 256)
         else:
             at = block * 210
             _decode_q6_k(row, at, codes, block * 256)
             for index in range(16):
-                scales[block * 16 + index] = row[at + 192 + index]
+                codes_of_scales[block * 16 + index] = row[at + 192 + index]
             shared[block] = _half(row, at + 208)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.attention.cpu.compiled import entry_point
 from workbench.attention.cpu.simd import jit
-from workbench.models.cpu.decoders import decode_bits, decode_ggml
+from workbench.models.cpu.decoders import BYTES, NIBBLES, decode_bits, decode_small_blocks, decode_super_blocks
 from workbench.models.cpu.formats import SUPER, TILE, UNIT, Format
 
 
@@ -96,7 +96,11 @@ def pack_ggml(
 ) -> None:
     """Pack rows of ggml blocks, uint8 [num_rows, row_bytes], as the outputs from ``first_output`` on."""
     codes = np.zeros(layout.num_units * UNIT, np.uint8)
-    _pack_ggml(raw, kind, table, layout, packed.view(np.uint32), first_output, codes, _row_scales(layout))
+    place = (layout, packed.view(np.uint32), first_output, codes, _row_scales(layout))
+    if kind in (NIBBLES, BYTES):
+        _pack_small_blocks(raw, kind, table, *place)
+    else:
+        _pack_super_blocks(raw, kind, *place)
 
 
 def pack_affine(
@@ -121,21 +125,18 @@ def pack_floats(bits: np.ndarray, layout: Layout, packed: np.ndarray, first_outp
     _pack_floats(bits, layout, packed.view(bits.dtype), first_output)
 
 
+# Two functions instead of one, because most files need one, and compiling takes seconds.
 @entry_point
-def _pack_ggml(raw, kind, table, layout, packed, first_output, codes, scales):
+def _pack_small_blocks(raw, kind, table, layout, packed, first_output, codes, scales):
     for row in range(raw.shape[0]):
-        decode_ggml(
-            kind,
-            raw[row],
-            layout.minima,
-            layout.extra,
-            table,
-            codes,
-            scales.scales,
-            scales.minima,
-            scales.shared,
-            scales.shared_minima,
-        )
+        decode_small_blocks(kind, raw[row], layout.minima, layout.extra, table, codes, scales)
+        _place(layout, packed, first_output + row, codes, scales)
+
+
+@entry_point
+def _pack_super_blocks(raw, kind, layout, packed, first_output, codes, scales):
+    for row in range(raw.shape[0]):
+        decode_super_blocks(kind, raw[row], layout.extra, codes, scales)
         _place(layout, packed, first_output + row, codes, scales)
 
 
