@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "engine": {"trace", "scheduler", "simulation", "attention", "models"},
     "distributed": {"engine", "models"},
     "playground": {"trace", "scheduler", "simulation", "viz"},
-    "course": {"trace", "scheduler", "simulation", "engine", "viz"},
+    "course": {"trace", "scheduler", "simulation", "models", "engine", "viz"},
 }
 GROUND_FLOOR = {
     "_moved",

@@ -5,6 +5,7 @@ import importlib.util
 import re
 from pathlib import Path
 
+import mlx.core as mx
 import nbformat
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def code_cells(path):
 
 def test_the_course_is_complete_and_in_order():
     numbers = [path.name[:2] for path in NOTEBOOKS]
-    assert numbers == sorted(set(numbers)) and numbers[:15] == [f"{number:02d}" for number in range(15)]
+    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(17)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -124,6 +125,10 @@ ANSWERS = {
         lambda num_tokens, ends_by_stop_token: num_tokens + ends_by_stop_token,
         lambda num_tokens, ends_by_stop_token: num_tokens,
     ),
+    course.check_first_block: (
+        lambda num_computed, window, block_size: max(0, num_computed - window + 1) // block_size,
+        lambda num_computed, window, block_size: max(0, num_computed - window) // block_size,
+    ),
     course.check_token_of: (token_of, lambda probabilities, number: int(np.argmax(probabilities))),
     course.check_mask: (mask, lambda cu_seqlens_q, seqused_k: np.tri(cu_seqlens_q[-1], sum(seqused_k)) > 0),
     course.check_slots: (
@@ -216,6 +221,19 @@ def test_the_smallest_budget_for_a_recording():
     assert "the last first token comes in step" in verdicts[200].message
     assert "with 203 it does too" in verdicts[204].message
     assert "not a number" in course.check_smallest_budget(None, recording).message
+
+
+def test_a_random_model_is_that_of_its_seed():
+    from workbench.course.random_models import random_model
+
+    fields = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 3}
+    tokens = mx.array([[5, 200, 9, 31, 7, 77]])
+    same, again, other = (random_model("gemma3_text", seed=seed, **fields) for seed in (1, 1, 2))
+    logits = [np.array(loaded.model(tokens)) for loaded in (same, again, other)]
+    assert (logits[0] == logits[1]).all() and np.abs(logits[0] - logits[2]).max() > 0.1
+    assert "random gemma3_text" in repr(same) and same.vocab_size == logits[0].shape[-1]
+    with pytest.raises(ValueError, match=r"architecture must be a module of mlx_lm.models.*got 'nonsense'"):
+        random_model("nonsense")
 
 
 def test_a_search_that_reads_everything_is_told_so():

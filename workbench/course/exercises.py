@@ -301,3 +301,17 @@ def check_num_chunks(answer: Callable[[int, bool], int]) -> Verdict:
         for stop in (False, True)
     ]
     return try_cases(answer, cases, lambda result, expected: result == expected)
+
+
+def check_first_block(answer: Callable[[int, int, int], int]) -> Verdict:
+    """Notebook 15: ``answer(num_computed, window, block_size)`` is the first place of the table that a window needs."""
+    cases = []
+    for window, block_size, chunk in ((1, 4, 5), (7, 4, 3), (8, 4, 8), (9, 4, 6), (128, 16, 50)):
+        groups = [{"kind": "sliding_window", "sliding_window": window}]
+        config = {"block_size": block_size, "kv_cache_groups": groups, "max_num_batched_tokens": chunk}
+        trace = simulate({"config": config, "requests": [_single("r", 3 * window + 20)]})
+        for step in trace:
+            start, table = step.chunk("r").start, step.block_tables["r"]
+            arguments = {"num_computed": start, "window": window, "block_size": block_size}
+            cases.append((arguments, next(place for place, block in enumerate(table) if block)))
+    return try_cases(answer, cases, lambda result, place: result == place)
