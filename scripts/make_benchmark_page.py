@@ -1,7 +1,7 @@
 """Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
 
-The text of the page is written by hand. This script writes every number, between ``<!-- begin NAME -->`` and
-``<!-- end NAME -->``. ``--check`` compares instead of writing.
+The text of the page is written by hand, and so is that of docs/models.md, which shows some of the numbers. This script
+writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, servi
 from generated_files import write_or_check
 
 ROOT = Path(__file__).parent.parent
+MODELS_PAGE = ROOT / "docs" / "models.md"
 PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
 Result = Mapping[str, Any]
 
@@ -202,6 +203,17 @@ def llama_cpp_table() -> str:
     return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
 
 
+def models_table() -> str:
+    """Memory and speed of each model, from the same runs as the comparison with llama.cpp."""
+    rows = []
+    for name, model in load("llama_cpp")["models"].items():
+        for threads, result in model["threads"].items():
+            sizes = (model["file_mib"], result["peak_mib_above_imports"]["workbench"])
+            speeds = [number(row["workbench"]["per_cpu_second"]["median"]) for row in result["scenes"].values()]
+            rows.append([name, threads, *(f"{size:.0f}" for size in sizes), *speeds])
+    return table(["model", "threads", "file, MiB", "peak, MiB", *result["scenes"]], rows)
+
+
 def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
@@ -243,6 +255,7 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     ),
 ]
 
+MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table}
 SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
     "serving ratios": ratio_list,
@@ -260,14 +273,15 @@ def files() -> Iterator[tuple[Path, str]]:
     yield IMAGES / "bench-serving.svg", serving_figure(load("serving_random_small"))
     yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
     yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
-    text = PAGE.read_text()
-    for name, make in SECTIONS.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        filled = f"{begin}\n{make()}\n{end}"
-        text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
-        if count != 1:
-            raise ValueError(f"{PAGE.name} must contain {begin!r} and {end!r} exactly once, found {count}")
-    yield PAGE, text
+    for page, sections in ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS)):
+        text = page.read_text()
+        for name, make in sections.items():
+            begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+            filled = f"{begin}\n{make()}\n{end}"
+            text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: filled, text, flags=re.DOTALL)  # noqa: B023
+            if count != 1:
+                raise ValueError(f"{page.name} must contain {begin!r} and {end!r} exactly once, found {count}")
+        yield page, text
 
 
 def main() -> int:

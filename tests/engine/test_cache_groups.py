@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from tiny_models import VOCAB_SIZE, WINDOW, tiny_loaded_model
+from tiny_configurations import VOCAB_SIZE, WINDOW
+from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine.cache_groups import _split

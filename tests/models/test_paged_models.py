@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
-from tiny_models import VOCAB_SIZE, WINDOW, tiny_loaded_model, tiny_model
+from tiny_configurations import VOCAB_SIZE, WINDOW
+from tiny_models import tiny_loaded_model, tiny_model
 
 from workbench.attention.cpu import ops as cpu_ops
 from workbench.config import EngineConfig

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from tiny_models import NUM_LAYERS, SERVED_AS, WINDOW, tiny_model
+from tiny_configurations import NUM_LAYERS, WINDOW
+from tiny_models import SERVED_AS, tiny_model
 
 from workbench.attention import get_backend
 from workbench.config import EngineConfig
@@ -128,7 +129,7 @@ def own_attention(self, x, mask=None, cache=None):
 
 def test_a_layer_that_bypasses_the_paged_attention_is_noticed():
     result = preflight(changed_llama(__call__=own_attention), get_backend("gather"))
-    assert result.mode == "gather" and "called the paged attention [0] times" in result.reason
+    assert result.mode == "gather" and "called the paged attention 0 times" in result.reason
 
 
 def test_one_such_layer_is_enough():
@@ -136,7 +137,7 @@ def test_one_such_layer_is_enough():
     layer = model.layers[2].self_attn
     layer.__class__ = type("ChangedAttention", (llama.Attention,), {"__call__": own_attention})
     result = preflight(model, get_backend("gather"))
-    assert result.mode == "gather" and "called the paged attention [0, 1] times" in result.reason
+    assert result.mode == "gather" and "called the paged attention 0 or 1 times" in result.reason
 
 
 def test_an_attention_that_ignores_its_cache_is_refused():

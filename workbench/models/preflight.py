@@ -142,7 +142,8 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     except Exception as problem:
         raise UnsupportedModelError(f"the plain model does not run here: {_one_line(problem)}") from problem
     if not np.isfinite(reference).all():
-        raise UnsupportedModelError("the plain model's logits are not finite: its weights may be damaged")
+        why = "its weights are damaged, or it rules tokens out with infinity"
+        raise UnsupportedModelError(f"the plain model's logits are not finite: {why}")
     widest: dict[int, int] = {}  # one layer's cache is asked for the mask of all layers of its kind
     for cache in caches:
         if id(cache) in windows:
@@ -173,9 +174,9 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
+    ways = f"with a kernel, {reasons[0]}; with gathered context, {reasons[1]}"
     raise UnsupportedModelError(
-        "paged attention does not reproduce the model: "
-        f"with a kernel, {reasons[0]}; with gathered context, {reasons[1]}"
+        f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
     )
 
 
@@ -276,6 +277,8 @@ def _why_it_fails(problem: Exception) -> str:
     """The reason for an exception of a model that runs on a packed batch; the common ones in plain English."""
     if isinstance(problem, AttributeError) and type(problem.obj).__module__ == LayerKV.__module__:
         return f"the model uses {problem.name!r} of mlx-lm's own caches, which a paged cache does not have"
+    if isinstance(problem, NotImplementedError):  # an attention backend's, or a patch's
+        return str(problem)
     if "Only length-1 arrays can be converted" in str(problem):
         return "the model computes the positions of one sequence, and a packed batch has several"
     return f"the model fails ({_one_line(problem)})"
@@ -398,7 +401,7 @@ class _Trial:
         finally:
             kv_cache.end_step()
         if any(reads != 1 for reads in kv_cache.reads):
-            reads = sorted(set(kv_cache.reads))
+            reads = " or ".join(f"{number:g}" for number in sorted(set(kv_cache.reads)))
             raise _Mismatch(f"layers called the paged attention {reads} times, expected once each")
         expected = np.stack([self.reference[seq, start + count - 1] for seq, start, count in step])
         if computed.shape != expected.shape:

@@ -66,7 +66,7 @@ class CpuBackend(AttentionBackend):
         """See `AttentionBackend.attend`."""
         num_tokens, num_heads, head_dim = q.shape
         if k_cache.shape[3] != v_cache.shape[3]:
-            raise ValueError(
+            raise NotImplementedError(
                 f"keys have {k_cache.shape[3]} elements per head and values {v_cache.shape[3]}; the cpu kernel takes "
                 "equal sizes only"
             )
