@@ -21,8 +21,20 @@ SHAPE: dict[str, Any] = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
+    "partial_rotary_factor": 0.5,
+    "num_experts": 0,
+    "num_experts_per_tok": 0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 0,
+    "shared_expert_intermediate_size": 0,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
 }
-"""Fields of a model's configuration that all lessons share."""
+"""Fields of a model's configuration, without experts; an architecture takes those that it knows."""
 
 
 def random_model(architecture: str, *, seed: int = 0, **fields: Any) -> LoadedModel:
