@@ -15,6 +15,7 @@ import multiprocessing
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,8 @@ PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- begin architectures -->\n", "<!-- end architectures -->\n"
 TIME_LIMIT_S = 120.0
 """Wall time for one architecture, which takes about a second on an idle machine."""
+STOP_S = 10.0
+"""Time for the other process to end by itself."""
 PROMPTS = ((17, 3), (5, 8))
 """Seed and length of each prompt."""
 MAX_TOKENS = 5
@@ -190,8 +193,10 @@ def try_all(
             yield answer
     finally:
         if process is not None:
-            process.terminate()
-            process.join()
+            with suppress(OSError):  # it may have ended
+                pipe.send(None)
+            process.join(STOP_S)
+            process.kill()
 
 
 def table(rows: Iterable[Row]) -> str:

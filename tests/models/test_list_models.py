@@ -46,8 +46,7 @@ def test_rows_agree_with_a_new_trial():
 
 def answer(pipe):
     """End, hang or answer as the name says."""
-    while True:
-        name = pipe.recv()
+    while (name := pipe.recv()) is not None:
         if name == "ends":
             os._exit(3)
         if name == "hangs":
