@@ -27,9 +27,10 @@ SENTENCEPIECE = {
 def sources(tmp_path_factory):
     """Metadata and tensors of one file per architecture, and of one file with another kind of tokenizer."""
     found = []
-    for architecture in ("llama", "gemma3"):
+    for architecture in ("llama", "gemma3", "lfm2"):
         path = tmp_path_factory.mktemp("gguf") / f"{architecture}.gguf"
-        config = tiny_config(architecture) | {"num_hidden_layers": 1}
+        layers = {"num_hidden_layers": 2, "full_attn_idxs": [1]} if architecture == "lfm2" else {"num_hidden_layers": 1}
+        config = tiny_config(architecture) | layers
         write_model(path, architecture, config, random_model(config))
         file = GGUFFile(path)
         found.append((file.metadata, tensors_of(file)))

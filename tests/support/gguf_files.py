@@ -12,12 +12,13 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "lfm2": "lfm2"}
 GGUF_ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 
 
@@ -30,12 +31,12 @@ def tiny_config(architecture: str, **changes) -> dict:
         "intermediate_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16 if architecture in ("llama", "qwen2") else 32,
+        "head_dim": 32 if architecture in ("qwen3", "gemma3") else 16,
         "rms_norm_eps": 3e-5,
         "vocab_size": 262,
         "max_position_embeddings": 640,
         "rope_theta": 7000.0,
-        "tie_word_embeddings": architecture == "gemma3",
+        "tie_word_embeddings": architecture in ("gemma3", "lfm2"),
     }
     if architecture == "gemma3":
         config |= {
@@ -43,6 +44,19 @@ def tiny_config(architecture: str, **changes) -> dict:
             "sliding_window_pattern": 2,
             "query_pre_attn_scalar": 32,
             "rope_local_base_freq": 900.0,
+        }
+    if architecture == "lfm2":
+        config |= {
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [1, 2],
+            "norm_eps": config["rms_norm_eps"],
+            "conv_L_cache": 4,
+            "conv_bias": False,
+            "block_dim": 64,
+            "block_ff_dim": 140,  # adjusted to 96
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 32,
+            "block_ffn_dim_multiplier": 1.0,
         }
     return config | changes
 
@@ -108,6 +122,8 @@ def write_model(
             stored = permute_as_converter(values, config[heads])
         if architecture == "gemma3" and name.endswith("norm.weight"):
             stored = stored + 1
+        if tensor_name.endswith("shortconv.conv.weight"):
+            stored = stored[..., 0]
         ggml_type = gguf.GGMLQuantizationType[matrix_type if array.ndim == 2 else "F32"]
         data = quantize(np.ascontiguousarray(stored), ggml_type)
         writer.add_tensor(tensor_name, data, raw_dtype=ggml_type)
@@ -131,12 +147,18 @@ def write_hyperparameters(writer: gguf.GGUFWriter, architecture: str, config: di
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads = config["num_key_value_heads"]
+    if "full_attn_idxs" in config:
+        kv_heads = [kv_heads * (layer in config["full_attn_idxs"]) for layer in range(config["num_hidden_layers"])]
+    writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     if architecture in ("qwen3", "gemma3"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
+    if architecture == "lfm2":
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     if architecture == "llama":
         writer.add_rope_dimension_count(config["head_dim"])
         writer.add_vocab_size(config["vocab_size"])

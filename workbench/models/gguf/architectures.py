@@ -8,7 +8,7 @@ refused by name, because a model that ignores one of them still writes fluent te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.models.gguf import fields
@@ -33,6 +33,20 @@ _SANDWICH_NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LFM2_TENSORS = {
+    **_ATTENTION_AND_MLP,
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+}
 
 # Metadata keys, with the values that change nothing.
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -78,13 +92,13 @@ class Hyperparameters:
         """
         return fields.number(self._one_value(key, default), self._prefix + key)
 
-    def count(self, key: str, default: int | None = None, *, high: int = MAX_SIZE) -> int:
-        """A positive integer that is the same for all layers.
+    def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        """An integer that is the same for all layers.
 
         Raises:
-            GGUFError: The key is missing, has one value per layer, or is not an integer from 1 to ``high``.
+            GGUFError: The key is missing, differs between layers, or is not an integer from ``low`` to ``high``.
         """
-        value = fields.whole_number(self._one_value(key, default), self._prefix + key, high=high)
+        value = fields.whole_number(self._one_value(key, default), self._prefix + key, low=low, high=high)
         assert value is not None  # _one_value refuses a missing key
         return value
 
@@ -98,6 +112,20 @@ class Hyperparameters:
                 raise GGUFError(f"{self.file.path}: {self._prefix}{key} differs between layers, which is not supported")
             value = value[0]
         return {self._prefix + key: value}
+
+    def count_per_layer(self, key: str, num_layers: int) -> list[int]:
+        """Integers from 0, one for each layer.
+
+        Raises:
+            GGUFError: The key is missing, or is not a list of ``num_layers`` such integers.
+        """
+        name = self._prefix + key
+        values = fields.list_of({name: self.get(key)}, name, int, num_layers)
+        if values is None:
+            raise GGUFError(f"{self.file.path}: metadata {name} is missing: download the file again")
+        for value in values:
+            fields.whole_number({name: value}, name, low=0)
+        return values
 
     def require(self, key: str, expected: Any) -> None:
         """Refuse a file with any value but the one that is built into the mlx-lm model.
@@ -157,8 +185,16 @@ def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
     }
 
 
-def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> dict[str, Any]:
-    """The fields that all architectures share, under Hugging Face's names."""
+def _common_config(
+    h: Hyperparameters, default_rope_theta: float = 10000.0, num_kv_heads: int | None = None
+) -> dict[str, Any]:
+    """The fields that all architectures share, under Hugging Face's names.
+
+    Args:
+        h: The hyperparameters.
+        default_rope_theta: Base of RoPE's wavelengths if the file has none.
+        num_kv_heads: Number of key/value heads, if the architecture reads it in another way.
+    """
     tensors = h.file.tensors
     if "token_embd.weight" not in tensors:
         raise GGUFError(f"{h.file.path}: tensor 'token_embd.weight' is missing: this file is not a language model")
@@ -177,7 +213,7 @@ def _common_config(h: Hyperparameters, default_rope_theta: float = 10000.0) -> d
         "num_hidden_layers": h.count("block_count", high=len(tensors)),  # each layer has its tensors
         "intermediate_size": h.count("feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": h.count("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads or h.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": shape[0],
@@ -197,13 +233,18 @@ def _llama_config(h: Hyperparameters) -> dict[str, Any]:
     }
 
 
-def _qwen2_config(h: Hyperparameters) -> dict[str, Any]:
-    config = _common_config(h)
+def _refuse_other_head_sizes(h: Hyperparameters, config: Mapping[str, Any]) -> None:
+    """Refuse heads that do not add up to the hidden size, from which these mlx-lm models compute their size."""
     if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
         raise GGUFError(
-            f"{h.file.path}: qwen2 heads of {config['head_dim']} do not add up to "
+            f"{h.file.path}: {h.file.metadata['general.architecture']} heads of {config['head_dim']} do not add up to "
             f"embedding_length={config['hidden_size']}, which is not supported"
         )
+
+
+def _qwen2_config(h: Hyperparameters) -> dict[str, Any]:
+    config = _common_config(h)
+    _refuse_other_head_sizes(h, config)
     return config
 
 
@@ -223,6 +264,34 @@ def _gemma3_config(h: Hyperparameters) -> dict[str, Any]:
     return config
 
 
+def _lfm2_config(h: Hyperparameters) -> dict[str, Any]:
+    """Layers without key/value heads are short convolutions with kernels of ``l_cache`` (llama.cpp's loader)."""
+    num_layers = h.count("block_count", high=len(h.file.tensors))
+    kv_heads = h.count_per_layer("attention.head_count_kv", num_layers)
+    attention_layers = [layer for layer, heads in enumerate(kv_heads) if heads]
+    different = {kv_heads[layer] for layer in attention_layers}
+    if len(different) != 1 or len(attention_layers) == num_layers:
+        raise GGUFError(
+            f"{h.file.path}: lfm2.attention.head_count_kv={shown(kv_heads)} must be 0 for layers with a short "
+            "convolution and one and the same number for layers with attention, and there must be layers of both kinds"
+        )
+    config = _common_config(h, num_kv_heads=different.pop())
+    if config["rope_scaling"] is not None:
+        raise GGUFError(f"{h.file.path}: RoPE scaling is not supported for architecture 'lfm2'")
+    _refuse_other_head_sizes(h, config)
+    return config | {
+        "norm_eps": config["rms_norm_eps"],
+        "full_attn_idxs": attention_layers,
+        "conv_L_cache": h.count("shortconv.l_cache", low=2),
+        "conv_bias": False,  # a file with biases has tensors that are unknown here
+        "block_dim": config["hidden_size"],
+        "block_ff_dim": config["intermediate_size"],
+        "block_auto_adjust_ff_dim": False,  # the file has the adjusted size
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+    }
+
+
 @dataclass(frozen=True)
 class Architecture:
     """The conversion of one architecture's GGUF files to an mlx-lm model.
@@ -231,6 +300,7 @@ class Architecture:
         model_type: Module of ``mlx_lm.models``.
         config: Makes the fields of that module's ``ModelArgs`` from the hyperparameters.
         block_tensors: Module of a layer by the tensor's name without "blk.N." and ".weight" or ".bias".
+        outer_tensors: Module outside the layers by the tensor's name without ".weight".
         biases: Tensors of ``block_tensors`` that may have a bias.
         interleaved_rope: Whether the rows of q and k are stored for RoPE on neighbouring pairs, as llama.cpp's
             converter permutes them for this architecture; mlx-lm rotates halves.
@@ -241,6 +311,7 @@ class Architecture:
     model_type: str
     config: Callable[[Hyperparameters], dict[str, Any]]
     block_tensors: Mapping[str, str]
+    outer_tensors: Mapping[str, str] = field(default_factory=lambda: _OUTER)
     biases: tuple[str, ...] = ()
     interleaved_rope: bool = False
     norm_offset: float = 0.0
@@ -249,8 +320,8 @@ class Architecture:
     def parameter_name(self, tensor_name: str) -> str | None:
         """Name of a tensor among the mlx-lm model's parameters, None if it is unknown."""
         stem, _, kind = tensor_name.rpartition(".")
-        if stem in _OUTER and kind == "weight":
-            return f"{_OUTER[stem]}.weight"
+        if stem in self.outer_tensors and kind == "weight":
+            return f"{self.outer_tensors[stem]}.weight"
         prefix, _, rest = stem.partition(".")
         layer, _, part = rest.partition(".")
         if prefix != "blk" or not layer.isdigit() or part not in self.block_tensors:
@@ -285,6 +356,12 @@ ARCHITECTURES = {
         config=_gemma3_config,
         block_tensors={**_ATTENTION_AND_MLP, **_SANDWICH_NORMS, **_QK_NORMS},
         norm_offset=1.0,  # the file holds the factor itself, mlx-lm adds 1 to its weight
+    ),
+    "lfm2": Architecture(
+        model_type="lfm2",
+        config=_lfm2_config,
+        block_tensors=_LFM2_TENSORS,
+        outer_tensors={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm"},
     ),
 }
 

@@ -94,8 +94,9 @@ def load_gguf_model(
         reason = f"{type(problem).__name__}: {problem}"
         raise GGUFError(f"{file.path}: mlx-lm cannot build the model its metadata describes: {reason}") from problem
     names = _parameter_names(file, architecture)
-    model.sanitize(dict.fromkeys(names.values()))  # some models drop the output matrix, which the embedding replaces
-    _check_tensors(file, names, model)
+    parameters = dict(tree_flatten(model.parameters()))  # some models drop the output matrix for the embedding:
+    model.sanitize({name: parameters[name] for name in names.values() if name in parameters})
+    shapes = _check_tensors(file, names, model)
 
     weights: dict[str, mx.array] = {}
     quantized: dict[str, int] = {}
@@ -106,12 +107,13 @@ def load_gguf_model(
         tensor = file.tensors[tensor_name]
         rows = _row_order(tensor_name, architecture, config)
         path = parameter.removesuffix(".weight")
-        if keep_quantized and tensor.type_name in QUANTIZED_BITS and len(tensor.shape) == 2:
+        if keep_quantized and tensor.type_name in QUANTIZED_BITS and len(shapes[parameter]) == 2:
             quantized[path] = QUANTIZED_BITS[tensor.type_name]
             for part, array in pack_quantized(tensor, rows, dtype).items():
                 weights[f"{path}.{part}"] = array
         else:
-            weights[parameter] = _float_weight(tensor, rows, architecture.norm_offset, dtype)
+            weight = _float_weight(tensor, rows, architecture.norm_offset, dtype)
+            weights[parameter] = weight.reshape(shapes[parameter])
 
     if quantized:
         nn.quantize(model, class_predicate=lambda path, _: _quantization_of(path, quantized))
@@ -191,8 +193,12 @@ def _parameter_names(file: GGUFFile, architecture: Architecture) -> dict[str, st
     return names
 
 
-def _check_tensors(file: GGUFFile, names: dict[str, str], model: nn.Module) -> None:
-    """Refuse missing tensors and wrong shapes, before anything is dequantised."""
+def _check_tensors(file: GGUFFile, names: dict[str, str], model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Refuse missing tensors and wrong shapes, before anything is dequantised.
+
+    Returns:
+        The shape of each parameter. A depthwise convolution's [channels, taps, 1] is [channels, taps] in the file.
+    """
     expected = {name: tuple(array.shape) for name, array in dict(tree_flatten(model.parameters())).items()}
     missing = sorted(expected.keys() - names.values())
     if missing:
@@ -205,10 +211,12 @@ def _check_tensors(file: GGUFFile, names: dict[str, str], model: nn.Module) -> N
         shape = file.tensors[tensor_name].shape
         if parameter not in expected:
             raise GGUFError(f"{file.path}: tensor {tensor_name!r} has no place in this model ({parameter!r})")
-        if shape != expected[parameter]:
-            raise GGUFError(
-                f"{file.path}: tensor {tensor_name!r} has shape {shape}, its metadata implies {expected[parameter]}"
-            )
+        implied = expected[parameter]
+        if len(implied) == 3 and implied[2] == 1:
+            implied = implied[:2]
+        if shape != implied:
+            raise GGUFError(f"{file.path}: tensor {tensor_name!r} has shape {shape}, its metadata implies {implied}")
+    return expected
 
 
 def _row_order(tensor_name: str, architecture: Architecture, config: dict[str, Any]) -> np.ndarray | None:

@@ -77,6 +77,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "falcon3": _LLAMA3,
     "pixtral": _LLAMA3,
     "midm-2.0": _LLAMA3,
+    "lfm2": _LLAMA3,
     "smaug-bpe": PreTokenizer(_LLAMA3.patterns),
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": PreTokenizer(_QWEN2.patterns),
