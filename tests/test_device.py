@@ -112,6 +112,8 @@ CHECKED_FIRST = {
     "tests/models/test_tokenizer.py": "skips one test elsewhere, and counts ru_maxrss in bytes on macOS",
     "tests/integrations/test_recorder.py": "does not wait if there is no such file",
     "benchmarks/_common.py": "reads /proc/cpuinfo only if it exists",
+    "benchmarks/bench_llama_cpp.py": "reports no memory if there is no such file",
+    "benchmarks/bench_playground.py": "counts no CPU time if there are no such files",
     "benchmarks/bench_simulation.py": "counts ru_maxrss in bytes on macOS",
 }
 """Files with such a word, and how they cope."""

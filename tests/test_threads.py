@@ -35,6 +35,7 @@ def test_the_number_stays_when_the_load_changes(monkeypatch):
 
 
 def test_two_threads_of_a_core_count_once(monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
     monkeypatch.setattr(threads, "_siblings", lambda number: {0: "0-1", 1: "0-1", 2: "2-3"}.get(number, ""))
     assert physical_cores() == 3

@@ -9,6 +9,7 @@ Environment variables:
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def free_cores() -> int:
 
 def physical_cores() -> int:
     """Cores that this process may run on; two hardware threads of a core count once."""
-    if not hasattr(os, "sched_getaffinity"):
+    if sys.platform != "linux":
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)
     siblings = {_siblings(number) or str(number) for number in allowed}

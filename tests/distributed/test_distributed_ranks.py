@@ -54,7 +54,8 @@ def test_two_ranks_give_the_tokens_and_logits_of_one_until_one_is_killed(tmp_pat
         gone = r"rank 0 of 2 ends the job: rank 1 is gone: .* \((in|after) forward pass \d+\)"
         assert re.search(gone, job.output(0)), job.output(0)
     together, again = json.loads(out.read_text())
-    with Engine(tiny_loaded_model(ARCHITECTURE), EngineConfig(**CONFIG)) as engine:
+    one_table = {"kv_cache_groups": [{"kind": "full_attention"}]}  # ranks share one block table
+    with Engine(tiny_loaded_model(ARCHITECTURE), EngineConfig(**CONFIG, **one_table)) as engine:
         alone = tokens_and_logits(engine, {name: PROMPTS[name] for name in "abc"}, max_tokens=6)
         facts = engine.runner.describe()
     assert {name: tuple(tokens) for name, tokens in together["tokens"].items()} == alone["tokens"]

@@ -199,7 +199,9 @@ def read_log(server):
 
 
 def ask_and_read(server, *request):
-    before = len(read_log(server))
+    before = -1
+    while before != (before := len(read_log(server))):  # lines of answers that came before
+        time.sleep(0.5)
     answer = server.ask(*request)
     wait_for(lambda: len(read_log(server)) > before)
     return answer, read_log(server)[before:]

@@ -100,7 +100,6 @@ class ModelRunner:
             mask_ndim = self.preflight.mask_ndim
             self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, config.max_num_seqs)
         self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache)
-        mx.clear_cache()  # memory of the checks, which steps do not need
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
         self._describe_launches()

@@ -157,7 +157,8 @@ class PrefixHistory:
         for index, chunk in enumerate(record.chunks):
             request, num_hits = self._request(chunk.request_id), 0
             if chunk.request_id in admitted:
-                self._admit(record, request, num_hits := chunk.num_cached_tokens)
+                self._admit(record, request, chunk)
+                num_hits = chunk.num_cached_tokens
             if chunk.new_block_ids or chunk.other_groups or chunk.removed:
                 changes = [TableChange(chunk.new_block_ids), *chunk.other_groups]
                 self._take(record, request, changes, num_hits)
@@ -233,7 +234,12 @@ class PrefixHistory:
 
     # -- an admission ----------------------------------------------------------------------------------------
 
-    def _admit(self, record: StepRecord, request: Request, num_hits: int) -> None:
+    def _admit(self, record: StepRecord, request: Request, chunk: Chunk) -> None:
+        num_lost = chunk.end - len(request.token_ids)
+        if self._begins_late and num_lost > 0:  # tokens that were sampled before the trace began
+            self._unknown.add(request.request_id)
+            request.token_ids += [self._unknown_token() for _ in range(num_lost)]
+        num_hits = chunk.num_cached_tokens
         hit = self.manager.get_computed_blocks(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         request.status = "running"
