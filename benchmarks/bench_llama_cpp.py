@@ -129,7 +129,7 @@ def run_scene(arm: WorkbenchArm | LlamaArm, scene: str, seed: int) -> dict[str, 
 
 
 def memory(field: str) -> float:
-    """A line of /proc/self/status in MiB; 0 where there is no such file."""
+    """A line of /proc/self/status in MiB; 0 if there is no such file."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith(field + ":"):
