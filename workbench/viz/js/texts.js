@@ -192,7 +192,6 @@ export class TextsPanel extends Panel {
     }
     card.marked = token && Number(token.dataset.step) === cursor.step ? token : null;
     if (card.marked) card.marked.className = "wb-now";
-    card.output.scrollTop = card.output.scrollHeight;
   }
 
   progress(request, state, count) {
