@@ -135,7 +135,7 @@ def help_of(words):
     import io
 
     texts = []
-    for arguments in ([words[0]], words[:2] if len(words) > 1 and words[1].isalpha() else []):
+    for arguments in ([words[0]], words[:2] if re.fullmatch("[a-z-]*[a-z]", " ".join(words[1:2])) else []):
         if arguments:
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit):

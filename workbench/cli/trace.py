@@ -10,7 +10,16 @@ from workbench.cli import trace_decide
 from workbench.cli.options import Commands, add_dashboard_port_option, check_port
 
 if TYPE_CHECKING:
+    from workbench.simulation.request_log import RequestLog
     from workbench.trace import Trace
+    from workbench.trace.kv_events import KVEvents
+    from workbench.trace.scrapes import Scrapes
+
+_KV_EVENTS = """\
+examples:
+  workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
+  workbench trace info events.jsonl
+"""
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,9 +27,14 @@ def add_parser(commands: Commands) -> None:
     trace = commands.add_parser("trace", help="summarise, explain, predict, compare or convert trace files")
     actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
 
-    info = actions.add_parser("info", help="summarise the contents and latencies of a trace")
+    info = actions.add_parser(
+        "info", help="summarise the contents and latencies of a trace, or of what other tools recorded"
+    )
     info.add_argument(
-        "trace", type=Path, help="trace file (.jsonl, .jsonl.gz), a folder of recordings, or spans (.json)"
+        "trace",
+        type=Path,
+        help="trace file (.jsonl, .jsonl.gz), a folder of them, OTLP spans, a recording of vllm-vcr, scrapes of "
+        "/metrics, or KV events",
     )
     info.set_defaults(run=_info)
 
@@ -48,6 +62,22 @@ def add_parser(commands: Commands) -> None:
     add_dashboard_port_option(watch)
     watch.set_defaults(run=_watch)
 
+    events = actions.add_parser(
+        "kv-events",
+        help="record the KV cache events of a running vLLM",
+        epilog=_KV_EVENTS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    events.add_argument("endpoint", help="address of vLLM's publisher, such as tcp://127.0.0.1:5557")
+    events.add_argument("out", type=Path, help="file to write (.jsonl)")
+    events.add_argument(
+        "--replay", metavar="ENDPOINT", help="vLLM's replay_endpoint: begin with the oldest batch it has"
+    )
+    events.add_argument("--topic", default="", help="beginning of the topics to subscribe to (default: all)")
+    events.add_argument("--tokens", action="store_true", help="write the token ids of blocks, which are users' texts")
+    events.add_argument("--seconds", type=float, metavar="S", help="time to record (default: until Ctrl-C)")
+    events.set_defaults(run=_kv_events)
+
     diff = actions.add_parser("diff", help="compare two traces of the same requests")
     diff.add_argument("a", type=Path, help="trace file")
     diff.add_argument("b", type=Path, help="trace file")
@@ -74,10 +104,8 @@ def _info(options: argparse.Namespace) -> int:
             print(fleet)
             print(fleet.metrics())
         return 0
-    if _is_span_file(options.trace):
-        from workbench.simulation.access_log import read_request_spans
-
-        print(read_request_spans(options.trace))
+    if (other := _read_other(options.trace)) is not None:
+        print(other)
         return 0
     trace = _load(options.trace)
     print(trace)
@@ -85,10 +113,19 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _is_span_file(path: Path) -> bool:
+def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
+    """The recording of another tool at a running vLLM; None for a trace."""
+    from workbench.simulation.request_log import read_request_log
+    from workbench.trace.kv_events import is_kv_events, read_kv_events
     from workbench.trace.otlp import is_otlp
+    from workbench.trace.scrapes import is_scrapes, read_scrapes
+    from workbench.trace.vcr import is_vcr
 
-    return path.suffix == ".json" and is_otlp(path)
+    if is_scrapes(path):
+        return read_scrapes(path)
+    if is_kv_events(path):
+        return read_kv_events(path)
+    return read_request_log(path) if is_otlp(path) or is_vcr(path) else None
 
 
 def _narrate(options: argparse.Namespace) -> int:
@@ -137,6 +174,28 @@ def _watch(options: argparse.Namespace) -> int:
         return 0
     with TraceFollower(options.trace) as follower:
         app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say)
+    return 0
+
+
+def _kv_events(options: argparse.Namespace) -> int:
+    from workbench.field_checks import number
+    from workbench.trace.kv_subscriber import record_kv_events
+
+    if options.out.suffix != ".jsonl":
+        raise ValueError(f"out must be a file named .jsonl, got {options.out}")
+    if options.seconds is not None:
+        number("--seconds", options.seconds, 0.0, low_open=True)
+    print(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)", flush=True)
+    print(
+        record_kv_events(
+            options.endpoint,
+            options.out,
+            replay_endpoint=options.replay,
+            topic=options.topic,
+            with_tokens=options.tokens,
+            seconds=options.seconds,
+        )
+    )
     return 0
 
 

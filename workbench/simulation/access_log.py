@@ -2,8 +2,8 @@
 
 Columns are found by name, whatever their case. The public traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens),
 BurstGPT (Timestamp, Request tokens, Response tokens) and Mooncake (timestamp in ms, input_length, output_length,
-hash_ids) are read as they are, and so are spans of requests in OTLP/JSON, as vLLM's tracing sends them. Times are
-seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
+hash_ids) are read as they are, and so are the requests that other tools record at a running vLLM: spans in OTLP/JSON,
+and recordings of vllm-vcr. Times are seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from typing import Any
 from workbench.config import EngineConfig
 from workbench.field_checks import number
 from workbench.scheduler.request import Request
-from workbench.simulation.arrivals import Arrival, read_mooncake, timed_arrival
+from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
 from workbench.simulation.cost_model import StepCost
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace, TraceMeta
-from workbench.trace.metrics import Distribution, amount
-from workbench.trace.otlp import E2E, OUTPUT_TOKENS, PROMPT_TOKENS, TTFT, is_otlp, read_spans
+from workbench.trace.otlp import OUTPUT_TOKENS, PROMPT_TOKENS, is_otlp, read_spans
+from workbench.trace.vcr import is_vcr, read_vcr
 
 SOURCE = "access log"
 """Beginning of the source of a trace that was simulated from a log: nothing in it was measured."""
@@ -46,19 +46,21 @@ def is_access_log(path: str | os.PathLike[str]) -> bool:
     name = Path(path).name.lower()
     if name.endswith(".csv"):
         return True
-    if not name.endswith((".jsonl", ".json")):
+    if not name.endswith((".jsonl", ".json", ".jsonl.gz")):
         return False
-    if is_otlp(path):
+    if is_otlp(path) or is_vcr(path):
         return True
+    if name.endswith(".gz"):
+        return False
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         return '"kind"' not in file.readline(200)
 
 
 def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list[Arrival]:
-    """The requests of an access log, in order of arrival; they share no prefix unless the log has ``hash_ids``.
+    """The requests of an access log, in order of arrival; they share no prefix unless the log says so.
 
     Args:
-        path: A .csv file with a header, JSON lines, or spans in OTLP/JSON.
+        path: A .csv file with a header, JSON lines, spans in OTLP/JSON, or a recording of vllm-vcr.
         speed: Factor by which requests arrive faster than in the log.
 
     Raises:
@@ -66,17 +68,14 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
         OSError: The file cannot be read.
     """
     number("speed", speed, 0.0, low_open=True)
-    if Path(path).suffix.lower() == ".csv":
-        rows = _csv_rows(path)
-    else:
-        rows = _span_rows(path) if is_otlp(path) else _json_rows(path)
+    rows = _rows(path)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} holds no request")
     if "hash_ids" in first[1]:
         return list(read_mooncake(path, speed=speed))
     names = _find_columns(path, first[1])
-    found: list[tuple[float, int, int]] = []
+    found: list[tuple[float, int, int, Mapping[str, Any]]] = []
     for place, row in (first, *rows):
         at, prompt, output = (row.get(names[what]) for what in COLUMNS)
         found.append(
@@ -84,14 +83,27 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
                 _seconds(f"{place} {names['arrival']}", at),
                 max(1, _count(f"{place} {names['prompt tokens']}", prompt, 1)),
                 max(1, _count(f"{place} {names['output tokens']}", output, 0)),
+                row,
             )
         )
     found.sort(key=lambda request: request[0])
     start = found[0][0]
-    return [
-        timed_arrival(f"r{index}", [index] * prompt, output, (at - start) / speed)
-        for index, (at, prompt, output) in enumerate(found)
-    ]
+    blocks: defaultdict[int, int] = defaultdict(lambda: len(blocks))
+    arrivals = []
+    for index, (at, prompt, output, row) in enumerate(found):
+        shared = [blocks[each] for each in row.get("block_hashes") or ()]
+        tokens = made_up_prompt(index, prompt, shared, row["block_size"] if shared else 1)
+        arrivals.append(timed_arrival(f"r{index}", tokens, output, (at - start) / speed))
+    return arrivals
+
+
+def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The requests of a file by column, each with its place for messages."""
+    if Path(path).suffix.lower() == ".csv":
+        return _csv_rows(path)
+    if is_otlp(path):
+        return _span_rows(path)
+    return _vcr_rows(path) if is_vcr(path) else _json_rows(path)
 
 
 def simulate_log(path: str | os.PathLike[str], config: EngineConfig, cost_model: StepCost, speed: float = 1.0) -> Trace:
@@ -175,50 +187,21 @@ def _span_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str,
         )
 
 
-@dataclass(frozen=True)
-class RequestSpans:
-    """The requests of a traced server: their arrivals and latencies, without its steps.
-
-    Attributes:
-        path: The file.
-        arrivals: The requests, in order of arrival.
-        latencies: Distributions in seconds by name: "ttft" and "e2e", each if the spans have it.
-    """
-
-    path: Path
-    arrivals: tuple[Arrival, ...]
-    latencies: Mapping[str, Distribution]
-
-    def __repr__(self) -> str:
-        times = [arrival.arrives_at or 0.0 for arrival in self.arrivals]
-        lines = [f"{len(times)} requests of {self.path.name}, arriving over {max(times) - min(times):.1f} s"]
-        for name, values in self.latencies.items():
-            shown = (values.mean, values.p50, values.p99)
-            mean, middle, high = (amount(value, "s") for value in shown)
-            lines.append(f"{name}: mean {mean}, p50 {middle}, p99 {high} (measured, {values.count} requests)")
-        lines += [
-            "can answer: trace whatif and trace tune, with --cost-from a recording of a server of the same kind",
-            "cannot answer: why a request was slow, how long a step took, or hits in the prefix cache: spans hold no "
-            "steps, queues, blocks or token ids",
-        ]
-        return "\n".join(lines)
-
-
-def read_request_spans(path: str | os.PathLike[str]) -> RequestSpans:
-    """The requests and latencies in a file of spans.
-
-    Raises:
-        TraceError: The file is not OTLP/JSON.
-        ValueError: A span has no lengths, or there is none.
-        OSError: The file cannot be read.
-    """
-    spans = [span["attributes"] for span in read_spans(path)]
-    latencies = {
-        name: Distribution.of([float(about[key]) for about in spans if about.get(key) is not None])
-        for name, key in (("ttft", TTFT), ("e2e", E2E))
-    }
-    known = {name: values for name, values in latencies.items() if values.count}
-    return RequestSpans(Path(path), tuple(read_access_log(path)), known)
+def _vcr_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    meta, requests = read_vcr(path)
+    for index, request in enumerate(requests, start=1):
+        if request.arrival_ms is None:
+            raise ValueError(f"{path}, request {index}: arrival_ms is missing: record it with vllm-vcr record")
+        yield (
+            f"{path}, request {index}:",
+            {
+                "arrival": request.arrival_ms / 1000,
+                "prompt_tokens": request.prompt_tokens,
+                "output_tokens": request.output_tokens,
+                "block_hashes": request.block_hashes if meta.block_size else None,
+                "block_size": meta.block_size,
+            },
+        )
 
 
 def _json_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:

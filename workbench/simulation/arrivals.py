@@ -28,6 +28,9 @@ Lengths = Callable[[random.Random], int]
 MOONCAKE_BLOCK = 512
 """Tokens per ``hash_id`` of a Mooncake trace."""
 
+OWN_TOKENS = 2**30
+"""Made-up tokens from this number on belong to one request; smaller ones are those of shared blocks."""
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -235,11 +238,21 @@ def read_mooncake(path: str | os.PathLike[str], *, speed: float = 1.0) -> Iterat
         length = integer(f"{place} input_length", line.get("input_length"), 1, MAX_PROMPT_TOKENS)
         output = integer(f"{place} output_length", line.get("output_length"), 0)
         at = number(f"{place} timestamp", line.get("timestamp", 0), 0.0) / 1000 / speed
-        prompt: list[int] = []
-        for hash_id in line.get("hash_ids") or ():
-            prompt += [integer(f"{place} hash_ids", hash_id, 0)] * MOONCAKE_BLOCK
-        prompt = (prompt + [-1 - index] * max(0, length - len(prompt)))[:length]
-        yield timed_arrival(f"r{index}", prompt, max(1, output), at)
+        blocks = [integer(f"{place} hash_ids", hash_id, 0) for hash_id in line.get("hash_ids") or ()]
+        yield timed_arrival(f"r{index}", made_up_prompt(index, length, blocks, MOONCAKE_BLOCK), max(1, output), at)
+
+
+def made_up_prompt(index: int, length: int, blocks: Sequence[int] = (), block_size: int = 1) -> list[int]:
+    """A prompt that shares a prefix with other ones as far as their blocks are the same.
+
+    Args:
+        index: Number of the request; tokens after the blocks are its own, and no block's.
+        length: Number of tokens.
+        blocks: A number of 0 or more for the content of each block.
+        block_size: Tokens in a block.
+    """
+    prompt = [block for block in blocks for _ in range(block_size)]
+    return (prompt + [OWN_TOKENS + index] * max(0, length - len(prompt)))[:length]
 
 
 def _quarter_of_characters(text: str) -> int:

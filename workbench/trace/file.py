@@ -310,7 +310,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, TraceLine | 
     """
     decoder = LineDecoder(path)
     ended = False
-    for raw, complete in _split_lines(path):
+    for raw, complete in split_lines(path):
         number = decoder.number + 1
         if ended:
             raise TraceError(f"{path}, line {number}: nothing may follow the end line")
@@ -339,8 +339,13 @@ def _is_json(raw: bytes) -> bool:
     return True
 
 
-def _split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
-    """Lines without their newline, and whether the newline was there."""
+def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a file of JSON lines, plain or gzipped, without their newline, and whether the newline was there.
+
+    Raises:
+        TraceError: A line is too long, the file is too large, or its gzip stream is damaged.
+        OSError: The file cannot be read.
+    """
     rest = b""
     for block in _read_blocks(path):
         lines = (rest + block).split(b"\n")

@@ -1,0 +1,111 @@
+"""Requests that vllm-vcr recorded between vLLM's front end and its engine: JSON lines, one for each ended request.
+
+An optional first line holds ``meta``. A request has its lengths, its arrival, its time to first token and its gaps in
+milliseconds, and hashes of the prompt's blocks, each of which stands for the whole prompt up to its end.
+
+Source: https://neuralmagic.github.io/vllm-vcr/ and the schema in its repository, crates/sim-trace/src/trace.rs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import msgspec
+
+from workbench.trace.errors import TraceError
+from workbench.trace.file import split_lines
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class VcrMeta(msgspec.Struct, frozen=True):
+    """The fields of the ``meta`` line that are read.
+
+    Attributes:
+        model: Name of the model; "" if it is not known.
+        block_size: Tokens for each of a prompt's hashes; None without hashes.
+        vllm_version: Version of the engine; "" if it is not known.
+    """
+
+    model: str | None = None
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
+    vllm_version: str | None = None
+
+
+class VcrRequest(msgspec.Struct, frozen=True):
+    """A recorded request.
+
+    Attributes:
+        prompt_tokens: Length of the prompt.
+        output_tokens: Length of the output.
+        ttft_ms: Time to first token.
+        cached_tokens: Prompt tokens that vLLM found in its prefix cache.
+        itl_ms: Gaps between the messages with its tokens; a message of a speculative step has several tokens.
+        arrival_ms: Arrival since the start of the recording; None if it was not recorded.
+        block_hashes: Hashes of the prompt's full blocks; None if they were not recorded.
+        finish_reason: "stop", "length", "abort", "error" or "repetition"; None if it is not known.
+    """
+
+    prompt_tokens: Count
+    output_tokens: Count
+    ttft_ms: Milliseconds
+    cached_tokens: Count = 0
+    itl_ms: list[Milliseconds] | None = None
+    arrival_ms: Milliseconds | None = None
+    block_hashes: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def e2e_ms(self) -> float | None:
+        """From arrival to the last token; None if the gaps were recorded as a mean only."""
+        if self.itl_ms is None and self.output_tokens > 1:
+            return None
+        return self.ttft_ms + sum(self.itl_ms or ())
+
+
+class _MetaLine(msgspec.Struct):
+    meta: VcrMeta
+
+
+def is_vcr(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a recording of vllm-vcr, by its first line."""
+    try:
+        first = next((raw for raw, _ in split_lines(path) if raw.strip()), b"")
+    except TraceError:  # a damaged gzip file
+        return False
+    start = first[:10_000]
+    return b'"kind"' not in start and (start.startswith(b'{"meta"') or (b'"ttft_ms"' in start and b"tokens" in start))
+
+
+def read_vcr(path: str | os.PathLike[str]) -> tuple[VcrMeta, list[VcrRequest]]:
+    """A recording of vllm-vcr.
+
+    Args:
+        path: The file, .jsonl or .jsonl.gz. A last line that was cut off is left out.
+
+    Returns:
+        Its header, empty if it has none, and its requests in the order in which they ended.
+
+    Raises:
+        TraceError: A line is malformed; the message names it.
+        OSError: The file cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("tap.jsonl").write_text('{"prompt_tokens": 9, "output_tokens": 1, "ttft_ms": 31.5}')
+        >>> read_vcr("tap.jsonl")[1][0].ttft_ms
+        31.5
+    """
+    meta, requests = VcrMeta(), []
+    for number, (raw, is_whole) in enumerate(split_lines(path), start=1):
+        try:
+            if number == 1 and raw.lstrip().startswith(b'{"meta"'):
+                meta = msgspec.json.decode(raw, type=_MetaLine).meta
+            elif raw.strip():
+                requests.append(msgspec.json.decode(raw, type=VcrRequest))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+            if is_whole:
+                raise TraceError(f"{path}, line {number}: not a request of vllm-vcr: {problem}") from None
+    return meta, requests
