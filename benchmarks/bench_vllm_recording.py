@@ -26,7 +26,6 @@ import statistics
 import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -73,11 +72,11 @@ def arrivals_for_ever(random: Random) -> Any:
 class Run:
     """A scheduler that is kept full, with the CPU seconds of its steps."""
 
-    def __init__(self, scheduler_class: type, num_seqs: int, seed: int, folder: str) -> None:
+    def __init__(self, scheduler_class: type, num_seqs: int, seed: int) -> None:
         self.config = EngineConfig(
             max_num_batched_tokens=8192, max_num_seqs=num_seqs, block_size=16, num_blocks=num_seqs * 80
         )
-        self.scheduler = make_scheduler(scheduler_class, self.config, Path(folder), log_stats=True)
+        self.scheduler = make_scheduler(scheduler_class, self.config, log_stats=True)
         self.depth = 2 if "Async" in scheduler_class.__name__ else 1
         self.source = arrivals_for_ever(Random(seed))
         self.model = FakeModel()
@@ -115,14 +114,13 @@ def work(pipe: Connection, module: str, name: str, num_seqs: int, seed: int) -> 
     kept = [bytes(random.randrange(512)) for _ in range(random.randrange(20_000))]
     del kept[::2]  # other objects lie between these
     run = None
-    with tempfile.TemporaryDirectory() as folder:
-        while (num_steps := pipe.recv()) is not None:
-            if num_steps == 0:
-                end(run)
-                run = Run(getattr(importlib.import_module(module), name), num_seqs, 0, folder)
-                num_steps = num_seqs // 4  # until the batch is full
-            pipe.send([run.step() for _ in range(num_steps)])
-        end(run)
+    while (num_steps := pipe.recv()) is not None:
+        if num_steps == 0:
+            end(run)
+            run = Run(getattr(importlib.import_module(module), name), num_seqs, 0)
+            num_steps = num_seqs // 4  # until the batch is full
+        pipe.send([run.step() for _ in range(num_steps)])
+    end(run)
 
 
 def end(run: Run | None) -> None:

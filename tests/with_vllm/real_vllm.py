@@ -5,13 +5,11 @@ Imports vLLM, and so runs only in the environment of ``make test-vllm``.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -19,24 +17,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm_config import vllm_config
 
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.workload import made_up_token
-
-# The smallest configuration that vLLM accepts as a model; no weights are ever loaded.
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 1_000_000,
-    "torch_dtype": "float32",
-}
 
 STUCK_AFTER = 3
 
@@ -44,7 +29,6 @@ STUCK_AFTER = 3
 def make_scheduler(
     scheduler_class: type,
     config: EngineConfig,
-    folder: Path,
     *,
     asynchronous: bool | None = None,
     log_stats: bool = False,
@@ -52,41 +36,7 @@ def make_scheduler(
     """A vLLM scheduler with the limits of ``config``; by default asynchronous if the class is."""
     if asynchronous is None:
         asynchronous = "Async" in scheduler_class.__name__
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    max_model_len = config.max_model_len or 1_000_000
-    model = ModelConfig(
-        model=str(folder),
-        served_model_name="made-up-llama",
-        skip_tokenizer_init=True,
-        max_model_len=max_model_len,
-        dtype="float32",
-    )
-    limits = SchedulerConfig(
-        max_model_len=max_model_len,
-        is_encoder_decoder=False,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_scheduled_tokens=config.max_num_scheduled_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_active_seqs=config.max_num_active_seqs,
-        policy=config.policy,
-        watermark=config.watermark,
-        scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        long_prefill_token_threshold_adaptive=config.long_prefill_token_threshold_adaptive,
-        async_scheduling=asynchronous,
-    )
-    cache = CacheConfig(block_size=config.block_size, enable_prefix_caching=config.enable_prefix_caching)
-    cache.num_gpu_blocks = config.num_blocks
-    whole = VllmConfig(
-        model_config=model,
-        scheduler_config=limits,
-        cache_config=cache,
-        parallel_config=ParallelConfig(),
-        device_config=DeviceConfig("cpu"),
-    )
-    # VllmConfig turns some of these off if it finds no GPU.
-    whole.cache_config.enable_prefix_caching = config.enable_prefix_caching
-    whole.scheduler_config.async_scheduling = asynchronous
+    whole = vllm_config(dataclasses.asdict(config) | {"async_scheduling": asynchronous})
     spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     kv_cache = KVCacheConfig(
         num_blocks=config.num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]

@@ -21,7 +21,7 @@ def record(workload: Path, mode: str, folder: Path) -> Path:
     config, arrivals = read_workload(workload)
     traces = folder / f"{workload.stem}-{mode}"
     os.environ.update(WORKBENCH_TRACE_DIR=str(traces), WORKBENCH_TRACE_TOKENS="1")
-    scheduler = make_scheduler(CLASSES[mode], config, folder)
+    scheduler = make_scheduler(CLASSES[mode], config)
     drive(scheduler, config, arrivals, depth=2 if mode == "async" else 1)
     scheduler.shutdown()
     (path,) = traces.iterdir()

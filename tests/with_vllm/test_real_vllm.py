@@ -31,7 +31,7 @@ def settings(monkeypatch, tmp_path):
 
 def record(workload: Path, name: str, tmp_path: Path, depth: int) -> Trace:
     config, arrivals = read_workload(workload)
-    scheduler = make_scheduler(getattr(integration, name), config, tmp_path, asynchronous=depth == 2)
+    scheduler = make_scheduler(getattr(integration, name), config, asynchronous=depth == 2)
     assert scheduler.recorder.writer is not None
     drive(scheduler, config, arrivals, depth=depth)
     scheduler.shutdown()
@@ -76,7 +76,7 @@ def test_a_wrong_setting_stops_the_recording_and_not_vllm(value, tmp_path, monke
     config, arrivals = read_workload(WORKLOADS[0])
     # vLLM's logger does not propagate.
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    scheduler = make_scheduler(integration.RecordingScheduler, config, tmp_path)
+    scheduler = make_scheduler(integration.RecordingScheduler, config)
     assert scheduler.recorder.writer is None
     assert drive(scheduler, config, arrivals) == len(simulate(WORKLOADS[0]))
     scheduler.shutdown()
@@ -86,6 +86,6 @@ def test_a_wrong_setting_stops_the_recording_and_not_vllm(value, tmp_path, monke
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_scheduler_is_the_one_that_vllm_is_set_for(asynchronous, tmp_path):
     config, _ = read_workload(WORKLOADS[0])
-    scheduler = make_scheduler(integration.RecordingScheduler, config, tmp_path, asynchronous=asynchronous)
+    scheduler = make_scheduler(integration.RecordingScheduler, config, asynchronous=asynchronous)
     assert isinstance(scheduler, AsyncScheduler) is asynchronous
     scheduler.shutdown()

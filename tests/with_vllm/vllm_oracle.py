@@ -5,24 +5,12 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from real_vllm import MODEL
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    SpeculativeConfig,
-    VllmConfig,
-)
+from vllm.config import SpeculativeConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
@@ -38,6 +26,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm_config import vllm_config
 
 from workbench.simulation.workload import made_up_token, read_workload
 
@@ -97,49 +86,15 @@ def make_scheduler(config: Mapping[str, Any], scheduler_class: type | None = Non
     """
     asynchronous = bool(config.get("async_scheduling"))
     caching = config.get("enable_prefix_caching", True)
-    max_model_len = config.get("max_model_len") or 1_000_000
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
-        model = ModelConfig(
-            model=folder,
-            served_model_name="made-up",
-            skip_tokenizer_init=True,
-            max_model_len=max_model_len,
-            dtype="float32",
-        )
-    limits = SchedulerConfig(
-        max_model_len=max_model_len,
-        is_encoder_decoder=False,
-        max_num_batched_tokens=config.get("max_num_batched_tokens", 512),
-        max_num_scheduled_tokens=config.get("max_num_scheduled_tokens"),
-        max_num_seqs=config.get("max_num_seqs", 16),
-        max_num_active_seqs=config.get("max_num_active_seqs"),
-        policy=config.get("policy", "fcfs"),
-        watermark=config.get("watermark", 0.0),
-        scheduler_reserve_full_isl=config.get("scheduler_reserve_full_isl", True),
-        long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
-        long_prefill_token_threshold_adaptive=config.get("long_prefill_token_threshold_adaptive", False),
-        async_scheduling=asynchronous,
-    )
-    groups = _groups(config, max_model_len)
+    whole = vllm_config(config)
+    groups = _groups(config, whole.model_config.max_model_len)
     has_mamba = any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
-    cache = CacheConfig(block_size=config.get("block_size", 16), enable_prefix_caching=caching)
-    cache.num_gpu_blocks = config.get("num_blocks", 512)
-    whole = VllmConfig(
-        model_config=model,
-        scheduler_config=limits,
-        cache_config=cache,
-        parallel_config=ParallelConfig(),
-        device_config=DeviceConfig("cpu"),
-    )
-    whole.cache_config.enable_prefix_caching = caching
-    whole.scheduler_config.async_scheduling = asynchronous
     if has_mamba:
         whole.cache_config.mamba_cache_mode = "align" if caching else "none"
     object.__setattr__(whole, "speculative_config", _speculative(config))
     interval = config.get("prefix_cache_retention_interval") or 0
     kv_cache = KVCacheConfig(
-        num_blocks=cache.num_gpu_blocks,
+        num_blocks=config.get("num_blocks", 512),
         kv_cache_tensors=[],
         kv_cache_groups=groups,
         prefix_cache_retention_interval=None if interval == "dense" else interval,
