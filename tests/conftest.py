@@ -46,6 +46,16 @@ def tiny_llama():
 
 
 @pytest.fixture
+def no_compilation():
+    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than most tests."""
+    import mlx.core as mx
+
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@pytest.fixture
 def gpu(monkeypatch):
     """MLX's GPU as the default device for one test; skipped with the reason if there is none."""
     import mlx.core as mx

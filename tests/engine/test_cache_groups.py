@@ -5,7 +5,7 @@ import dataclasses
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from plain_model import greedy, random_prompts
 from tiny_configurations import VOCAB_SIZE, WINDOW
 from tiny_models import tiny_loaded_model
 
@@ -13,17 +13,10 @@ from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine.cache_groups import _split
 from workbench.engine.step import Step
 
+pytestmark = pytest.mark.usefixtures("no_compilation")
 LENGTHS = (29, 3, 41, 17, 60)
 NUM_OUTPUT = 12
 PARAMS = SamplingParams(max_tokens=NUM_OUTPUT, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +29,6 @@ def models():
         return made[architecture]
 
     return model
-
-
-def prompts(lengths=LENGTHS, seed=1):
-    rng = np.random.default_rng(seed)
-    return {f"r{i}": rng.integers(1, VOCAB_SIZE, size=n).tolist() for i, n in enumerate(lengths)}
-
-
-def greedy(model, prompt, num_tokens=NUM_OUTPUT):
-    """Tokens of the plain mlx-lm model with its own caches."""
-    caches, tokens, output = make_prompt_cache(model), mx.array([prompt]), []
-    for _ in range(num_tokens):
-        output.append(int(mx.argmax(model(tokens, cache=caches)[0, -1])))
-        tokens = mx.array([output[-1:]])
-    return output
 
 
 def engine_for(loaded, chunk=64, **changes):
@@ -75,14 +54,14 @@ def outputs(engine, requests):
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
 def test_tokens_equal_the_plain_models(models, architecture, backend, chunk):
     loaded = models(architecture)
-    requests = prompts()
+    requests = random_prompts(LENGTHS, VOCAB_SIZE)
     with engine_for(loaded, chunk, attention_backend=backend) as engine:
         assert [group.kind for group in engine.runner.groups] == ["sliding_window", "full_attention"]
         ours = outputs(engine, requests)
         holes = [
             record.block_tables_by_group["r4"][0] for record in engine.trace if "r4" in record.block_tables_by_group
         ]
-    assert ours == {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    assert ours == {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     assert holes[-1][:8].count(0) == 8 and 0 not in holes[-1][-2:]
 
 
@@ -92,7 +71,7 @@ def test_windows_of_models_that_attend_by_themselves(models, architecture):
     greedy(loaded.model, [1, 2], 1)  # makes arrays that are not parameters, on this thread
     with engine_for(loaded, num_blocks=200) as engine:
         assert engine.runner.mode == "gather" and len(engine.runner.groups) > 1
-        requests = prompts()
+        requests = random_prompts(LENGTHS, VOCAB_SIZE)
         ours = outputs(engine, requests)
     with engine_for(loaded, kv_cache_groups=[{"kind": "full_attention"}]) as engine:
         assert ours == outputs(engine, requests)
@@ -100,8 +79,8 @@ def test_windows_of_models_that_attend_by_themselves(models, architecture):
 
 def test_tokens_survive_a_preemption_at_every_step(models):
     loaded = models("gemma3_text")
-    requests = prompts([21, 9])
-    expected = {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    requests = random_prompts([21, 9], VOCAB_SIZE)
+    expected = {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     preempted, at = 0, 1
     while True:
         with engine_for(loaded, 7) as engine:
@@ -121,10 +100,10 @@ def test_tokens_survive_a_preemption_at_every_step(models):
 
 def test_tokens_survive_pressure_and_prefix_hits(models):
     loaded = models("gemma3_text")
-    requests = prompts([15, 24, 13, 26])
-    shared = prompts([24], seed=9)["r0"]
+    requests = random_prompts([15, 24, 13, 26], VOCAB_SIZE)
+    shared = random_prompts([24], VOCAB_SIZE, seed=9)["r0"]
     requests |= {f"s{i}": shared + tail for i, tail in enumerate([[5], [7, 8], [5, 9, 11]])}
-    expected = {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    expected = {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     with engine_for(loaded, num_blocks=28, max_num_batched_tokens=40) as engine:
         assert outputs(engine, requests) == expected
         assert sum(len(record.preempted) for record in engine.trace) > 0
@@ -136,16 +115,18 @@ def test_tokens_survive_pressure_and_prefix_hits(models):
 @pytest.mark.parametrize("changes", [{"async_scheduling": True}, {"num_speculative_tokens": 3}])
 def test_tokens_with_steps_ahead(models, changes):
     loaded = models("gpt_oss")
-    requests = prompts([29, 3, 41])
+    requests = random_prompts([29, 3, 41], VOCAB_SIZE)
     requests["r3"] = [5, 6, 7, 8] * 9
     with engine_for(loaded, **changes) as engine:
         assert len(engine.runner.groups) == 2
-        assert outputs(engine, requests) == {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+        assert outputs(engine, requests) == {
+            name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()
+        }
 
 
 def test_a_fork_replays_the_blocks_of_every_group(models):
     with engine_for(models("gemma3_text"), 7, num_blocks=40) as engine:
-        outputs(engine, prompts())
+        outputs(engine, random_prompts(LENGTHS, VOCAB_SIZE))
         forked = engine.fork()
         assert len(forked) == len(engine.trace) > 20
         for ours, theirs in zip(engine.trace, forked, strict=True):
@@ -158,7 +139,7 @@ def test_a_fork_replays_the_blocks_of_every_group(models):
 
 def peak_blocks(engine, num_tokens):
     usable = engine.scheduler.num_free_blocks
-    engine.add_request(prompts([num_tokens], seed=3)["r0"], max_tokens=1, ignore_eos=True)
+    engine.add_request(random_prompts([num_tokens], VOCAB_SIZE, seed=3)["r0"], max_tokens=1, ignore_eos=True)
     engine.run(progress=False)
     assert engine.trace[-1].free_blocks_end == usable
     return usable - min(record.free_blocks for record in engine.trace)
@@ -242,12 +223,12 @@ def test_a_batch_with_one_table_is_refused(models):
 
 
 def differs(models, monkeypatch, change):
-    loaded, requests = models("gemma3_text"), prompts([41, 60])
+    loaded, requests = models("gemma3_text"), random_prompts([41, 60], VOCAB_SIZE)
     prepare = Step.prepare
     monkeypatch.setattr(Step, "prepare", lambda self, *args: change(prepare(self, *args)))
     with engine_for(loaded, 7) as engine:
         ours = outputs(engine, requests)
-    return any(tokens != greedy(loaded.model, requests[name]) for name, tokens in ours.items())
+    return any(tokens != greedy(loaded.model, requests[name], NUM_OUTPUT) for name, tokens in ours.items())
 
 
 def with_tables(packed, change, group=0):
@@ -278,10 +259,10 @@ def test_the_comparison_catches_a_block_given_back_too_early(models, monkeypatch
 
 
 def test_the_comparison_catches_a_window_that_is_off_by_one(models):
-    loaded, requests = models("gemma3_text"), prompts([41, 60])
+    loaded, requests = models("gemma3_text"), random_prompts([41, 60], VOCAB_SIZE)
     with engine_for(loaded, 7) as engine:
         for layer in engine.runner.kv_cache.layers:
             if layer.layer.window > 0:
                 layer.layer = layer.layer.with_window(layer.layer.window - 1)
         ours = outputs(engine, requests)
-    assert any(tokens != greedy(loaded.model, requests[name]) for name, tokens in ours.items())
+    assert any(tokens != greedy(loaded.model, requests[name], NUM_OUTPUT) for name, tokens in ours.items())

@@ -6,25 +6,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
+from plain_model import greedy, random_prompts
 from tiny_models import RECURRENT, VOCAB_SIZE, tiny_loaded_model, tiny_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine.model_runner import ModelRunner
 from workbench.models.state_cache import StateLayerCache, StateSlots, StateStep, find_mixers
 
+pytestmark = pytest.mark.usefixtures("no_compilation")
 NUM_OUTPUT = 10
 PARAMS = SamplingParams(max_tokens=NUM_OUTPUT, ignore_eos=True)
 LENGTHS = (29, 3, 41, 17, 1)
 KINDS = ("lfm2", "mamba", "mamba2", "qwen3_next", "recurrent_gemma", "rwkv7")
 """One architecture for each kind of mixer."""
-
-
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +35,6 @@ def models():
     return model
 
 
-def prompts(lengths=LENGTHS, seed=1):
-    rng = np.random.default_rng(seed)
-    return {f"r{i}": rng.integers(1, VOCAB_SIZE, size=n).tolist() for i, n in enumerate(lengths)}
-
-
-def greedy(model, prompt, num_tokens=NUM_OUTPUT):
-    """Tokens of the plain mlx-lm model with its own caches."""
-    caches, tokens, output = make_prompt_cache(model), mx.array([prompt]), []
-    for _ in range(num_tokens):
-        output.append(int(mx.argmax(model(tokens, cache=caches)[0, -1])))
-        tokens = mx.array([output[-1:]])
-    return output
-
-
 def engine_for(loaded, chunk=64, **changes):
     settings = {"block_size": 4, "num_blocks": 90, "max_model_len": 100, "attention_backend": "cpu", **changes}
     settings |= {"max_num_batched_tokens": max(chunk, 6), "long_prefill_token_threshold": chunk}
@@ -69,8 +49,8 @@ def outputs(engine, requests):
 
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_tokens_equal_the_plain_models(models, architecture):
-    loaded, requests = models(architecture), prompts()
-    expected = {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    loaded, requests = models(architecture), random_prompts(LENGTHS, VOCAB_SIZE)
+    expected = {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     for chunk in (7, 64):
         with engine_for(loaded, chunk) as engine:
             assert outputs(engine, requests) == expected
@@ -81,15 +61,17 @@ def test_tokens_equal_the_plain_models(models, architecture):
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_chunks_of_one_token(models, architecture):
-    loaded, requests = models(architecture), prompts([13, 2, 9])
+    loaded, requests = models(architecture), random_prompts([13, 2, 9], VOCAB_SIZE)
     with engine_for(loaded, 1) as engine:
-        assert outputs(engine, requests) == {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+        assert outputs(engine, requests) == {
+            name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()
+        }
 
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_tokens_survive_a_preemption_at_every_step(models, architecture):
-    loaded, requests = models(architecture), prompts([11, 5])
-    expected = {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    loaded, requests = models(architecture), random_prompts([11, 5], VOCAB_SIZE)
+    expected = {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     preempted, at = 0, 1
     while True:
         with engine_for(loaded, 7) as engine:
@@ -108,8 +90,8 @@ def test_tokens_survive_a_preemption_at_every_step(models, architecture):
 
 
 def test_tokens_under_pressure_and_with_steps_ahead(models):
-    loaded, requests = models("falcon_h1"), prompts([15, 24, 13, 26])
-    expected = {name: greedy(loaded.model, tokens) for name, tokens in requests.items()}
+    loaded, requests = models("falcon_h1"), random_prompts([15, 24, 13, 26], VOCAB_SIZE)
+    expected = {name: greedy(loaded.model, tokens, NUM_OUTPUT) for name, tokens in requests.items()}
     with engine_for(loaded, num_blocks=23) as engine:
         assert outputs(engine, requests) == expected
         assert sum(len(record.preempted) for record in engine.trace) > 0
@@ -119,7 +101,7 @@ def test_tokens_under_pressure_and_with_steps_ahead(models):
 
 def test_a_fork_replays_the_blocks_of_every_group(models):
     with engine_for(models("qwen3_next"), 7) as engine:
-        outputs(engine, prompts())
+        outputs(engine, random_prompts(LENGTHS, VOCAB_SIZE))
         forked = engine.fork()
         assert len(forked) == len(engine.trace) > 10
         assert len(engine.trace[3].block_tables_by_group["r0"]) == 4
@@ -135,7 +117,7 @@ def test_slots_come_back(models, monkeypatch):
     """From requests that finish, are aborted, fail, or lose their blocks."""
     with engine_for(models("lfm2"), max_num_seqs=2, num_blocks=30) as engine:
         slots = engine.runner.kv_cache._slots[0]
-        for name, tokens in prompts([9, 8, 7, 6, 5, 4]).items():
+        for name, tokens in random_prompts([9, 8, 7, 6, 5, 4], VOCAB_SIZE).items():
             engine.add_request(tokens, PARAMS, request_id=name)
         engine.step()
         assert slots.num_free == 0
@@ -193,11 +175,11 @@ def test_mixers_are_found_by_watching():
 def test_the_model_works_beside_the_engine_and_is_restored(models):
     loaded = models("lfm2")
     classes = [type(module) for module in loaded.model.modules()]
-    alone = greedy(loaded.model, [5, 6, 7])
+    alone = greedy(loaded.model, [5, 6, 7], NUM_OUTPUT)
     first, second = engine_for(loaded), engine_for(loaded)
     first.add_request([5, 6, 7], PARAMS)
     first.step()
-    assert greedy(loaded.model, [5, 6, 7]) == alone
+    assert greedy(loaded.model, [5, 6, 7], NUM_OUTPUT) == alone
     first.close()
     assert list(outputs(second, {"a": [5, 6, 7]})["a"]) == alone
     second.close()
@@ -206,7 +188,7 @@ def test_the_model_works_beside_the_engine_and_is_restored(models):
 
 def test_views_of_a_model_without_attention(models):
     with engine_for(models("mamba2")) as engine:
-        outputs(engine, prompts([5, 9]))
+        outputs(engine, random_prompts([5, 9], VOCAB_SIZE))
         assert "mamba2" in repr(engine) and engine._repr_html_()
         assert all(str(record) for record in engine.trace)
         with pytest.raises(ValueError, match="no attention layer"):
@@ -248,7 +230,7 @@ def test_prefix_caching_is_turned_off_and_says_so(models, caplog):
 
 def is_noticed(models, architecture="lfm2"):
     """Whether a log-probability differs from the plain model's for the same tokens."""
-    loaded, requests = models(architecture), prompts([29, 13, 17, 11, 9])
+    loaded, requests = models(architecture), random_prompts([29, 13, 17, 11, 9], VOCAB_SIZE)
     worst = 0.0
     with engine_for(loaded, 7, max_num_seqs=2) as engine:
         for name, tokens in requests.items():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gguf_bytes import gguf_bytes, tensors_of
 from gguf_files import byte_tokenizer, random_model, tiny_config, write_model
-from mlx_lm.generate import generate_step
+from plain_model import greedy, random_prompts
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.models import load_model
@@ -13,18 +13,11 @@ from workbench.models.gguf.file import GGUFError, GGUFFile
 from workbench.models.gguf.loader import load_gguf_model
 from workbench.models.gguf.quantized import QUANTIZED_BITS
 
+pytestmark = pytest.mark.usefixtures("no_compilation")
 CONFIG = tiny_config("lfm2")
 LENGTHS = (29, 3, 41, 17, 1)
 NUM_OUTPUT = 10
 TOKENS = np.random.default_rng(5).integers(0, 262, (1, 23))
-
-
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +41,11 @@ def difference(path, model):
     return float(mx.abs(load_model(path).model(tokens) - model(tokens)).max())
 
 
-def greedy(model, prompt):
-    """Tokens that mlx-lm generates."""
-    steps = generate_step(mx.array(prompt), model, max_tokens=NUM_OUTPUT)
-    return [int(token) for token, _ in steps]
-
-
 @pytest.mark.parametrize("matrix_type", ["F32", "Q8_0", "Q4_0"])
 def test_the_engines_tokens_are_those_that_mlx_lm_generates(tmp_path, model, matrix_type):
     path, stored = written(tmp_path, model, matrix_type)
-    rng = np.random.default_rng(1)
-    prompts = {f"r{i}": rng.integers(0, 262, size=length).tolist() for i, length in enumerate(LENGTHS)}
-    expected = {name: greedy(stored, prompt) for name, prompt in prompts.items()}
+    prompts = random_prompts(LENGTHS, 262)
+    expected = {name: greedy(stored, prompt, NUM_OUTPUT) for name, prompt in prompts.items()}
     assert len({token for tokens in expected.values() for token in tokens}) > 10
     for chunk in (1, 7, 64):
         config = EngineConfig(

@@ -17,6 +17,7 @@ from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack
 
+pytestmark = pytest.mark.usefixtures("no_compilation")
 BACKENDS = ("gather", "cpu", "dense")
 BLOCK_SIZE = 8
 NUM_BLOCKS = 64
@@ -28,14 +29,6 @@ TOLERANCE = 2e-4
 def no_engine_of_another_file():
     """An engine that was dropped without being closed keeps its patches until it is collected."""
     gc.collect()
-
-
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 def runner_for(model, backend="gather", **changes):

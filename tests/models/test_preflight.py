@@ -18,13 +18,7 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.models import preflight as preflight_module
 from workbench.models.preflight import UnsupportedModelError, preflight, preflight_once
 
-
-@pytest.fixture(autouse=True)
-def no_compilation():
-    """MLX compiles fused kernels with a C++ compiler on CPU, which takes longer than these tests."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
+pytestmark = pytest.mark.usefixtures("no_compilation")
 
 
 @pytest.mark.parametrize("architecture", sorted(SERVED_AS))
