@@ -16,6 +16,8 @@ from vllm_features import as_vllm
 from vllm_oracle import run_vllm
 
 from workbench.integrations.vllm import RecordingScheduler
+from workbench.simulation.fork import recorded_config
+from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
 
 NUM_WORKLOADS = int(os.environ.get("WORKBENCH_RECORDED_WORKLOADS", "20"))
@@ -53,6 +55,11 @@ def test_a_recording_is_what_the_scheduler_did(kind, tmp_path, monkeypatch):
         if end == "assertion":  # docs/limits.md: vLLM stops, and the output in flight is lost
             steps = steps[:-2]
         asynchronous = workload["config"]["async_scheduling"]
+        # A fork and the reasons of misses depend on the proposer: EAGLE has blocks and hashes of its own.
+        recorded, given = recorded_config(trace), read_workload(workload)[0]
+        assert recorded.speculation.method == given.speculation.method
+        if given.enable_prefix_caching:  # without it vLLM computes no hashes
+            assert recorded.speculation == given.speculation
         seen_steps = seen_by_a_recorder(steps)
         assert end != "done" or len(trace) == len(seen_steps)
         for record, expected in zip(trace, seen_steps):

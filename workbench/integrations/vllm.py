@@ -285,6 +285,20 @@ def _block_size_of_states(scheduler: Any) -> int | None:
     return next((spec.block_size for spec in specs if type(spec).__name__ == "MambaSpec"), None)
 
 
+def _speculative(scheduler: Any) -> dict[str, Any]:
+    """The proposer of drafts under EngineConfig's names, as far as the scheduler's decisions depend on it."""
+    num_tokens = getattr(scheduler, "num_spec_tokens", 0)
+    described: dict[str, Any] = {"num_speculative_tokens": num_tokens}
+    proposer = getattr(scheduler.vllm_config, "speculative_config", None)
+    if not num_tokens or proposer is None:
+        return described
+    if proposer.use_eagle():  # EAGLE, and what vLLM schedules like it: MTP, DFlash
+        covers_next_token = getattr(scheduler, "num_hash_lookahead_tokens", 0) > 0
+        return described | {"speculative": {"method": "eagle", "disable_lookahead_block_hashes": not covers_next_token}}
+    method = proposer.method.removesuffix("_gpu")
+    return described | {"speculative": {"method": method if method in ("ngram", "draft_model") else "custom"}}
+
+
 def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
     """The configuration under EngineConfig's names; under vLLM's for settings that EngineConfig does not have."""
     limits, cache, parallel = scheduler.scheduler_config, scheduler.cache_config, scheduler.parallel_config
@@ -320,8 +334,8 @@ def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
         "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
         "data_parallel_size": getattr(parallel, "data_parallel_size", 1),
         "num_spec_tokens": getattr(scheduler, "num_spec_tokens", 0),
-        "num_speculative_tokens": getattr(scheduler, "num_spec_tokens", 0),
         "token_ids_recorded": settings.token_ids,
+        **_speculative(scheduler),
     }
 
 
