@@ -31,6 +31,7 @@ GROUND_FLOOR = {
     "_moved",
     "blas",
     "cache_folder",
+    "cache_salt",
     "config",
     "device",
     "field_checks",

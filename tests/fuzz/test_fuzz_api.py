@@ -184,11 +184,12 @@ PROMPTS = st.one_of(
     st.dictionaries(st.sampled_from(SAMPLING_FIELDS), st.one_of(ANYTHING, st.integers(0, 5)), max_size=3),
     st.one_of(st.none(), ANYTHING),
     st.one_of(st.just(0), ANYTHING),
+    st.one_of(st.just(""), ANYTHING),
 )
-def test_add_request(engine, prompt, sampling, fields, request_id, priority):
+def test_add_request(engine, prompt, sampling, fields, request_id, priority, salt):
     before = len(engine.outputs)
     try:
-        name = engine.add_request(prompt, sampling, request_id=request_id, priority=priority, **fields)
+        name = engine.add_request(prompt, sampling, request_id=request_id, priority=priority, cache_salt=salt, **fields)
     except REFUSALS:
         assert len(engine.outputs) == before, "a rejected request must not be added"
         return

@@ -145,6 +145,24 @@ def test_sampling_fields_mean_what_the_engine_means(server, offline, fields):
         assert expected.token_ids != offline().token_ids, "the field changes nothing: the test proves nothing"
 
 
+def test_requests_share_blocks_only_under_the_same_cache_salt(server):
+    """The trace, which every client with a key may read, does not tell the salt."""
+    prompt = [80 + i for i in range(8)]
+
+    def cached_tokens(salt):
+        usage = complete(server, prompt, max_tokens=1, extra_body={} if salt is None else {"cache_salt": salt}).usage
+        return usage.prompt_tokens_details.cached_tokens
+
+    assert [cached_tokens(salt) for salt in (None, "mine", "yours", "mine", None)] == [0, 0, 0, 4, 4]
+    salts = {info.cache_salt for info in server.engine.trace.requests.values()}
+    assert len(salts) == 3 and "" in salts and not salts & {"mine", "yours"}
+    for salt in salts - {""}:
+        assert cached_tokens(salt) == 0, "a salt of the trace finds nothing"
+    for wrong in ("", 5):
+        with pytest.raises(openai.BadRequestError, match="cache_salt"):
+            cached_tokens(wrong)
+
+
 @pytest.mark.parametrize("kind", [chat, complete])
 def test_each_choice_has_its_own_seed(server, offline, kind):
     choices = kind(server, n=3, seed=11, temperature=1).choices

@@ -40,11 +40,15 @@ def test_the_oracle_gives_the_recordings(name):
         }
 
 
+@pytest.mark.parametrize("salts", [("",), ("", "", "a", "b")], ids=["", "salted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_workloads_equal_vllm(kind):
+def test_random_workloads_equal_vllm(kind, salts):
     num_compared = 0
     for index in range(NUM_WORKLOADS):
         workload = random_workload(kind, random.Random(f"with vllm:{kind}:{index}"))
+        draw = random.Random(f"salts:{kind}:{index}")
+        for request in workload["requests"]:
+            request["cache_salt"] = draw.choice(salts)
         steps, end = run_vllm(workload, 400)
         if end == "assertion":  # docs/limits.md: vLLM stops, and the output in flight is lost
             steps = steps[:-2]

@@ -186,6 +186,7 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
                     pooling_params=None,
                     arrival_time=arrival.arrival_time,
                     priority=arrival.priority,
+                    cache_salt=arrival.cache_salt or None,
                     block_hasher=hasher,
                 )
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
 from workbench.models.load import LoadedModel
 
@@ -49,6 +50,7 @@ def process_input(
     *,
     request_id: str | None,
     priority: int,
+    cache_salt: str,
 ) -> tuple[str, list[int]]:
     """Check a request, and return its prompt as text ("" when it was given as token ids) and as token ids.
 
@@ -59,6 +61,7 @@ def process_input(
     check_prompt(token_ids, sampling, config, model)
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ValueError(f"priority must be an integer, got {priority!r}")
+    check_salt("cache_salt", cache_salt)
     if request_id is not None and (not isinstance(request_id, str) or not request_id):
         raise ValueError(f"request_id must be a string that is not empty, got {request_id!r}")
     return text, token_ids

@@ -261,6 +261,7 @@ class OutputProcessor:
         request_id: str | None,
         priority: int,
         arrival_time: float,
+        cache_salt: str,
     ) -> RequestState:
         """Make a request of a prompt that has been checked.
 
@@ -271,6 +272,7 @@ class OutputProcessor:
             request_id: Its name; None for the next free one of "r0", "r1", ...
             priority: Smaller is served first under policy "priority".
             arrival_time: Seconds since the start of the trace.
+            cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
 
         Raises:
             ValueError: The id is in use.
@@ -282,7 +284,13 @@ class OutputProcessor:
             elif request_id in self.states:
                 raise ValueError(f"request_id {request_id!r} is in use: every request of an engine needs another")
             request = Request(
-                request_id, token_ids, sampling, priority=priority, arrival_time=arrival_time, eos_token_ids=eos
+                request_id,
+                token_ids,
+                sampling,
+                priority=priority,
+                arrival_time=arrival_time,
+                eos_token_ids=eos,
+                cache_salt=cache_salt,
             )
             hidden = frozenset() if sampling.ignore_eos else frozenset(eos)
             detokenizer = IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden) if tokenizer else None

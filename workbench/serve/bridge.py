@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from workbench.cache_salt import digest_of
 from workbench.config import SamplingParams
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
 from workbench.serve.preparation import Preparation, length_of
@@ -70,12 +71,20 @@ class EngineBridge:
         return len(self._streams) + self._preparing
 
     async def submit(
-        self, requests: list[tuple[str, Any, SamplingParams, int]], gone: asyncio.Event | None = None
+        self,
+        requests: list[tuple[str, Any, SamplingParams]],
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        gone: asyncio.Event | None = None,
     ) -> list[Stream]:
         """Queue requests, all of them or none.
 
         Args:
-            requests: Id, prompt (text, token ids or messages), sampling and priority of each.
+            requests: Id, prompt (text, token ids or messages) and sampling of each.
+            priority: Priority of all.
+            cache_salt: Cache salt of all. The engine gets a digest of it: the trace shows salts to all clients, and a
+                client that knew another's salt could find out which prompts are cached.
             gone: Set when the client has disconnected.
 
         Raises:
@@ -92,9 +101,10 @@ class EngineBridge:
         self._preparing += len(requests)
         streams: list[Stream] = []
         try:
-            for request_id, prompt, sampling, priority in requests:
+            for request_id, prompt, sampling in requests:
                 stream = Stream(request_id, sampling)
-                await self.preparation.run(partial(self._add, prompt, stream, priority), length_of(prompt), gone)
+                add = partial(self._add, prompt, stream, priority=priority, cache_salt=digest_of(cache_salt))
+                await self.preparation.run(add, length_of(prompt), gone)
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -105,11 +115,11 @@ class EngineBridge:
         self.engine.start()
         return streams
 
-    def _add(self, prompt: Any, stream: Stream, priority: int) -> None:
+    def _add(self, prompt: Any, stream: Stream, **fields: Any) -> None:
         """Add a request to the engine, on the preparing thread; its stream is registered before its first step."""
         self._streams[stream.request_id] = stream
         try:
-            self.engine.add_request(prompt, stream.sampling, request_id=stream.request_id, priority=priority)
+            self.engine.add_request(prompt, stream.sampling, request_id=stream.request_id, **fields)
         except BaseException:
             self._streams.pop(stream.request_id, None)
             raise

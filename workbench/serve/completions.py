@@ -42,8 +42,10 @@ class CompletionsHandler(ApiHandler):
         name = "-".join(filter(None, parts))
         choices = [(prompt, params) for prompt in prompts for params in sampling]
         streams = await self.bridge.submit(
-            [(f"{name}-{i}", prompt, params, body.priority or 0) for i, (prompt, params) in enumerate(choices)],
-            self.gone,
+            [(f"{name}-{i}", prompt, params) for i, (prompt, params) in enumerate(choices)],
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            gone=self.gone,
         )
         engine = self.bridge.engine
         answer = Answer(name, engine.name, self.chat, engine.model.tokenizer, streams, bool(body.return_token_ids))

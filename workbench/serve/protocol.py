@@ -55,6 +55,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     # Labels without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None

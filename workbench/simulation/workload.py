@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from workbench.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
 from workbench.field_checks import MAX_INT32, choice, flag, integer, json_object, number, shown
 from workbench.simulation.arrivals import Arrival, arrival_order, read_generated
@@ -46,8 +47,6 @@ _REQUEST_FIELDS = (
     "stop_at",
     "cache_salt",
 )
-
-MAX_SALT = 256
 
 
 def made_up_token(text: str) -> int:
@@ -192,14 +191,8 @@ def _read_request(index: int, request: Mapping[str, Any]) -> Arrival:
         arrives_at=arrives_at,
         index=index,
         accepts=_read_accepts(f"{place}.accepts", given.get("accepts", ())),
-        cache_salt=_read_salt(f"{place}.cache_salt", given.get("cache_salt", "")),
+        cache_salt=check_salt(f"{place}.cache_salt", given.get("cache_salt", "")),
     )
-
-
-def _read_salt(place: str, given: Any) -> str:
-    if not isinstance(given, str) or len(given) > MAX_SALT:
-        raise ValueError(f"{place} must be a string of 0 to {MAX_SALT} characters, got {shown(given)}")
-    return given
 
 
 def _read_accepts(place: str, given: Any) -> tuple[int, ...]:

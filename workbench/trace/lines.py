@@ -63,7 +63,7 @@ class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"
         arrival_time: Seconds since the start of the trace.
         priority: Smaller is served first under the "priority" policy.
         sampling: Sampling parameters that differ from the defaults, by name.
-        cache_salt: Only requests with the same salt share prefixes. A recording has a digest of it.
+        cache_salt: Only requests with the same salt share prefixes. Recordings and servers have a digest of it.
     """
 
     request_id: str

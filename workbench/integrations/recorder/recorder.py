@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from workbench.cache_salt import digest_of
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,
@@ -28,11 +28,6 @@ SEND_SECONDS = 0.1
 QUEUE_SENDS = 8
 """Number of sends after which the engine's queues are recorded: requests may move between them in ways that have no
 message, such as a wait for KV from another machine."""
-
-
-def _digest(cache_salt: str | None) -> str:
-    """A name for a salt that does not tell it."""
-    return hashlib.sha256(cache_salt.encode("utf-8", "surrogatepass")).hexdigest()[:16] if cache_salt else ""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
@@ -123,7 +118,7 @@ class SchedulerRecorder:
                 request.arrival_time - self._created,
                 request.arrival_time,
                 request.prompt_token_ids or [] if self._token_ids else [],
-                _digest(getattr(request, "cache_salt", None)),
+                digest_of(getattr(request, "cache_salt", None) or ""),
             )
         )
 
