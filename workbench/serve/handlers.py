@@ -43,14 +43,14 @@ class ApiHandler(RequestHandler):
         self.set_header("Content-Type", "text/event-stream; charset=utf-8")
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Accel-Buffering", "no")
-        self._send()
+        self.flush()
         stream_of(self.request).farewell = self._farewell
 
     def send_event(self, data: bytes) -> None:
         """Send one event without waiting for the reader, who is cut off when it falls too far behind."""
         if not self.gone.is_set():
             self.write(b"data: " + data + b"\n\n")
-            self._send()
+            self.flush()
 
     def flush(self, include_footers: bool = False) -> asyncio.Future[None]:
         """Send what has been written, or nothing on a closed connection.
@@ -64,12 +64,6 @@ class ApiHandler(RequestHandler):
         closed.set_exception(StreamClosedError())
         closed.exception()  # it is no surprise, so that nobody has to ask for it
         return closed
-
-    def _send(self) -> None:
-        try:
-            self.flush()
-        except StreamClosedError:
-            self.gone.set()
 
     def _farewell(self, reason: str) -> bytes:
         """The last event of a reader that is cut off."""

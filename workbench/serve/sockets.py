@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from asyncio import Future
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tornado.ioloop import IOLoop
 from tornado.iostream import BaseIOStream, IOStream, SSLIOStream, StreamClosedError
-
-if TYPE_CHECKING:
-    from asyncio import Future
 
 MAX_UNSENT_BYTES = 1 << 22
 """Maximum number of bytes that wait for a reader, besides the piece that exceeds it; then it is cut off (4 MiB)."""
@@ -114,14 +112,23 @@ class WatchedStream(BaseIOStream):
     def write(self, data: bytes | memoryview) -> Future[None]:
         """Send, or cut off a reader that is too far behind.
 
+        Nothing more is sent to a reader that has been cut off. Such a write ends with the connection, as one does that
+        waits for its reader: Tornado, which waits for it too, leaves the connection open for the farewell.
+
         Raises:
-            StreamClosedError: The reader has disconnected or has been cut off.
+            StreamClosedError: The reader has disconnected.
         """
         if not self.cut_off_because and self.num_unsent > MAX_UNSENT_BYTES:
             self.cut_off(f"the reader is more than {MAX_UNSENT_BYTES} bytes behind")
-        if self.cut_off_because:
-            raise StreamClosedError
-        return super().write(data)
+        if not self.cut_off_because:
+            return super().write(data)
+        never_sent: Future[None] = Future()
+        if self.closed():
+            never_sent.set_exception(StreamClosedError())
+        else:
+            self._write_futures.append((self._total_write_index + 1, never_sent))
+        never_sent.add_done_callback(lambda future: future.exception())
+        return never_sent
 
     def cut_off(self, reason: str) -> None:
         """Send nothing more but the reason, and disconnect when it has been sent or after FAREWELL_SECONDS."""
