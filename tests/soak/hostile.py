@@ -161,15 +161,39 @@ def attack_all(port):
     print(json.dumps(attack.counts))
 
 
-def probe_health(port, seconds, over):
-    """The time of /health on a new connection, ten times a second."""
-    while not over.wait(0.1):
-        start = time.perf_counter()
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("GET", "/health")
-        assert connection.getresponse().status == 200
-        seconds.append(time.perf_counter() - start)
-        connection.close()
+def probe_health(port):
+    """Print the times of /health on new connections, ten a second, until standard input ends.
+
+    A process of its own: in that of the clients, the probe would wait for their turns of the interpreter.
+    """
+    over, seconds = threading.Event(), []
+
+    def probe():
+        while not over.wait(0.1):
+            start = time.perf_counter()
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            seconds.append(time.perf_counter() - start)
+            connection.close()
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    sys.stdin.read()
+    over.set()
+    thread.join()
+    print(json.dumps(seconds))
+
+
+def start_part(option, port):
+    """Another process of this script, which works until ``end_part``."""
+    command = [sys.executable, __file__, option, str(port)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end_part(process):
+    """End a process of this script; returns what it found."""
+    return json.loads(process.communicate(timeout=60)[0])
 
 
 def be_honest(port, requests, results, over):
@@ -205,10 +229,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--attack", type=int, metavar="PORT", help="only attack this port, until standard input ends")
+    parser.add_argument("--probe", type=int, metavar="PORT", help="only time /health, until standard input ends")
     parser.add_argument("--streams", type=int, default=16)
     options = parser.parse_args()
     if options.attack:
         return attack_all(options.attack)
+    if options.probe:
+        return probe_health(options.probe)
     from many_streams import make_requests, offline_answers, resident_mib
     from serve_helpers import ServerProcess
 
@@ -223,35 +250,33 @@ def main():
         return requests[index], expected[index]
 
     results = Counter()
-    calm, besieged, memory = [], [], []
+    memory = []
 
-    def during(seconds, latencies):
+    def during(seconds):
+        """Let the honest clients stream; returns the times of /health meanwhile."""
         over = threading.Event()
-        threads = [threading.Thread(target=probe_health, args=(server.port, latencies, over))]
-        threads += [
+        threads = [
             threading.Thread(target=be_honest, args=(server.port, next_request, results, over))
             for _ in range(options.streams)
         ]
+        probe = start_part("--probe", server.port)
         for thread in threads:
             thread.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             memory.append(resident_mib(server.process.pid))
             time.sleep(1)
+        latencies = end_part(probe)
         over.set()
         for thread in threads:
             thread.join()
+        return latencies
 
-    during(min(30, options.minutes * 6), calm)
+    calm = during(min(30, options.minutes * 6))
     del memory[:]
-    attackers = subprocess.Popen(
-        [sys.executable, __file__, "--attack", str(server.port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    during(options.minutes * 60, besieged)
-    counts = json.loads(attackers.communicate(timeout=60)[0])
+    attackers = start_part("--attack", server.port)
+    besieged = during(options.minutes * 60)
+    counts = end_part(attackers)
     time.sleep(10)
     used = server.metric("vllm:kv_cache_usage_perc"), server.metric("vllm:num_requests_running")
     last_words = server.end()
