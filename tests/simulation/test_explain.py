@@ -8,12 +8,15 @@ import pytest
 
 from workbench import Trace, simulate
 from workbench.cli import main
+from workbench.scheduler.policies import DecodeFirst
+from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.causes import (
     BLOCKS,
     BUDGET,
     CUT,
     DECODES,
     IN_PROGRESS,
+    PARTIAL,
     PREEMPTED,
     PROMPTS,
     RECOMPUTED,
@@ -26,7 +29,7 @@ from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]
 COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
-NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "24"))
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "220"))
 """Random cases in a normal run of the tests; set the variable for more."""
 
 
@@ -110,6 +113,44 @@ def many_decodes(rng):
     return config, [*decoding, victim], {DECODES}, {each["id"] for each in decoding}
 
 
+def no_slot_for_a_long_prompt(rng):
+    """One long prompt may be in progress, and it is not the victim's."""
+    budget = rng.choice([128, 256])
+    at = rng.uniform(0.05, 0.3)
+    culprit = request("culprit", budget * rng.randint(15, 30), 2, at)
+    victim = request("victim", budget + rng.randint(10, 60), 3, at + 0.001)
+    limits = {"max_num_partial_prefills": rng.randint(2, 4), "max_long_partial_prefills": 1}
+    config = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "num_blocks": 4000, **limits}
+    return config, [culprit, victim], {PARTIAL}, {"culprit"}
+
+
+def cut_to_a_share(rng):
+    """Several prompts in progress share a small budget, so the victim's is computed in small pieces."""
+    slots = rng.randint(3, 5)
+    length = rng.randint(600, 900)
+    prompts = [request(f"prompt{i}", length, 1, 0.0) for i in range(slots - 1)]
+    victim = request("victim", length, 2, 0.0)
+    limits = {"max_num_partial_prefills": slots, "long_prefill_token_threshold": 2000}
+    config = {"max_num_batched_tokens": 32, "max_num_seqs": 64, "num_blocks": 4000, **limits}
+    return config, [*prompts, victim], {f"{CUT} partial_prefill_slot"}, None
+
+
+def cut_by_policy(rng):
+    """A policy limits prompts while another request decodes."""
+    decoding = request("o-long", 5, 400, 0.0)
+    victim = request("victim", rng.randint(1000, 2000), 2, rng.uniform(0.01, 0.1))
+    policy = DecodeFirst(max_prefill_tokens=rng.choice([8, 16, 32]))
+    config = {"max_num_batched_tokens": 4096, "num_blocks": 4000, "policy": policy}
+    return config, [decoding, victim], {f"{CUT} policy"}, None
+
+
+def run(config, requests):
+    """A planted run; a policy that is an object is no part of a workload's configuration."""
+    config = config | {"block_size": 16, "enable_prefix_caching": False}
+    policy = config.pop("policy") if isinstance(config.get("policy"), SchedulingPolicy) else None
+    return simulate({"config": config, "requests": requests}, cost_model=COST, policy=policy)
+
+
 PLANTED = [
     prompt_ahead,
     no_seat,
@@ -119,6 +160,9 @@ PLANTED = [
     lower_priority,
     cut_prompt,
     many_decodes,
+    no_slot_for_a_long_prompt,
+    cut_to_a_share,
+    cut_by_policy,
 ]
 
 
@@ -142,8 +186,7 @@ def test_a_planted_cause_is_named(case):
     rng = random.Random(case)
     plant = PLANTED[case % len(PLANTED)]
     config, requests, causes, culprits = plant(rng)
-    config |= {"block_size": 16, "enable_prefix_caching": False}
-    trace = simulate({"config": config, "requests": [*requests, *others(rng, 3)]}, cost_model=COST)
+    trace = run(config, [*requests, *others(rng, 3)])
     explanation = trace.explain("victim", COST if rng.random() < 0.5 else None)
     check_adds_up(explanation, trace)
     biggest = explanation.biggest
@@ -151,14 +194,14 @@ def test_a_planted_cause_is_named(case):
     assert culprits is None or biggest.culprits[0] in culprits, (plant.__name__, explanation)
 
 
-@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt])
+@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt, no_slot_for_a_long_prompt, cut_by_policy])
 def test_the_cause_is_confirmed_by_a_run_without_it(plant):
     rng = random.Random(1)
     config, requests, _, _ = plant(rng)
-    config |= {"block_size": 16, "enable_prefix_caching": False}
-    trace = simulate({"config": config, "requests": requests}, cost_model=COST)
+    trace = run(config, requests)
     explanation = trace.explain("victim", COST)
     said = explanation.confirmation
+    assert said.is_recorded == (plant is cut_by_policy)
     assert said.after < said.before - 0.3 * explanation.biggest.amount / max(1, len(explanation.biggest.culprits))
     assert said.change in str(explanation) and "instead of" in str(explanation)
 

@@ -40,7 +40,7 @@ def test_the_cause_has_its_culprit_and_the_run_without_it(trace):
     worst = next(part for part in facts["spans"][1]["parts"] if not part["is_own"])
     assert facts["spans"][1]["name"] == "time to first token"
     assert worst["culprits"] == ["long"] and worst["more"] == 0 and worst["share"] > 0.5
-    assert facts["confirmation"].startswith("Simulated time to first token without long: ")
+    assert facts["confirmation"].startswith("Time to first token without long: ")
 
 
 def test_a_view_gets_the_answer_or_the_reason_for_none(trace):

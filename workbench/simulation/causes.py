@@ -81,11 +81,19 @@ class Confirmation:
         change: The change, such as "without r7" or "max_num_seqs=64".
         before: The latency in a simulation of the run as it was.
         after: The latency in a simulation without the cause.
+        is_recorded: Whether ``before`` is the recorded latency instead, because the run was under a policy in Python,
+            which cannot be simulated from the trace.
     """
 
     change: str
     before: float
     after: float
+    is_recorded: bool = False
+
+    def sentence(self, unit: str) -> str:
+        """Both latencies, and where they come from."""
+        which = "simulated and recorded" if self.is_recorded else "both simulated"
+        return f"{self.change}: {amount(self.after, unit)} instead of {amount(self.before, unit)} ({which})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +143,7 @@ class Explanation:
             lines.append(f"{span.name}: {amount(span.total, self.unit)}")
             lines += self._rows(span.parts, span.total)
         if (said := self.confirmation) is not None:
-            after, before = amount(said.after, self.unit), amount(said.before, self.unit)
-            lines.append(f"{said.change}: {after} instead of {before} (both simulated)")
+            lines.append(said.sentence(self.unit))
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:

@@ -39,6 +39,7 @@ from workbench.simulation.causes import (
 from workbench.simulation.cost_model import CostModel, StepCost
 from workbench.simulation.fork import fork, recorded_config
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
+from workbench.trace.metrics import TraceMetrics
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""
@@ -278,18 +279,26 @@ class Explainer:
             if change is None or (len(self.trace) and self.trace[0].step):
                 return None
             words, arguments = change
-            runs = []
-            for changes in ({}, arguments):
-                run = fork(self.trace, cost_model=self.model if self.unit == "s" else None, **changes)
-                of_run = run.metrics().requests[request_id]
-                latency = of_run.ttft if is_ttft else of_run.e2e
-                if latency is None:
-                    return None
-                runs.append(_in_unit(latency, self.unit))
+            # A policy in Python is not in the trace: nothing can be simulated under it, and only its absence is known.
+            as_it_was = "scheduling_policy" not in self.trace.config
+            if not as_it_was and part.cause != f"{CUT} policy":
+                return None
+            before = latency_of(self._simulated({}) if as_it_was else self.metrics, is_ttft)
+            after = latency_of(self._simulated(arguments), is_ttft)
+            if before is None or after is None:
+                return None
             what = "time to first token" if is_ttft else "end to end"
-            return Confirmation(f"{what} {words}", *runs)
+            return Confirmation(f"{what} {words}", before, after, is_recorded=not as_it_was)
+
+        def latency_of(metrics: TraceMetrics, is_ttft: bool) -> float | None:
+            request = metrics.requests[request_id]
+            latency = request.ttft if is_ttft else request.e2e
+            return None if latency is None else _in_unit(latency, self.unit)
 
         return confirm
+
+    def _simulated(self, changes: dict[str, Any]) -> TraceMetrics:
+        return fork(self.trace, cost_model=self.model if self.unit == "s" else None, **changes).metrics()
 
     def _without(self, part: Part, request_id: str) -> tuple[str, dict[str, Any]] | None:
         """The fork without a cause: its words and its arguments."""
@@ -303,7 +312,11 @@ class Explainer:
             return "with long_prefill_token_threshold=0", {"long_prefill_token_threshold": 0}
         if part.cause == f"{CUT} policy":
             return "with policy='fcfs'", {"policy": "fcfs"}
-        if part.cause in (PARTIAL, f"{CUT} partial_prefill_slot"):
+        if part.cause == PARTIAL:  # without any limit it would wait for the budget instead
+            slots = config.max_num_partial_prefills or 0
+            changes = {"max_num_partial_prefills": slots * 2 or None, "max_long_partial_prefills": None}
+            return f"with {f'max_num_partial_prefills={slots * 2}' if slots else 'any number of long prompts'}", changes
+        if part.cause == f"{CUT} partial_prefill_slot":
             limits = {"max_num_partial_prefills": None, "max_long_partial_prefills": None}
             return "without limits on partial prefills", limits
         culprits = [culprit for culprit in part.culprits if culprit != request_id]

@@ -66,7 +66,5 @@ def _parts(parts: Sequence[Any], total: float, unit: str) -> list[dict[str, Any]
 
 
 def _sentence(confirmation: Any, unit: str) -> str:
-    if confirmation is None:
-        return ""
-    after, before = amount(confirmation.after, unit), amount(confirmation.before, unit)
-    return f"Simulated {confirmation.change}: {after} instead of {before}."
+    said = confirmation.sentence(unit) if confirmation is not None else ""
+    return said[:1].upper() + said[1:]
