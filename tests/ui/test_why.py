@@ -2,9 +2,10 @@
 
 from workbench import simulate
 from workbench.simulation.cost_model import CostModel
+from workbench.viz import export_html
 
 
-def test_the_drawer_splits_a_request_into_causes_whose_culprits_are_links(open_page, serve, page_of):
+def test_the_drawer_splits_a_request_into_causes_whose_culprits_are_links(open_page, serve):
     requests = [{"id": "long", "prompt": {"len": 900}, "max_tokens": 2, "arrival_time": 0.1}]
     requests += [{"id": "short", "prompt": {"len": 9}, "max_tokens": 5, "arrival_time": 0.101}]
     config = {"max_num_batched_tokens": 64, "num_blocks": 200}
@@ -28,8 +29,20 @@ def test_the_drawer_splits_a_request_into_causes_whose_culprits_are_links(open_p
     assert drawer.get_by_role("heading", level=3).text_content() == "long"
     drawer.get_by_role("button", name="Why so long?").wait_for()
 
-    saved = page_of(trace)  # a page without a host cannot ask
-    saved.view("view.inspector.pin({ kind: 'request', request: 0 })")
-    saved.frame()
-    assert saved.root.locator(".wb-drawer").is_visible()
-    assert saved.root.get_by_role("button", name="Why so long?").count() == 0
+
+def test_a_saved_page_explains_its_slowest_requests(page_of, monkeypatch):
+    monkeypatch.setattr(export_html, "MAX_EXPLAINED", 2)
+    requests = [{"id": "</script>", "prompt": {"len": 900}, "max_tokens": 2, "arrival_time": 0.1}]
+    requests += [{"id": "short", "prompt": {"len": 9}, "max_tokens": 5, "arrival_time": 0.101}]
+    requests += [{"id": "early", "prompt": {"len": 9}, "max_tokens": 2}]
+    config = {"max_num_batched_tokens": 64, "num_blocks": 200}
+    trace = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.01, per_sequence=0.001))
+    page = page_of(trace)
+    page.view("view.inspector.pin({ kind: 'request', request: view.store.byId.get('short').index })")
+    page.frame()
+    drawer = page.root.locator(".wb-drawer")
+    assert drawer.get_by_role("button", name="Why so long?").count() == 0
+    assert "waiting for the token budget: </script>" in drawer.locator(".wb-why li").first.inner_text()
+    page.view("view.inspector.pin({ kind: 'request', request: view.store.byId.get('early').index })")
+    page.frame()
+    assert "Run: workbench trace explain TRACE early" in drawer.inner_text()

@@ -375,7 +375,7 @@ def _in_unit(latency: Any, unit: str) -> float:
     return float(latency.seconds if unit == "s" else latency.steps)
 
 
-def slowest(trace: Trace, count: int | None, by: str = "ttft") -> list[Explanation]:
+def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Explanation]:
     """Explain the requests that waited longest.
 
     Args:

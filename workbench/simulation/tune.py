@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,14 @@ class Candidate:
         """VLLM's options for the changes; "" for none."""
         return vllm_flags(self.changes)
 
+    def shown_values(self, names: Iterable[str]) -> dict[str, str]:
+        """The predicted values of these names with their intervals, as texts."""
+        return {
+            name: f"{_amount(name, found.value)} ({_amount(name, found.low)} to {_amount(name, found.high)})"
+            for name in names
+            if (found := self.prediction.intervals.get(name)) is not None
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
@@ -166,6 +174,11 @@ class Tuning:
     settings: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def verdict_sentence(self) -> str:
+        """The verdict as a sentence."""
+        return _VERDICTS[self.verdict]
+
     def _repr_html_(self) -> str | None:
         return picture("Tuning", self)
 
@@ -174,7 +187,7 @@ class Tuning:
         lines += _candidate_lines("take", self.best, self.slo, self.errors)
         if self.best.changes:
             lines.append(f"  vllm serve MODEL {self.best.flags}")
-        lines.append(f"  {_VERDICTS[self.verdict]}")
+        lines.append(f"  {self.verdict_sentence}")
         if self.losers:
             worst = ", ".join(f"{rid} {before:.3g} s -> {after:.3g} s" for rid, before, after in self.losers[:3])
             lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
@@ -198,14 +211,9 @@ def _candidate_lines(
 ) -> list[str]:
     changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "the recorded setting"
     lines = [f"{words}: {changes}"]
-    for name in slo:
-        interval = candidate.prediction.intervals.get(name)
-        if interval is not None:
-            error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""
-            lines.append(
-                f"  {name} {_amount(name, interval.value)} ({_amount(name, interval.low)} to "
-                f"{_amount(name, interval.high)}{error})"
-            )
+    for name, shown in candidate.shown_values(slo).items():
+        error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""
+        lines.append(f"  {name} {shown.removesuffix(')')}{error})")
     return lines + [f"  {note}" for note in candidate.prediction.notes]
 
 

@@ -59,6 +59,7 @@ class Trace:
     to_html: Callable[..., None]
     watch: Callable[..., Any]
     explain: Callable[..., Any]
+    slowest: Callable[..., list[Any]]
     tune: Callable[..., Any]
     whatif: Callable[..., Trace]
     why_missed: Callable[..., Any]

@@ -12,15 +12,24 @@ import os
 import secrets
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from workbench.viz.bundle import bundle
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
+from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
+
+MAX_EXPLAINED = 20
+"""Number of requests, those with the longest times to first token, that a page explains."""
+
+MAX_EXPLAINED_STEPS = 2000
+"""Maximum number of steps of a trace whose requests a page explains."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -44,6 +53,7 @@ const unpack = async (id) => {{
   return new DataView(await new Response(stream).arrayBuffer());
 }};
 const values = {{ status: {{ live: false }}, options: {{ page: true }} }};
+values.status.explanations = JSON.parse(new TextDecoder().decode(await unpack("explanations")));
 values.packet = await unpack("packet");
 if (document.getElementById("other")) values.other = await unpack("other");
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
@@ -64,6 +74,7 @@ def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = N
     """
     packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
     packets = _packet_element("packet", packet)
+    packets += "\n" + _packet_element("explanations", msgspec.json.encode(_explanations(trace)))
     if other is not None:
         packets += "\n" + _packet_element("other", encode_other(trace, other))
     return _PAGE.format(
@@ -73,6 +84,14 @@ def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = N
         # An end tag inside a string would close the script element.
         module=bundle().replace("</", "<\\/"),
     )
+
+
+def _explanations(trace: Trace) -> dict[str, Any]:
+    """Why the slowest requests took so long, by request; nothing for a long trace, to write its page fast."""
+    if len(trace) > MAX_EXPLAINED_STEPS:
+        return {}
+    slowest = trace.slowest(MAX_EXPLAINED)
+    return {each.request_id: explanation_facts(each, confirmed=False) for each in slowest}
 
 
 def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:

@@ -7,6 +7,7 @@ travel in one packet.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
+from workbench.viz.pareto import tuning_facts
 from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens, rows_of_logits, verified_drafts
 
 log = logging.getLogger("workbench")
@@ -31,6 +33,9 @@ POLL_SECONDS = 0.1
 
 ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 """Optional attributes of a controller."""
+
+HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+"""Whether times can be predicted here: the fit needs numpy."""
 
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
@@ -69,6 +74,7 @@ class Feed:
         self._queued: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
         self._explained: dict[str, Any] | None = None
+        self._tuned: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
         self._resend = False
@@ -153,8 +159,7 @@ class Feed:
                 "watching": self._watching,
                 "message": self._message,
                 "handled": self._handled,
-                "explains": True,
-                "explained": self._explained,
+                **self._answers(),
             }
         self._follow_phase()
         requests = self._newest_trace().requests
@@ -169,8 +174,7 @@ class Feed:
             "chat": self._has_chat_template(),
             "queued": list(self._queued.items()),
             "phase": self._phase_facts,
-            "explains": True,
-            "explained": self._explained,
+            **self._answers(),
         }
         if self._capture is not None:
             status["capture"] = {
@@ -184,6 +188,10 @@ class Feed:
             status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
             status["stopped_by"] = breakpoints.stopped_by
         return status
+
+    def _answers(self) -> dict[str, Any]:
+        """The questions that the trace itself answers, and the newest answers."""
+        return {"explains": True, "explained": self._explained, "tunes": HAS_NUMPY, "tuned": self._tuned}
 
     def _follow_phase(self) -> None:
         """Describe the latest phase of an incomplete step, taken from any view; for a layer also a row's weights."""
@@ -250,6 +258,7 @@ class Feed:
             "remove_breakpoint": self._do_remove_breakpoint,
             "save_html": self._do_save_html,
             "explain": self._do_explain,
+            "tune": self._do_tune,
         }
         handler = handlers.get(name) if isinstance(name, str) else None
         if handler is None:
@@ -355,6 +364,15 @@ class Feed:
                 self._explained = {"request": request_id, "spans": [], "confirmation": str(problem)}
 
         self._in_background(explain)
+
+    def _do_tune(self, slo: str) -> None:
+        def tune() -> None:
+            try:
+                self._tuned = tuning_facts(self._newest_trace().tune(slo))
+            except (ValueError, TraceError) as problem:
+                self._tuned = {"verdict": str(problem), "candidates": [], "notes": []}
+
+        self._in_background(tune)
 
     def _do_save_html(self) -> None:
         def save() -> None:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
-POINT, FRONT, INK, GRID = "#8a8f98", "#0072b2", "#1f2328", "#d0d7de"
+POINT, FRONT, RING, INK, GRID = "#8a8f98", "#0072b2", "#d55e00", "#1f2328", "#d0d7de"
 
 _AXES = {
     "ttft_mean": ("mean time to first token", "ms", 1000.0),
@@ -17,12 +17,17 @@ _AXES = {
 }
 
 
-def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> str:
+def pareto_svg(
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[str],
+    ringed: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> str:
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
     Args:
         rows: Rows of ``workbench.simulation.sweep.sweep``.
         settings: Names of the columns that identify the configuration of a row.
+        ringed: Rows to draw a ring around, with a word for each.
 
     Raises:
         ValueError: No row has all three results.
@@ -32,9 +37,10 @@ def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> st
         raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(_AXES)}")
     front = [row for row in shown if row.get("pareto")]
     numbers = {id(row): str(number) for number, row in enumerate(front, start=1)}
+    rings = {id(row): word for word, row in ringed}
     parts = [
-        _panel(shown, numbers, "itl_mean", 0),
-        _panel(shown, numbers, "output_throughput", WIDTH),
+        _panel(shown, numbers, rings, "itl_mean", 0),
+        _panel(shown, numbers, rings, "output_throughput", WIDTH),
     ]
     for line, row in enumerate(front):
         label = ", ".join(f"{name}={row[name]}" for name in settings)
@@ -50,12 +56,61 @@ def pareto_svg(rows: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> st
 
 def tuning_html(tuning: Any) -> str:
     """HTML of a ``workbench.simulation.tune.Tuning``: its answer as text, and every setting of the sweep as a point."""
+    return f"<pre>{escape(repr(tuning))}</pre>{_tuning_svg(tuning)}"
+
+
+def tuning_facts(tuning: Any) -> dict[str, Any]:
+    """A ``workbench.simulation.tune.Tuning`` as plain data, for the dashboard.
+
+    Returns:
+        ``verdict`` and ``losers`` as sentences, ``notes``, ``picture`` (an SVG) with its text ``alt``, and
+        ``candidates``: the setting to take, the recorded one and the next ones, each with ``words``, ``setting``,
+        ``values`` (by name of the target, with their intervals) and ``flags`` (of vLLM).
+    """
+    candidates = [
+        {
+            "words": words,
+            "setting": ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "as recorded",
+            "values": candidate.shown_values(tuning.slo),
+            "flags": candidate.flags,
+        }
+        for words, candidate in _named(tuning)
+    ]
+    losers = [f"{rid} ({before:.3g} s to {after:.3g} s)" for rid, before, after in tuning.losers[:3]]
+    return {
+        "verdict": f"{candidates[0]['setting']}: {tuning.verdict_sentence}.",
+        "losers": f"{len(tuning.losers)} requests end later than now: {', '.join(losers)}" if losers else "",
+        "notes": [*tuning.notes, *tuning.best.prediction.notes],
+        "picture": _tuning_svg(tuning),
+        "alt": "Time to first token against inter-token latency and throughput, a point for each setting",
+        "candidates": candidates,
+    }
+
+
+def _named(tuning: Any) -> list[tuple[str, Any]]:
+    """The settings of an answer, with a word for each."""
+    named = [("take", tuning.best)]
+    if tuning.best is not tuning.current:
+        named.append(("now", tuning.current))
+    for number, candidate in enumerate(tuning.runners_up, start=2):
+        named.append((f"{number}. (cannot tell)" if candidate.same_as_best else f"{number}.", candidate))
+    return named
+
+
+def _tuning_svg(tuning: Any) -> str:
     rows = [row for row in tuning.rows if not row.get("error")]
-    settings = list(tuning.settings)
-    return f"<pre>{escape(repr(tuning))}</pre>{pareto_svg(rows, settings)}"
+    ringed = []
+    for words, candidate in _named(tuning):
+        setting = {name: candidate.prediction.trace.config.get(name) for name in tuning.settings}
+        row = next((row for row in rows if all(row[name] == value for name, value in setting.items())), None)
+        if row is not None:
+            ringed.append((words.split()[0], row))
+    return pareto_svg(rows, list(tuning.settings), ringed)
 
 
-def _panel(rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], across: str, left: int) -> str:
+def _panel(
+    rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], rings: Mapping[int, str], across: str, left: int
+) -> str:
     """Time to first token on the vertical axis, another objective on the horizontal axis."""
     x_ticks, to_x = _scale([_value(row, across) for row in rows], left + MARGIN, left + WIDTH - 16)
     y_ticks, to_y = _scale([_value(row, "ttft_mean") for row in rows], HEIGHT - MARGIN, 16)
@@ -77,6 +132,9 @@ def _panel(rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], across
         else:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{FRONT}" stroke="{INK}"/>')
             parts.append(_text(x + 8, y - 6, number))
+        if (word := rings.get(id(row))) is not None:
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" stroke="{RING}" stroke-width="2"/>')
+            parts.append(_text(x - 12, y + 4, word, "end"))
     return "".join(parts)
 
 

@@ -48,8 +48,18 @@ export class Controls {
     this.fork = button("What if", forkTitle, () => view.toggleFork());
     const buttons = [this.run, this.pause, this.stepEngine, this.into, this.add, this.breakpoints, this.fork];
     this.engine = h("div", { class: "wb-group", role: "group", "aria-label": "Engine" }, buttons);
+    const tuneTitle = "Find the setting that meets a target";
+    this.tune = button("Which setting?", tuneTitle, () => view.toggleTuning());
     const title = h("div", { class: "wb-title" }, this.name, this.badge);
-    return h("div", { class: "wb-bar" }, title, this.engine, h("span", { class: "wb-space" }), this.viewControls());
+    return h(
+      "div",
+      { class: "wb-bar" },
+      title,
+      this.engine,
+      this.tune,
+      h("span", { class: "wb-space" }),
+      this.viewControls(),
+    );
   }
 
   viewControls() {
@@ -128,6 +138,7 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
+    this.tune.hidden = !status.tunes || !store.timed();
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));
       element.hidden = !view.whole;

@@ -27,6 +27,7 @@ import { TextsPanel } from "./texts.js";
 import { Theme } from "./theme.js";
 import { TimelinePanel } from "./timeline.js";
 import { Tooltip } from "./tooltip.js";
+import { TuningForm } from "./tuning.js";
 import { WeightsPanel } from "./weights.js";
 import { WhatIf } from "./what_if.js";
 
@@ -96,9 +97,10 @@ class View {
     this.help = keyList();
     this.breakpointsForm = new BreakpointsForm(this);
     this.whatIf = new WhatIf(this);
+    this.tuningForm = new TuningForm(this);
     this.phaseBox = new PhaseBox(this);
     this.endCard = new EndCard(this);
-    this.popovers = [this.help, this.breakpointsForm.element, this.whatIf.element];
+    this.popovers = [this.help, this.breakpointsForm.element, this.whatIf.element, this.tuningForm.element];
     this.otherCount = 0;
     this.build();
     this.show(this.whole ? this.firstView() : "all");
@@ -312,6 +314,7 @@ class View {
       this.controlsStale = false;
       this.controls.update();
       this.breakpointsForm.update(this.status);
+      this.tuningForm.update(this.status);
       this.phaseBox.update(this.status);
       this.endCard.update();
       this.inspector.update();
@@ -408,6 +411,10 @@ class View {
     if (!this.can("fork")) return this.say("What-if runs need a live engine. To compare two traces, pass other=.");
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
+  }
+
+  toggleTuning() {
+    if (!close(this.tuningForm.element)) this.tuningForm.open(this.controls.tune);
   }
 
   /** Simulate the run under another configuration from a step on, and show the result beside it. */

@@ -58,17 +58,21 @@ export class Inspector {
     );
   }
 
-  /** Below a request: a button that asks the host why it took so long, then the answer. */
+  /** Below a request: a button that asks the host why it took so long, then the answer; a saved page may hold it. */
   updateWhy() {
-    const { pinned, view } = this, { explains, explained } = view.status;
-    const request = pinned.kind === "request" && explains ? view.store.requests[pinned.request] : undefined;
-    const answer = request && explained?.request === request.id ? explained : undefined;
+    const { pinned, view } = this, { explains, explained, explanations } = view.status;
+    const asks = explains || explanations;
+    const request = pinned.kind === "request" && asks ? view.store.requests[pinned.request] : undefined;
+    const answer = request && (explained?.request === request.id ? explained : explanations?.[request.id]);
     const state = answer || (request ? `${request.id} ${this.askedFor === request.id}` : "");
     if (state === this.shownWhy) return;
     this.shownWhy = state;
     if (answer) replace(this.why, explanation(view, answer, this));
     else if (!request) replace(this.why);
-    else if (this.askedFor === request.id) {
+    else if (!explains) {
+      const command = h("code", {}, `workbench trace explain TRACE ${plain(request.id)}`);
+      replace(this.why, h("p", { class: "wb-hint" }, "Why so long? This page does not say. Run: ", command));
+    } else if (this.askedFor === request.id) {
       replace(this.why, h("p", { class: "wb-hint" }, "Simulating without its cause…"));
     } else {
       const ask = () => {

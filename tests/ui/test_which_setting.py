@@ -1,0 +1,62 @@
+"""The setting that meets a target, in the dashboard: the same answer as `trace.tune`, with its picture."""
+
+import random
+
+from workbench import simulate
+from workbench.simulation.cost_model import CostModel
+
+
+def loaded_server():
+    """Too few seats for its load, so that more of them help."""
+    rng = random.Random(2)
+    requests = [
+        {
+            "id": f"r{i}",
+            "prompt": {"len": rng.randint(20, 200)},
+            "max_tokens": rng.randint(10, 40),
+            "arrival_time": i * 0.03,
+        }
+        for i in range(40)
+    ]
+    config = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 2000}
+    cost = CostModel(fixed=0.01, per_sequence=0.0005, per_prefill_token=0.0001)
+    return simulate({"config": config, "requests": requests}, cost_model=cost)
+
+
+def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
+    trace = loaded_server()
+    page = open_page(serve(trace))
+    page.wait(f"view.store.numSteps === {len(trace)}")
+    page.root.get_by_role("button", name="Which setting?").click()
+    dialog = page.root.get_by_role("dialog", name="Which setting?")
+    target = dialog.get_by_label("Target")
+    target.fill("speed=1s")
+    target.press("Enter")
+    page.wait("view.status.tuned?.verdict.includes('slo names')")
+    assert dialog.get_by_role("status").inner_text().startswith("slo names 'speed'; the names are")
+    assert dialog.locator("img").count() == 0
+    target.fill("ttft_p99=900ms, itl_p99=100ms")
+    target.press("Enter")
+    page.wait("view.status.tuned?.candidates.length > 2")
+    page.frame()
+    tuning = trace.tune("ttft_p99=900ms,itl_p99=100ms")
+    assert tuning.best.changes and tuning.runners_up, "the test needs a setting that is better than the recorded one"
+    rows = dialog.locator("tbody tr")
+    assert rows.count() == 2 + len(tuning.runners_up)
+    said = [rows.nth(i).inner_text() for i in range(rows.count())]
+    assert said[0].startswith("take") and said[1].startswith("now") and said[2].startswith("2.")
+    for row, candidate in zip(said, [tuning.best, tuning.current, *tuning.runners_up]):
+        assert all(f"{name}={value}" in row for name, value in candidate.changes.items())
+        assert candidate.flags in row
+    picture = dialog.locator("img")
+    assert picture.evaluate("async (image) => { await image.decode(); return image.naturalWidth; }") > 100
+    svg = page.view("view.status.tuned.picture")
+    points = svg.count('r="3.5"') + svg.count('r="5"')
+    assert points == 2 * len([row for row in tuning.rows if row.get("ttft_mean") is not None])
+    assert svg.count('r="9"') == 2 * (2 + len(tuning.runners_up)) and ">take</text>" in svg and ">now</text>" in svg
+    target.press("Escape")
+    assert dialog.is_hidden()
+
+    saved = page_of(trace)  # a page without a host cannot simulate
+    saved.frame()
+    assert saved.root.get_by_role("button", name="Which setting?").is_hidden()

@@ -1,0 +1,58 @@
+// The search for a setting that meets a target: the host simulates the run under many settings and answers with the one to take, those
+// after it, and a picture of all of them.
+
+import { h, plain, replace, setText } from "./dom.js";
+import { form, openBelow, popover, submitButton } from "./popovers.js";
+
+const EXAMPLE = "ttft_p99=1s, itl_p99=100ms";
+
+export class TuningForm {
+  constructor(view) {
+    this.view = view;
+    this.slo = h("input", { type: "text", name: "slo", value: "ttft_p99=1s", size: 34, "aria-label": "Target" });
+    this.verdict = h("p", { class: "wb-verdict", role: "status" });
+    this.answer = h("div", { class: "wb-tuning" });
+    const hint = `The same requests under other settings, with times predicted from this run. A target: ${EXAMPLE}.`;
+    const search = form({ class: "wb-form" }, () => this.search(), this.slo, submitButton("Find a setting"));
+    const head = h("p", { class: "wb-hint" }, hint);
+    this.element = popover("Which setting?", head, search, this.verdict, this.answer);
+  }
+
+  open(button) {
+    openBelow(this.element, button);
+  }
+
+  search() {
+    this.asked = this.slo.value;
+    this.view.send("tune", { slo: this.asked });
+    setText(this.verdict, "Simulating the run under other settings…");
+    replace(this.answer);
+  }
+
+  /** Show the host's answer; see `tuning_facts` in pareto.py. */
+  update({ tuned }) {
+    if (!tuned || tuned === this.shown) return;
+    this.shown = tuned;
+    setText(this.verdict, plain(tuned.verdict, 400));
+    const names = tuned.candidates.length ? Object.keys(tuned.candidates[0].values) : [];
+    const columns = ["", "setting", ...names, "vLLM"].map((name) => h("th", { scope: "col" }, name));
+    const rows = tuned.candidates.map(({ words, setting, values, flags }) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, words),
+        h("td", {}, setting),
+        names.map((name) => h("td", {}, values[name] ?? "–")),
+        h("td", {}, flags && h("code", {}, flags)),
+      )
+    );
+    const picture = tuned.picture && { src: `data:image/svg+xml,${encodeURIComponent(tuned.picture)}` };
+    replace(
+      this.answer,
+      rows.length && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
+      tuned.losers && h("p", { class: "wb-hint" }, tuned.losers),
+      picture && h("img", { ...picture, alt: tuned.alt }),
+      tuned.notes.map((note) => h("p", { class: "wb-hint" }, note)),
+    );
+  }
+}
