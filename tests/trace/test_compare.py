@@ -153,6 +153,9 @@ def test_tokens_that_were_not_recorded():
     trace = simulate(WORKLOAD)
     assert compare(with_tokens(trace, lambda *_: None), trace).same_tokens is None
     assert compare(with_tokens(trace, lambda *_: None), trace).badge == "no tokens to compare"
+    recorded = with_tokens(trace, lambda *_: 0)  # a recorder that leaves token ids out
+    recorded.meta = msgspec.structs.replace(trace.meta, config={**trace.config, "token_ids_recorded": False})
+    assert compare(recorded, recorded).badge == "no tokens to compare"
 
 
 @pytest.mark.parametrize(

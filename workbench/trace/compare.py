@@ -86,7 +86,8 @@ class Comparison:
         unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
         requests: Every request, sorted by the change of TTFT, then of ITL, then of waste, largest first.
         first_divergence: The first step in which the schedules differ; None if they are equal.
-        same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens.
+        same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens,
+            or if its recorder left them out.
         first_token_difference: The token difference of the first such request in order of arrival.
         notes: Other differences that help to read the comparison, as text.
     """
@@ -244,7 +245,10 @@ def compare(a: Trace, b: Trace) -> Comparison:
         )
     divergences = [request.divergence for request in requests if request.divergence]
     differences = [request.token_difference for request in requests if request.token_difference]
-    known = any(tokens_a.values()) and any(tokens_b.values())
+    known = all(
+        any(tokens.values()) and trace.config.get("token_ids_recorded", True)
+        for trace, tokens in ((a, tokens_a), (b, tokens_b))
+    )
     return Comparison(
         a=a,
         b=b,
