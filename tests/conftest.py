@@ -16,6 +16,7 @@ import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS i
 from workbench.device import DEVICE_VARIABLE, choose_device
 
 os.environ.setdefault(DEVICE_VARIABLE, "cpu")
+os.environ.setdefault("WORKBENCH_PREFLIGHT", "always")  # a kernel that a test breaks has to be checked
 if find_spec("mlx") is not None:  # vLLM's environment has none
     choose_device()
 

@@ -99,3 +99,11 @@ def test_a_captured_layer_sees_the_step_and_the_next_one_is_compiled_again():
     engine.run(progress=False)
     assert mx.default_device() == mx.cpu
     engine.close()
+
+
+@pytest.mark.parametrize(("control", "reason"), [(1.3e-4, ""), (9e-5, "and by 9.0e-05 with positions shifted by 3")])
+def test_a_model_that_depends_little_on_positions_needs_a_control_above_the_tolerance(control, reason, monkeypatch):
+    monkeypatch.setattr(compiled_step, "_error", lambda *_, shift=0: control if shift else 2.5e-6)
+    engine = Engine(packed_model("llama"), num_blocks=8)
+    assert engine.runner.not_compiled.endswith(reason) and bool(engine.runner.not_compiled) == bool(reason)
+    engine.close()

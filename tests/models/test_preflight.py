@@ -16,7 +16,10 @@ from workbench.attention import get_backend
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.models import preflight as preflight_module
-from workbench.models.preflight import UnsupportedModelError, preflight, preflight_once
+from workbench.models import preflight_once as once_module
+from workbench.models.preflight import PreflightResult, UnsupportedModelError, preflight
+from workbench.models.preflight_once import preflight_once
+from workbench.models.remembered import NOTHING
 
 pytestmark = pytest.mark.usefixtures("no_compilation")
 
@@ -243,7 +246,7 @@ def test_the_second_engine_over_a_model_reuses_the_first_result(tiny_llama, monk
         runner.close()
         return runner.preflight
 
-    monkeypatch.setattr(preflight_module, "preflight", counted)
+    monkeypatch.setattr(once_module, "preflight", counted)
     assert serve("gather") is serve("gather")
     assert runs == ["gather"]
     serve("dense")
@@ -256,11 +259,11 @@ def test_the_second_engine_over_a_model_reuses_the_first_result(tiny_llama, monk
 
 
 def test_replaced_weights_are_tested_again(monkeypatch):
-    tested = []
-    monkeypatch.setattr(preflight_module, "preflight", lambda model, backend: tested.append(model.weight) or "result")
-    loaded = SimpleNamespace(model=nn.Linear(4, 4, bias=False), preflights={})
+    tested, result = [], PreflightResult("gather", (), 0, None, max_error=0.0, control_error=1.0)
+    monkeypatch.setattr(once_module, "preflight", lambda model, backend: tested.append(model.weight) or result)
+    loaded = SimpleNamespace(model=nn.Linear(4, 4, bias=False), preflights={}, remembered=NOTHING)
     for _ in range(2):
-        assert preflight_once(loaded, get_backend("gather")) == "result"
+        assert preflight_once(loaded, get_backend("gather")) == result
     assert len(tested) == 1
     place = id(loaded.model.weight)
     tested.clear()

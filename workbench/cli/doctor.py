@@ -47,6 +47,7 @@ def run(_options: argparse.Namespace) -> int:
         "memory": _memory,
         "attention": _attention,
         "msl": _msl,
+        "preflight": _preflight,
         "environment": _environment,
     }
     status = 0
@@ -147,6 +148,16 @@ def _msl() -> Iterator[str]:
     else:
         compiler = find_compiler()
         yield f"{' '.join(compiler.kernel_command)}: {compiler.version.splitlines()[0]}"
+
+
+def _preflight() -> Iterator[str]:
+    from workbench.models.remembered import VARIABLE, entries, entries_folder, is_on
+
+    if not is_on():
+        yield f"runs at every start ({VARIABLE}=always)"
+    else:
+        yield f"runs once per model, kernels and processor: {len(entries())} results in {entries_folder()}"
+        yield f"{VARIABLE}=always runs it at every start"
 
 
 def _environment() -> Iterator[str]:

@@ -25,7 +25,9 @@ from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block, flat_caches
 from workbench.models.patch import Patch, patch_model
-from workbench.models.preflight import PreflightResult, preflight, preflight_once
+from workbench.models.preflight import PreflightResult, preflight
+from workbench.models.preflight_once import preflight_once
+from workbench.models.remembered import NOTHING, Remembered
 from workbench.models.state_cache import MixerPatch
 from workbench.trace.records import KernelLaunch
 
@@ -75,6 +77,7 @@ class ModelRunner:
         """
         self.loaded = None if isinstance(model, nn.Module) else model
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
+        remembered = self.loaded.remembered if self.loaded is not None else NOTHING  # before anything is patched
         self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
         self.backend_name = self.backend.name
         limit_memory()
@@ -99,7 +102,7 @@ class ModelRunner:
         else:
             mask_ndim = self.preflight.mask_ndim
             self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, config.max_num_seqs)
-        self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache)
+        self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache, remembered)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
         self._describe_launches()
@@ -259,7 +262,9 @@ class ModelRunner:
         return facts
 
 
-def _compiled(model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache) -> tuple[CompiledStep | None, str]:
+def _compiled(
+    model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache, remembered: Remembered
+) -> tuple[CompiledStep | None, str]:
     """The forward pass in compiled code, or None and the reason; only packed weights have one."""
     if not any(hasattr(module, "num_packed_weights") for module in model.modules()):
         return None, "its weights are not packed"
@@ -267,7 +272,7 @@ def _compiled(model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache)
         return None, "it has recurrent layers"
     from workbench.models.packed.compiled_step import make_compiled_step
 
-    return make_compiled_step(model, result, kv_cache)
+    return make_compiled_step(model, result, kv_cache, remembered)
 
 
 def _restore(changes: list[Patch | FinalNorm | MixerPatch]) -> None:

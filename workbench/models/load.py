@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.packed.errors import WrongProductError
+from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
 
@@ -60,6 +62,7 @@ class LoadedModel:
         source: The file, folder or repository it came from.
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
         preflights: Results of `preflight_once`, by attention backend and device.
+        found_before: Findings of earlier starts about the same files.
     """
 
     model: nn.Module
@@ -74,11 +77,22 @@ class LoadedModel:
     source: str
     quantized: str = ""
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
+    found_before: InitVar[Remembered] = NOTHING
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, found_before: Remembered) -> None:
         # Also arrays that are no parameters, such as wavelengths of RoPE: MLX evaluates an array in no other thread
         # than the one that described it, and an engine computes in a thread that is not this one.
         mx.eval([value for module in self.model.modules() for value in module.values() if isinstance(value, mx.array)])
+        self._found_before, self._as_loaded = found_before, tuple(map(weakref.ref, _parts(self.model)))
+
+    @property
+    def remembered(self) -> Remembered:
+        """Findings of earlier starts about the same files; none if a module or array has been replaced."""
+        parts = _parts(self.model)
+        unchanged = len(parts) == len(self._as_loaded) and all(
+            ref() is part for ref, part in zip(self._as_loaded, parts)
+        )
+        return self._found_before if unchanged else NOTHING
 
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
@@ -186,12 +200,15 @@ def _load_gguf(
     name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
 ) -> LoadedModel:
     file = GGUFFile(path)
+    found_before = _found_before(file.paths, dtype, keep, group)
     tokenizer = GGUFTokenizer(file.metadata)
     if dtype is None:
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
     if group is not None:
         check_heads_divide(name, gguf_config(file), group.size())
-    model, config = load_gguf_model(file, dtype=dtype, keep_quantized=keep == "mlx", pack=keep == "packed")
+    model, config = load_gguf_model(
+        file, dtype=dtype, keep_quantized=keep == "mlx", pack=keep == "packed", remembered=found_before
+    )
     num_parameters = _count_parameters(model)
     if group is not None:
         shard(name, model, group)
@@ -207,6 +224,7 @@ def _load_gguf(
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
+        found_before=found_before,
     )
 
 
@@ -245,6 +263,8 @@ def _load_with_mlx_lm(
             f"mlx-lm cannot load {name!r}: {reason}. If it is a repository, check its name and the connection; "
             "otherwise give the path of a GGUF file or of a model's folder"
         ) from problem
+    folder = Path(location)
+    found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], dtype, keep, group)
     if keep == "no":
         model = dequantize_model(model)
     if dtype is None and not on_gpu:
@@ -252,7 +272,7 @@ def _load_with_mlx_lm(
     if keep == "packed":
         from workbench.models.packed.pack_model import pack_model
 
-        pack_model(model, dtype or mx.float32)
+        pack_model(model, dtype or mx.float32, found_before)
         model = dequantize_model(model)  # layers of kinds that are not packed, such as experts
     if dtype is not None:
         model.set_dtype(dtype)
@@ -274,7 +294,22 @@ def _load_with_mlx_lm(
         num_parameters=num_parameters,
         source=name,
         quantized=_kept_bits(model),
+        found_before=found_before,
     )
+
+
+def _found_before(
+    files: Sequence[Path], dtype: mx.Dtype | None, keep: Keep, group: mx.distributed.Group | None
+) -> Remembered:
+    """Findings of earlier starts about a model; none about one that is shared, or whose files are elsewhere."""
+    files = [path for path in files if path.is_file()]
+    return remembered(files, dtype=str(dtype), weights=keep) if files and group is None else NOTHING
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """All modules and arrays of a model, also arrays that are no parameters."""
+    modules = model.modules()
+    return modules + [value for module in modules for value in module.values() if isinstance(value, mx.array)]
 
 
 def _check_location(name: str) -> str:

@@ -9,16 +9,14 @@ are narrowed for the comparison: a few tokens would never leave the real ones.
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
@@ -28,9 +26,6 @@ from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import CacheSpec, LayerKV, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
 from workbench.models.state_cache import LayerState, MixerPatch, find_mixers
-
-if TYPE_CHECKING:
-    from workbench.models.load import LoadedModel
 
 log = logging.getLogger("workbench")
 
@@ -178,24 +173,6 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
     raise UnsupportedModelError(
         f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
     )
-
-
-def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightResult:
-    """`preflight` of a loaded model, which runs once for the same weights.
-
-    A second engine over a model starts at once: four forward passes of SmolLM2 take most of a second on a CPU.
-
-    Raises:
-        UnsupportedModelError: It cannot be served; the message gives the reason.
-    """
-    weights = list(dict(tree_flatten(loaded.model.parameters())).values())
-    key = (backend, str(mx.default_device()))
-    seen, result = loaded.preflights.get(key, ((), None))
-    # Weak references: the result must not keep an old array alive, and a new array may get an old one's id.
-    if result is None or len(seen) != len(weights) or any(ref() is not array for ref, array in zip(seen, weights)):
-        result = preflight(loaded.model, backend)
-        loaded.preflights[key] = (tuple(map(weakref.ref, weights)), result)
-    return result
 
 
 def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:

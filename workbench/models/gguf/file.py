@@ -87,6 +87,7 @@ class GGUFFile:
 
     Attributes:
         path: The file.
+        paths: All files of the model.
         metadata: Metadata values by key; arrays are lists.
         tensors: Tensors by name, in file order.
 
@@ -97,6 +98,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self._open(Path(path))
+        self.paths = [self.path]
         num_parts = whole_number(self.metadata, "split.count", 0, low=0, high=MAX_PARTS)
         if num_parts is not None and num_parts > 1:
             self._join_parts(num_parts)
@@ -143,6 +145,7 @@ class GGUFFile:
             part._open(path)
             self.tensors.update(part.tensors)
             self._other_buffers.append(part._buffer)
+            self.paths.append(path)
 
     def forget(self, tensor: GGUFTensor) -> None:
         """Let go of the memory that a tensor's data takes; it is read from the file again when it is used."""

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from workbench.models.gguf.architectures import Architecture, Hyperparameters, find_architecture
 from workbench.models.gguf.file import GGUFError, GGUFFile, GGUFTensor
 from workbench.models.gguf.quantized import QUANTIZED_BITS, QUANTIZED_GROUP_SIZE, pack_quantized
+from workbench.models.remembered import NOTHING, Remembered
 
 if TYPE_CHECKING:
     from workbench.models.packed.matrix import PackedMatrix
@@ -69,7 +70,12 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def load_gguf_model(
-    file: GGUFFile, *, dtype: mx.Dtype, keep_quantized: bool, pack: bool = False
+    file: GGUFFile,
+    *,
+    dtype: mx.Dtype,
+    keep_quantized: bool,
+    pack: bool = False,
+    remembered: Remembered = NOTHING,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Build the mlx-lm model of a GGUF file and load every tensor into it.
 
@@ -78,6 +84,7 @@ def load_gguf_model(
         dtype: Element type of the weights, and of the scales of weights that stay quantised.
         keep_quantized: Keep matrices of type Q4_0, Q4_1 and Q8_0 quantised; all other weights become ``dtype``.
         pack: Pack every matrix for this processor instead (`workbench.models.packed`), one tensor after another.
+        remembered: Products that passed their check in an earlier start are not checked again.
 
     Returns:
         The evaluated model and its configuration.
@@ -121,7 +128,7 @@ def load_gguf_model(
     if packed:
         from workbench.models.packed.pack_model import put_packed
 
-        put_packed(model, _packed_matrices(file, packed, architecture, config), dtype)
+        put_packed(model, _packed_matrices(file, packed, architecture, config, remembered), dtype)
     _apply_rope_factors(file, architecture, config, model)
     model.eval()
     mx.eval(model.parameters())
@@ -143,16 +150,20 @@ def _packed_names(file: GGUFFile, names: dict[str, str], model: nn.Module) -> di
 
 
 def _packed_matrices(
-    file: GGUFFile, packed: dict[str, str], architecture: Architecture, config: dict[str, Any]
+    file: GGUFFile,
+    packed: dict[str, str],
+    architecture: Architecture,
+    config: dict[str, Any],
+    remembered: Remembered,
 ) -> Iterator[tuple[Sequence[str], PackedMatrix]]:
     """Pack matrices one after another; layers that have the same input and type share one."""
-    from workbench.models.packed.check import check_products
+    from workbench.models.packed.check import ProductChecks
     from workbench.models.packed.matrix import from_ggml
     from workbench.models.packed.pack_model import progress, sharing_layers, split_by
 
     tensors = {path: file.tensors[name] for name, path in packed.items()}
     groups = sharing_layers(tensors)
-    checked: set[tuple[Any, ...]] = set()
+    checks = ProductChecks(remembered)
     with progress(sum(tensor.raw.nbytes for tensor in tensors.values())) as bar:
         for paths in split_by(groups, lambda path: tensors[path].type_name):
             parts = []
@@ -160,13 +171,12 @@ def _packed_matrices(
                 rows = _row_order(tensors[path].name, architecture, config)
                 parts.append(tensors[path].raw if rows is None else tensors[path].raw[rows])
             matrix = from_ggml(tensors[paths[0]].type_name, parts)
-            if (kind := (matrix.form, matrix.num_outputs, matrix.num_columns)) not in checked:
-                checked.add(kind)
-                check_products(matrix, partial(_dequantised_rows, tensors[paths[0]].type_name, parts), paths[0])
+            checks.check(matrix, partial(_dequantised_rows, tensors[paths[0]].type_name, parts), paths[0])
             yield paths, matrix
             for path in paths:
                 file.forget(tensors[path])
                 bar.update(tensors[path].raw.nbytes)
+    checks.keep()
 
 
 def _dequantised_rows(type_name: str, parts: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:

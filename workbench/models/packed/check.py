@@ -15,12 +15,41 @@ from workbench.models.cpu.formats import TILE
 from workbench.models.cpu.kernels import MANY
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.matrix import PackedMatrix
+from workbench.models.remembered import Remembered
 
 TOLERANCE = 1e-5
 """Largest error of a product that rounding explains, relative to the sum of the magnitudes of its terms."""
 
 NUM_ROWS = MANY + 3
 """Rows of the probe: they need every register tile but that of four rows, which a second probe needs."""
+
+
+class ProductChecks:
+    """Probes one packed matrix of each format and shape of a model.
+
+    Args:
+        remembered: Formats and shapes that passed in an earlier start are not probed again.
+    """
+
+    def __init__(self, remembered: Remembered) -> None:
+        self._remembered = remembered
+        self._passed: set[str] = set(remembered.get("products") or ())
+
+    def check(self, matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.ndarray], name: str) -> None:
+        """Probe a matrix, unless one of its format and shape has passed: see `check_products`.
+
+        Raises:
+            WrongProductError: A product is wrong, or the shifted input cannot be told from the right one.
+        """
+        kind = f"{matrix.num_outputs} x {matrix.num_columns}, {tuple(matrix.form)}"
+        if kind not in self._passed:
+            check_products(matrix, dequantised, name)
+            self._passed.add(kind)
+
+    def keep(self) -> None:
+        """Remember what passed."""
+        if self._passed != set(self._remembered.get("products") or ()):
+            self._remembered.put("products", sorted(self._passed))
 
 
 def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.ndarray], name: str) -> None:

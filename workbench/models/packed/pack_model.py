@@ -17,8 +17,9 @@ from tqdm import tqdm
 from workbench.attention.cpu.simd import LANES
 from workbench.models.cpu.formats import ScaleKind
 from workbench.models.packed import matrix
-from workbench.models.packed.check import check_products
+from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear, Product
+from workbench.models.remembered import NOTHING, Remembered
 
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that have the same input."""
@@ -81,7 +82,7 @@ def put_packed(model: nn.Module, packed: Iterable[tuple[Sequence[str], matrix.Pa
     model.update_modules(tree_unflatten(replacements))
 
 
-def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32) -> None:
+def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32, remembered: Remembered = NOTHING) -> None:
     """Pack every linear layer and embedding of a model that mlx-lm has loaded, one after another.
 
     Weights that are quantised affinely keep their bits, weights of 16 bits stay so, and float32 stays float32. Layers
@@ -90,18 +91,22 @@ def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32) -> None:
     Args:
         model: The model, changed in place; its weights may be lazy.
         dtype: Element type of activations.
+        remembered: Products that passed their check in an earlier start are not checked again.
     """
     sources = {path: rows for path, module in model.named_modules() if (rows := _stored_rows(module)) is not None}
     size = sum(array.nbytes for _, arrays in sources.values() for array in arrays)
     with progress(size) as bar:
-        put_packed(model, _packed_layers(model, sources, bar), dtype)
+        put_packed(model, _packed_layers(model, sources, bar, remembered), dtype)
 
 
 def _packed_layers(
-    model: nn.Module, sources: dict[str, tuple[tuple[str, int, str], list[mx.array]]], bar: tqdm[Any]
+    model: nn.Module,
+    sources: dict[str, tuple[tuple[str, int, str], list[mx.array]]],
+    bar: tqdm[Any],
+    remembered: Remembered,
 ) -> Iterator[tuple[Sequence[str], matrix.PackedMatrix]]:
     modules = dict(model.named_modules())
-    checked: set[tuple[Any, ...]] = set()
+    checks = ProductChecks(remembered)
     for paths in split_by(sharing_layers(sources), lambda path: sources[path][0]):
         (kind, bits, scales), _ = sources[paths[0]]
         parts = [[_bits_of(array) for array in sources[path][1]] for path in paths]
@@ -109,15 +114,14 @@ def _packed_layers(
             packed = matrix.from_affine(bits, [(p[0], p[1], p[2]) for p in parts], scales)  # type: ignore[arg-type]
         else:
             packed = matrix.from_ggml(kind, [part[0] for part in parts])
-        if (shape := (packed.form, packed.num_outputs, packed.num_columns)) not in checked:
-            checked.add(shape)
-            check_products(packed, partial(_dequantised_rows, [modules[path] for path in paths]), paths[0])
+        checks.check(packed, partial(_dequantised_rows, [modules[path] for path in paths]), paths[0])
         yield paths, packed
         for path in paths:
             bar.update(sum(array.nbytes for array in sources[path][1]))
             sources[path][1].clear()
             for name in {"weight", "scales", "biases"} & modules[path].keys():
                 modules[path][name] = mx.zeros((0,))  # frees the stored array: the packed one has taken its place
+    checks.keep()
 
 
 def split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> Iterator[tuple[str, ...]]:
