@@ -214,6 +214,20 @@ def models_table() -> str:
     return table(["model", "threads", "file, MiB", "peak, MiB", *result["scenes"]], rows)
 
 
+def starts_table() -> str:
+    """Processor time, time to the first token and memory of each kind of start."""
+    units = {"ready_cpu_s": 2, "first_token_cpu_s": 2, "first_token_wall_s": 2}
+    peaks = ("peak_mib_above_imports", "peak_mib_above_compiler")
+    rows = []
+    for name, model in load("loading")["models"].items():
+        for kind, start in model["starts"].items():
+            seconds = [f"{start[key]['median']:.{digits}f}" for key, digits in units.items()]
+            memory = [f"{start[key]['median']:.0f}" for key in peaks]
+            rows.append([name, kind.replace("llama_cpp", "llama.cpp"), *seconds, *memory])
+    head = ["ready, CPU s", "first token, CPU s", "first token, s", "peak above imports, MiB", "and above LLVM"]
+    return table(["model", "start", *head], rows)
+
+
 def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
@@ -255,7 +269,7 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     ),
 ]
 
-MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table}
+MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table, "starts": starts_table}
 SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
     "serving ratios": ratio_list,
