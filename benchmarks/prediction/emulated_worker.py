@@ -45,7 +45,8 @@ def step_seconds(
     host = 0.003 + 0.00006 * num_seqs
     if kind == "smooth":
         width = 0.004
-        return host + memory + width * math.log1p(math.exp(min(50.0, (arithmetic - memory) / width)))
+        excess = (arithmetic - memory) / width
+        return host + memory + width * (excess if excess > 50 else math.log1p(math.exp(excess)))
     if kind == "noise":
         return (host + max(memory, arithmetic)) * max(0.5, rng.gauss(1.0, 0.1))
     if kind == "drift":

@@ -168,17 +168,16 @@ class CostModel:
         return cls(**coefficients), report
 
     @classmethod
-    def bootstrap(cls, *traces: Trace, count: int, seed: int = 0) -> list[CostModel]:
-        """Models fitted to stretches of the traces, drawn with replacement: their spread is the fit's uncertainty.
+    def bootstrap(cls, steps: StepCosts, count: int, seed: int = 0) -> list[CostModel]:
+        """Models fitted to stretches of a recording, drawn with replacement: their spread is the fit's uncertainty.
 
         Args:
-            *traces: Traces with timings.
+            steps: The measured steps.
             count: Number of models.
             seed: Seed of the draws.
         """
-        steps, rng = step_costs(*traces), np.random.default_rng(seed)
-        overlap = fit_coefficients(steps)["overlap"]
-        return [cls(**fit_coefficients(steps.resampled(rng).thinned(), overlap)) for _ in range(count)]
+        rng = np.random.default_rng(seed)
+        return [cls(**fit_coefficients(steps.resampled(rng).thinned())) for _ in range(count)]
 
 
 def step_costs(*traces: Trace) -> StepCosts:

@@ -8,9 +8,10 @@ simulated run is neither too short nor too long, and steps with and without prom
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.on_demand import np
+from workbench.simulation.drift import MIN_CHANGE, Drift, find_drift
 
 HELD_OUT_EVERY = 5
 """Every fifth step is held out of the fit that the errors are measured on."""
@@ -30,18 +31,24 @@ STALL_FACTOR = 10
 MAX_STALLED = 0.02
 """Largest share of the steps that may be stalls; more of them are no exception but a cost that the model lacks."""
 
-DRIFT = 0.05
-"""A change of speed in the course of a recording that a report points out."""
+LEVELLINGS = 3
+"""Number of fits on the way to a model and a trend, each of which corrects the other."""
 
 OVERLAP_GAIN = 6.0
-"""A larger exponent is taken if it lowers the sum of the squared errors by this fraction divided by the number of
-steps, which noise alone hardly does."""
+"""Overlap is taken if it lowers the misfit by this fraction divided by the number of steps, which noise alone hardly
+does."""
 
-OVERLAPS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+OVERLAPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 30.0)
 """Exponents that are tried; 30 is nearly the larger of the two times."""
 
-EXACT = 1e-12
-"""A model whose squared errors are this fraction of the measured time is exact, and no other one is better."""
+MAX_ITERATIONS = 10
+"""Maximum number of solutions on the way to the best coefficients with one exponent."""
+
+CONVERGED = 1e-4
+"""A change of the squared errors by a smaller fraction ends the iterations."""
+
+EXACT = 1e-9
+"""A model whose misfit is this fraction of the measured time is exact, and no other one is better."""
 
 MAX_SEARCHED = 2_000
 """Number of steps that the exponent is searched on; the coefficients are then fitted to all steps."""
@@ -79,6 +86,15 @@ class StepCosts:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows of each step, float64 [steps]."""
+        return self.features[:, 0] + self.features[:, 1]
+
+    def without(self, drift: Drift) -> StepCosts:
+        """The steps as they would have been without a trend."""
+        return replace(self, seconds=self.seconds / drift.factors(self.rows)) if drift.change else self
+
     def take(self, index: np.ndarray) -> StepCosts:
         """Some of the steps, by their indices or by a mask."""
         return StepCosts(self.features[index], self.seconds[index], self.places[index])
@@ -106,8 +122,7 @@ class FitReport:
         total_error: |sum of predicted - sum of measured| / sum of measured: the error of a simulated run.
         r_squared: Share of the variance explained, on the held-out steps.
         num_traces: Number of merged recordings.
-        drift: Change of the speed from the first to the last quarter of the recordings, against the model: 0.1 if
-            steps took 10 % longer in the end.
+        drift: The trend of one recording, which the model is free of; none for several recordings.
         stalls: Steps that took more than STALL_FACTOR times the predicted duration; they are left out of the fit.
         largest: Largest number of sequences, rows and KV positions of a measured step; a step beyond them is
             extrapolated.
@@ -121,7 +136,7 @@ class FitReport:
     total_error: float
     r_squared: float
     num_traces: int = 1
-    drift: float = 0.0
+    drift: Drift = field(default_factory=Drift)
     stalls: tuple[int, ...] = ()
     largest: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -147,45 +162,66 @@ def columns(features: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def fit_coefficients(steps: StepCosts, overlap: float | None = None) -> dict[str, float]:
+def fit_coefficients(steps: StepCosts) -> dict[str, float]:
     """The coefficients by name, with "overlap", whose predictions add up to the measured time.
 
-    Args:
-        steps: Measured steps.
-        overlap: The exponent; None to find it.
+    The exponent is the one with the smallest misfit, in which a disturbed step counts by its size and not by its
+    square: few steps lie near the knee, and a handful of disturbed ones elsewhere must not decide about its shape.
     """
-    if overlap is None:
-        overlap = _best_overlap(steps.thinned())
-    return _fit_with(steps, overlap)[0]
-
-
-def _best_overlap(steps: StepCosts) -> float:
-    best, smallest = 1.0, _fit_with(steps, 1.0)[1]
+    searched = steps.thinned()
+    added = _fit_added(searched)
+    smallest = (1 - OVERLAP_GAIN / len(searched)) * _misfit(searched, added)
+    best, start = added, None
     for overlap in OVERLAPS:
-        error = _fit_with(steps, overlap)[1] + EXACT * float(steps.seconds.sum())
-        if error < (1 - OVERLAP_GAIN / len(steps)) * smallest:
-            best, smallest = overlap, error
-    return best
+        start = _fit_overlapped(searched, overlap, start)
+        misfit = _misfit(searched, start) + EXACT * float(searched.seconds.sum())
+        if misfit < smallest:
+            best, smallest = start, misfit
+    if len(searched) == len(steps):
+        return best
+    return _fit_added(steps) if best is added else _fit_overlapped(steps, best["overlap"], best)
 
 
-def _fit_with(steps: StepCosts, overlap: float) -> tuple[dict[str, float], float]:
-    """The best coefficients with one exponent, and their error.
+def _misfit(steps: StepCosts, coefficients: Mapping[str, float]) -> float:
+    predicted = predicted_seconds(coefficients, steps.features)
+    return float((np.abs(predicted - steps.seconds) / np.sqrt(np.maximum(predicted, 1e-3 * steps.seconds))).sum())
+
+
+def _fit_added(steps: StepCosts) -> dict[str, float]:
+    """The best coefficients of a model that adds all times."""
+    parts = columns(steps.features)
+    matrix = np.column_stack([parts[name] for name in LINEAR])
+    predicted = steps.seconds
+    for _ in range(4):
+        weights = 1 / np.maximum(predicted, 1e-3 * steps.seconds)
+        coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
+        predicted = matrix @ coefficients
+    return dict(zip(LINEAR, map(float, coefficients))) | {"overlap": 1.0}
+
+
+def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float] | None) -> dict[str, float]:
+    """The best coefficients with one exponent.
 
     The overlapped time is homogeneous in the two times that it joins, so it is a sum of them with weights, its partial
     derivatives. With the weights fixed the model is linear; they are computed again from each solution (Gauss-Newton).
+
+    Args:
+        steps: Measured steps.
+        overlap: The exponent.
+        start: Coefficients to begin with; None to begin with several guesses of the knee.
     """
     parts = columns(steps.features)
-    if overlap == 1:
-        values, _, error = _solve(steps, {name: parts[name] for name in LINEAR})
-        return values | {"overlap": 1.0}, error
+    rows = parts["per_row"]
     best: dict[str, float] = {}
     smallest = np.inf
-    rows = parts["per_row"]
-    for knee in np.unique(np.quantile(rows, (0.5, 0.75, 0.9))):
-        compute_share = (rows > knee).astype(float)
-        memory_share = 1 - compute_share
+    if start is not None:
+        first = [_shares(_total(start, parts, MEMORY), _total(start, parts, COMPUTE), overlap)]
+    else:
+        first = [(np.where(rows > knee, 0.0, 1.0), np.where(rows > knee, 1.0, 0.0)) for knee in _knees(rows)]
+    for memory_share, compute_share in first:
         weights = 1 / steps.seconds
-        for _ in range(10):
+        error = np.inf
+        for _ in range(MAX_ITERATIONS):
             shared = {name: parts[name] for name in ADDED}
             shared |= {name: parts[name] * memory_share for name in MEMORY}
             shared |= {name: parts[name] * compute_share for name in COMPUTE}
@@ -194,37 +230,33 @@ def _fit_with(steps: StepCosts, overlap: float) -> tuple[dict[str, float], float
             values = dict(zip(shared, map(float, coefficients)))
             weights = 1 / np.maximum(matrix @ coefficients, 1e-3 * steps.seconds)
             memory, compute = _total(values, parts, MEMORY), _total(values, parts, COMPUTE)
-            joined = overlapped(memory, compute, overlap)
-            memory_share = (memory / joined) ** (overlap - 1)
-            compute_share = (compute / joined) ** (overlap - 1)
-        predicted = _total(values, parts, ADDED) + joined
-        error = _error(steps.seconds, predicted)
+            memory_share, compute_share = _shares(memory, compute, overlap)
+            predicted = _total(values, parts, ADDED) + overlapped(memory, compute, overlap)
+            before, error = error, float(((predicted - steps.seconds) ** 2 * weights).sum())
+            if abs(before - error) <= CONVERGED * error:
+                break
         if error < smallest:
             # The last solution belongs to the shares before it: scale it so that the sums agree.
             scale = float(steps.seconds.sum() / predicted.sum())
             best, smallest = {name: value * scale for name, value in values.items()}, error
-    return best | {"overlap": overlap}, smallest
+    return best | {"overlap": overlap}
+
+
+def _knees(rows: np.ndarray) -> np.ndarray:
+    """Guesses of the number of rows above which arithmetic takes longer than reading memory."""
+    return np.unique(np.quantile(rows, (0.5, 0.75, 0.9)))
+
+
+def _shares(memory: np.ndarray, compute: np.ndarray, overlap: float) -> tuple[np.ndarray, np.ndarray]:
+    """The partial derivatives of the overlapped time."""
+    joined = overlapped(memory, compute, overlap)
+    return (memory / joined) ** (overlap - 1), (compute / joined) ** (overlap - 1)
 
 
 def overlapped(memory: np.ndarray, compute: np.ndarray, overlap: float) -> np.ndarray:
     """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``."""
     larger = np.maximum(np.maximum(memory, compute), 1e-12)
     return larger * (1 + (np.minimum(memory, compute) / larger) ** overlap) ** (1 / overlap)
-
-
-def _solve(steps: StepCosts, parts: Mapping[str, np.ndarray]) -> tuple[dict[str, float], np.ndarray, float]:
-    """The best coefficients of a linear model by name, its predictions, and its error."""
-    matrix = np.column_stack(list(parts.values()))
-    predicted = steps.seconds
-    for _ in range(4):
-        weights = 1 / np.maximum(predicted, 1e-3 * steps.seconds)
-        coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
-        predicted = matrix @ coefficients
-    return dict(zip(parts, map(float, coefficients))), predicted, _error(steps.seconds, predicted)
-
-
-def _error(measured: np.ndarray, predicted: np.ndarray) -> float:
-    return float(((predicted - measured) ** 2 / np.maximum(predicted, 1e-3 * measured)).sum())
 
 
 def predicted_seconds(coefficients: Mapping[str, float], features: np.ndarray) -> np.ndarray:
@@ -253,23 +285,21 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
     """
     if len(steps) < MIN_STEPS:
         raise ValueError(f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}")
-    steps, stalls = _without_stalls(steps)
+    steps, stalls = without_stalls(steps)
     held_out = np.arange(len(steps)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     seen, unseen = steps.take(~held_out), steps.take(held_out)
     predicted, actual = predicted_seconds(fit_coefficients(seen), unseen.features), unseen.seconds
     errors = np.abs(predicted - actual) / actual
     spread = float(((actual - actual.mean()) ** 2).sum())
     median, total = float(np.median(errors)), float(abs(predicted.sum() - actual.sum()) / actual.sum())
-    coefficients = fit_coefficients(steps)
+    coefficients, drift = _fit_level(steps) if num_traces == 1 else (fit_coefficients(steps), Drift())
     if median > MAX_MEDIAN_ERROR or total > MAX_TOTAL_ERROR:
         raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median, total))
-    drift = _drift(steps, coefficients)
     sizes = steps.features.max(axis=0).astype(int)
-    rows = int((steps.features[:, 0] + steps.features[:, 1]).max())
     notes = []
-    if abs(drift) > DRIFT:
-        slower = "slower" if drift > 0 else "faster"
-        notes.append(f"steps became {abs(drift):.0%} {slower} in the course of the recording")
+    if drift.change:
+        slower = "slower" if drift.change > 0 else "faster"
+        notes.append(f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted")
     if stalls:
         notes.append(
             f"left out: {len(stalls)} stalls, steps that took over {STALL_FACTOR} times as long as others like them"
@@ -284,12 +314,12 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
         num_traces=num_traces,
         drift=drift,
         stalls=stalls,
-        largest={"sequences": int(sizes[0]), "rows": rows, "kv_tokens": int(sizes[2])},
+        largest={"sequences": int(sizes[0]), "rows": int(steps.rows.max()), "kv_tokens": int(sizes[2])},
         notes=tuple(notes),
     )
 
 
-def _without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
+def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
     """The steps without those that took many times as long as predicted, and the steps left out."""
     # The fit by relative errors hardly follows a stall.
     parts = columns(steps.features)
@@ -314,12 +344,15 @@ def _refusal(steps: StepCosts, predicted: np.ndarray, median: float, total: floa
     )
 
 
-def _drift(steps: StepCosts, coefficients: Mapping[str, float]) -> float:
-    """Change of measured against predicted time from the first to the last quarter."""
-    quarter = max(1, len(steps) // 4)
-    predicted = predicted_seconds(coefficients, steps.features)
-    first = steps.seconds[:quarter].sum() / predicted[:quarter].sum()
-    return float(steps.seconds[-quarter:].sum() / predicted[-quarter:].sum() / first - 1)
+def _fit_level(steps: StepCosts) -> tuple[dict[str, float], Drift]:
+    """The coefficients of the steps without their trend, and the trend."""
+    drift = Drift()
+    for _ in range(LEVELLINGS):
+        coefficients = fit_coefficients(steps.without(drift))
+        drift = find_drift(steps.rows, steps.seconds, predicted_seconds(coefficients, steps.features))
+    if abs(drift.change) < MIN_CHANGE:
+        return fit_coefficients(steps), Drift()
+    return fit_coefficients(steps.without(drift)), drift
 
 
 def non_negative_least_squares(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -15,8 +15,9 @@ from typing import Any
 
 from workbench.on_demand import np
 from workbench.simulation.access_log import SOURCE
-from workbench.simulation.cost_model import CostModel, step_costs
-from workbench.simulation.fit import STALL_FACTOR, FitReport
+from workbench.simulation.cost_model import CostModel, StepCost, step_costs, step_features
+from workbench.simulation.drift import Drift
+from workbench.simulation.fit import FitReport, without_stalls
 from workbench.simulation.fork import fork, is_acceptance_estimated, recorded_config
 from workbench.trace import Trace, TraceError
 from workbench.trace.metrics import TraceMetrics
@@ -81,24 +82,34 @@ def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> di
     return arrays | {"itl": np.concatenate(gaps) if gaps else np.zeros(0)}
 
 
-class Draw:
-    """A cost model with the noise of the recording: each step takes the model's time, times a recorded ratio.
+class Replayed:
+    """A cost model for one simulation of a recorded period, with the trend and the noise of its recording.
 
     Args:
         model: The cost model.
-        ratios: Measured against predicted durations of recorded steps.
+        drift: The trend.
+        ratios: Measured against predicted durations of recorded steps; each step takes the model's time, times one.
         seed: Seed of the draws; two simulations with one seed draw the same ratios.
     """
 
-    def __init__(self, model: CostModel, ratios: np.ndarray, seed: int) -> None:
+    def __init__(self, model: StepCost, drift: Drift, ratios: np.ndarray | None = None, seed: int = 0) -> None:
         self._model = model
-        self._ratios = ratios[np.random.default_rng(seed).integers(0, len(ratios), 4096)].tolist()
+        self._drift = drift
+        self._ratios = [1.0]
+        if ratios is not None:
+            self._ratios = ratios[np.random.default_rng(seed).integers(0, len(ratios), 4096)].tolist()
         self._num_steps = 0
+        self._num_rows = 0
 
     def step_seconds(self, chunks: Sequence[Any]) -> float:
         """Duration of the next step."""
         self._num_steps += 1
-        return self._model.step_seconds(chunks) * self._ratios[self._num_steps % len(self._ratios)]
+        seconds = self._model.step_seconds(chunks) * self._ratios[self._num_steps % len(self._ratios)]
+        if self._drift.change:
+            sequences, prefill_tokens, _, _ = step_features(chunks)
+            self._num_rows += sequences + prefill_tokens
+            seconds *= self._drift.factor(self._num_rows)
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,7 @@ class Predictor:
         others: More recordings to fit the cost model to.
         fit_from: Recordings to fit the cost model to instead of the trace.
         num_draws: Number of repeated simulations for intervals; 0 for none.
+        counted: Requests whose latencies count, such as all but a benchmark's warm-up; None for all.
 
     Attributes:
         model: The cost model.
@@ -164,19 +176,22 @@ class Predictor:
         others: Sequence[Trace] = (),
         fit_from: Sequence[Trace] = (),
         num_draws: int = NUM_DRAWS,
+        counted: Collection[str] | None = None,
     ) -> None:
         self.trace = trace
+        self._counted = counted
         self.report: FitReport | None = None
+        self._drift = Drift()
         ratios = np.ones(1)
         if cost_model is None:
             sources = tuple(fit_from) or (trace, *others)
             self.model, self.report = CostModel.fit(*sources)
-            models = CostModel.bootstrap(*sources, count=num_draws)
-            steps = step_costs(*sources)
+            if not fit_from:
+                self._drift = self.report.drift
+            steps = without_stalls(step_costs(*sources))[0].without(self.report.drift)
+            models = CostModel.bootstrap(steps, num_draws)
             predicted = np.array([self.model.seconds(tuple(row)) for row in steps.features])
-            ratios = steps.seconds / predicted
-            usual = ratios < STALL_FACTOR  # stalls are left out of the fit as well
-            ratios = ratios[usual] * float(predicted[usual].sum() / steps.seconds[usual].sum())
+            ratios = steps.seconds / predicted * float(predicted.sum() / steps.seconds.sum())
         else:
             self.model = cost_model
             models = [cost_model] * num_draws
@@ -188,7 +203,7 @@ class Predictor:
         if self.trace.meta.source.startswith(SOURCE):
             return {}
         try:
-            return values_of(self.trace)
+            return values_of(self.trace, self._counted)
         except TraceError:
             return {}
 
@@ -221,15 +236,13 @@ class Predictor:
 
     def simulate(self, **changes: Any) -> Trace:
         """The run under a changed configuration, without an interval."""
-        return fork(self.trace, cost_model=self.model, **changes)
+        return fork(self.trace, cost_model=Replayed(self.model, self._drift), **changes)
 
     def _predict(self, changes: Mapping[str, Any], errors: Mapping[str, float]) -> Prediction:
         trace = self.simulate(**changes)
-        values = values_of(trace)
-        runs = [
-            values_of(fork(self.trace, cost_model=Draw(model, self._ratios, seed), **changes))
-            for seed, model in enumerate(self._models)
-        ]
+        values = values_of(trace, self._counted)
+        costs = [Replayed(model, self._drift, self._ratios, seed) for seed, model in enumerate(self._models)]
+        runs = [values_of(fork(self.trace, cost_model=cost, **changes), self._counted) for cost in costs]
         draws = {name: np.array([run.get(name, math.nan) for run in runs]) for name in values}
         intervals = {name: _interval(value, draws[name], errors.get(name, 0.0)) for name, value in values.items()}
         return Prediction(dict(changes), trace, intervals, draws, self._notes(trace, changes))
@@ -290,6 +303,4 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, **config: Any) -> 
         >>> round(faster.metrics().requests["a"].e2e.seconds, 3)
         0.1
     """
-    if cost_model is None:
-        cost_model, _ = CostModel.fit(trace)
-    return fork(trace, cost_model=cost_model, **config)
+    return Predictor(trace, cost_model, num_draws=0).simulate(**config)
