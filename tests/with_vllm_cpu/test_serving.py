@@ -41,12 +41,13 @@ def served(tmp_path_factory):
     model = ROOT / "benchmarks" / "prediction" / "tiny_model.py"
     subprocess.run([sys.executable, str(model), str(root / "tiny")], check=True)
     folder = root / "smooth" / "s0"
-    server = script.serve(PYTHON, folder, "smooth", script.PORT, SETTINGS, 0)
+    port = script.free_port()
+    server = script.serve(PYTHON, folder, "smooth", port, SETTINGS, 0)
     try:
-        script.wait_until_up([script.PORT])
+        script.wait_until_up([port])
         assert len(list(folder.glob("*.jsonl.gz"))) == 1  # before the first request
         client = ROOT / "benchmarks" / "prediction" / "client.py"
-        command = [PYTHON, client, root / "client.json", NUM_REQUESTS, 1.0, 1, f"vllm={script.PORT}"]
+        command = [PYTHON, client, root / "client.json", NUM_REQUESTS, 1.0, 1, f"vllm={port}"]
         subprocess.run(list(map(str, command)), check=True, timeout=300)
         server.send_signal(signal.SIGTERM)
         server.wait(120)
