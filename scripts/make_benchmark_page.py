@@ -250,12 +250,13 @@ def prediction_table(*names: str) -> str:
         for index, row in enumerate(rows):
             title = "the recorded setting" if row["setting"] == "itself" else row["setting"]
             lines.append([row["kind"], title, *(_error(row[value]) for value in PREDICTED)])
-            if index + 1 == len(rows) or rows[index + 1]["kind"] != row["kind"]:
+            is_last = index + 1 == len(rows) or rows[index + 1]["kind"] != row["kind"]
+            if is_last and row["e2e_mean"]["vllm_itself"]:  # 0 if the setting was not run twice
                 itself = [f"{row[value]['vllm_itself']:+.1%}" if value != "duration" else "" for value in PREDICTED]
                 lines.append([row["kind"], "*vLLM, run twice*", *(f"*{text}*" if text else "" for text in itself)])
         summary, kinds = result["summary"], list(dict.fromkeys(row["kind"] for row in rows))
         paragraphs.append(
-            f"{', '.join(kinds)}: median absolute error {summary['median_error']:.1%} in {summary['cases']} cases; "
+            f"{'; '.join(kinds)}: median absolute error {summary['median_error']:.1%} in {summary['cases']} cases; "
             f"{summary['hits']:.0%} hits; {summary['inside']:.0%} of the measured values inside their intervals; the "
             f"setting with the best prediction is at most {summary['largest_regret']:.1%} above the best measured one."
         )
@@ -313,7 +314,7 @@ MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_tabl
 
 MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table}
 OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
-    "predictions": lambda: prediction_table("prediction", "prediction-async")
+    "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu")
 }
 SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
