@@ -6,13 +6,13 @@ import gzip
 import hashlib
 import io
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
 import workbench
 from workbench.config import EngineConfig
 from workbench.playground import presets, runtime
+from workbench.playground.bytecode import compiled
 from workbench.viz.bundle import bundle
 
 PACKAGE = Path(workbench.__file__).parent
@@ -22,6 +22,7 @@ ROOMS = ("", "attention", "playground", "scheduler", "simulation", "trace", "viz
 """Folders of the package whose modules run in the page; of ``attention`` only the names of backends are used."""
 
 ARCHIVE = "package.zip"
+STANDARD_LIBRARY = "python_stdlib.zip"
 
 
 def package_archive() -> bytes:
@@ -55,22 +56,23 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
         )
     files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in (".html", ".js", ".css")}
     files["view.js"] = bundle().encode()
-    files[ARCHIVE] = package_archive()
+    files[ARCHIVE] = compiled(package_archive(), f"/{ARCHIVE}", source)
     listed = {
         "presets": {name: preset._asdict() for name, preset in presets.PRESETS.items()},
         "policies": presets.POLICIES,
         "defaults": EngineConfig().to_dict(),
     }
     files["presets.json"] = json.dumps(listed, separators=(",", ":")).encode()
-    python = [*runtime.FILES, runtime.MSGSPEC_WHEEL]
-    parts = {"archives": [f"pyodide/{runtime.MSGSPEC_WHEEL}", ARCHIVE], "version": _version(files)}
-    files["parts.json"] = json.dumps(parts).encode()
+    wheel = f"pyodide/{runtime.MSGSPEC_WHEEL}"
+    for name in (*runtime.FILES, runtime.MSGSPEC_WHEEL):
+        files[f"pyodide/{name}"] = (source / name).read_bytes()
+    files[f"pyodide/{STANDARD_LIBRARY}"] = compiled(
+        files[f"pyodide/{STANDARD_LIBRARY}"], "/lib/python314.zip", source
+    )
+    files[wheel] = compiled(files[wheel], "/lib/python3.14/site-packages", source)
+    files["parts.json"] = json.dumps({"wheel": wheel, "package": ARCHIVE, "version": _version(files)}).encode()
     for name, content in files.items():
         _write(target / name, content)
-    for name in python:
-        (target / "pyodide").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / "pyodide" / name)
-        files[f"pyodide/{name}"] = (source / name).read_bytes()
     return {name: len(gzip.compress(content, 6)) for name, content in files.items()}
 
 

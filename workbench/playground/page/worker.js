@@ -4,6 +4,8 @@ const here = new URL(".", import.meta.url);
 const PYODIDE = new URL("pyodide/", here).href;
 
 const HANDLE = `
+import sys
+sys.path.insert(0, "/package.zip")
 from workbench.playground.session import Session
 
 session = Session()
@@ -22,16 +24,14 @@ async function load(name) {
 
 async function start() {
   const began = performance.now();
-  const { archives } = await (await load("parts.json")).json();
+  const { wheel, package: modules } = await (await load("parts.json")).json();
   const { loadPyodide } = await import(`${PYODIDE}pyodide.mjs`);
   const [python, ...contents] = await Promise.all([
     loadPyodide({ indexURL: PYODIDE }),
-    ...archives.map(async (name) => (await load(name)).arrayBuffer()),
+    ...[wheel, modules].map(async (name) => (await load(name)).arrayBuffer()),
   ]);
-  const extractDir = python.runPython("import site; site.getsitepackages()[0]");
-  contents.forEach((content, i) => {
-    python.unpackArchive(content, archives[i].endsWith(".whl") ? "wheel" : "zip", { extractDir });
-  });
+  python.unpackArchive(contents[0], "wheel");
+  python.FS.writeFile("/package.zip", new Uint8Array(contents[1])); // modules are imported from it as it is
   const handle = python.runPython(HANDLE);
   return { handle, seconds: (performance.now() - began) / 1000 };
 }
