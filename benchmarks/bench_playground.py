@@ -38,9 +38,9 @@ SLIDE = f"""async ([name, value]) => {{
   control.range.value = control.steps.indexOf(value);
   const began = performance.now();
   control.range.dispatchEvent(new Event("input"));
-  while (playground.busy || playground.running) await new Promise((done) => setTimeout(done, 0));
+  while (playground.running || playground.stale) await new Promise((done) => setTimeout(done, 0));
   {FRAME}
-  return [performance.now() - began, 1000 * playground.facts.seconds, playground.facts.summary.num_steps];
+  return [performance.now() - began, 1000 * playground.facts.seconds, playground.facts.num_steps];
 }}"""
 
 

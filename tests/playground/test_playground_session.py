@@ -23,7 +23,8 @@ def ask(session, command, content=None, **values):
 
 def run(session, preset="chunked", config=None, policy="", **changes):
     workload = json.dumps({**PRESETS[preset].workload, **changes})
-    return ask(session, "run", workload=workload, config=config or {}, policy=policy)
+    facts, answer = ask(session, "run", workload=workload, config=config or {}, policy=policy)
+    return ask(session, "numbers")[0] | facts, answer
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -59,7 +60,7 @@ def test_a_run_is_pinned_and_compared():
     _, first = run(session)
     assert first.packet and not first.other
     facts, answer = ask(session, "pin")
-    assert answer.packet and not answer.other and facts["alone"]
+    assert answer.packet and not answer.other
     facts, answer = run(session, config={"max_num_batched_tokens": 64})
     assert answer.packet is None, "the pinned run is on display already"
     header, _ = decode_packet(answer.other)
@@ -70,7 +71,29 @@ def test_a_run_is_pinned_and_compared():
     assert header["comparison"]["verdict"] == facts["verdict"] != ""
     assert [row[0] for row in header["comparison"]["rows"]] == [request.request_id for request in expected.requests]
     facts, answer = ask(session, "unpin")
+    facts = ask(session, "numbers")[0] | facts
     assert answer.packet and answer.other is None and facts["summary"]["num_steps"] == header["num_steps"]
+
+
+def test_requests_are_read_once_for_runs_under_other_settings(monkeypatch):
+    session, read = Session(), []
+    from workbench.simulation import workload
+
+    monkeypatch.setattr(workload, "_make_prompt", lambda prompt, seed, make=workload._make_prompt: read.append(seed) or make(prompt, seed))
+    first, _ = run(session)
+    changed, answer = run(session, config={"max_num_batched_tokens": 64})
+    assert len(read) == len(PRESETS["chunked"].workload["requests"])
+    columns = decode_packet(answer.packet)[1]
+    expected = simulate(PRESETS["chunked"].workload, config={"max_num_batched_tokens": 64})
+    assert columns["decode_tokens"].tolist() == [step.num_decode_tokens for step in expected]
+    run(session, cost_model={"fixed": 1.0})
+    assert run(session)[0]["summary"] == first["summary"] != changed["summary"]
+
+
+def test_generated_requests_are_simulated():
+    generated = {"poisson": {"rate": 5.0, "num_requests": 6, "prompt": 20, "output": 4, "seed": 1}}
+    facts, _ = ask(Session(), "run", workload=json.dumps({"generate": generated, "cost_model": {"fixed": 0.01}}))
+    assert "error" not in facts or "generate" in facts["error"]
 
 
 def test_runs_of_other_requests_are_not_compared():

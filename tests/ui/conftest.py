@@ -1,5 +1,6 @@
 """A real browser for the tests of the views; without one they are skipped with the reason."""
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -33,6 +34,32 @@ def browser():
         instance = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield instance
         instance.close()
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """The program of axe-core, from npm: WORKBENCH_AXE holds the path of its axe.min.js."""
+    path = os.environ.get("WORKBENCH_AXE", "")
+    if not Path(path).is_file():
+        pytest.skip("axe-core is not here: npm pack axe-core, and set WORKBENCH_AXE to its axe.min.js")
+    return Path(path).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def axe_findings(axe):
+    """A function that returns axe's serious findings on a page, as (rule, elements)."""
+
+    def findings(page):
+        if not page.evaluate("typeof axe === 'object'"):
+            page.evaluate(axe)
+        found = page.evaluate("async () => (await axe.run({ resultTypes: ['violations'] })).violations")
+        return [
+            (entry["id"], [node["html"][:120] for node in entry["nodes"]][:4])
+            for entry in found
+            if entry["impact"] in ("serious", "critical")
+        ]
+
+    return findings
 
 
 class WatchedPage:

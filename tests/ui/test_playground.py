@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import random
 import threading
 
+import feature_workloads
 import pytest
 from pyodide_node import need_pyodide
 from viz_traces import random_trace
@@ -160,6 +162,35 @@ def test_every_preset_slider_switch_and_policy(open_playground):
 
 
 @pytest.mark.slow
+def test_random_workloads_give_the_packets_of_cpython(open_playground):
+    """Their bytes hold every step; all kinds, 200 of them, through the page's own worker."""
+    page = open_playground()
+    rng, here = random.Random(190), Session()
+    here.handle(json.dumps({"command": "run", "workload": json.dumps(PRESETS["chunked"].workload)}))
+    kinds = feature_workloads.KINDS
+    commands = [
+        json.dumps({"command": "run", "workload": json.dumps(feature_workloads.random_workload(kind, rng))})
+        for kind in (kinds[i % len(kinds)] for i in range(200))
+    ]
+    found = page.page.evaluate(
+        """async (commands) => {
+          const digest = async (bytes) => [...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))]
+            .map((byte) => byte.toString(16).padStart(2, "0")).join("");
+          const digests = [];
+          for (const command of commands) {
+            const { facts, packet } = await playground.engine.ask(JSON.parse(command));
+            digests.push(facts.error ?? await digest(packet));
+          }
+          return digests;
+        }""",
+        commands,
+    )
+    for number, (command, there) in enumerate(zip(commands, found, strict=True)):
+        packet = here.handle(command).packet
+        assert packet is not None and there == hashlib.sha256(packet).hexdigest(), f"workload {number}"
+
+
+@pytest.mark.slow
 def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
     page = open_playground()
     page.page.select_option("#preset", "bursts")
@@ -269,6 +300,33 @@ def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_play
     page.page.select_option("#policy", "")
     page.settle()
     assert page.decodes() == decodes_of(simulate(workload))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playground, dark, width):
+    page = open_playground(
+        viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light", bypass_csp=True
+    )
+    assert axe_findings(page.page) == []
+    page.page.click("#as-text summary")
+    page.page.select_option("#policy", "ShortestFirst")
+    page.settle()
+    page.page.click("#pin")
+    page.settle()
+    page.slide("max_num_batched_tokens", 64)
+    page.page.click("#why summary")
+    page.settle()
+    assert page.page.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert axe_findings(page.page) == []
+    page.type("text", "{")
+    assert axe_findings(page.page) == [], "with an error"
+    page.page.select_option("#preset", "bursts")
+    page.settle()
+    page.page.click("#python")
+    page.page.wait_for_selector("#cell[open]")
+    assert axe_findings(page.page) == [], "with the cell"
 
 
 @pytest.mark.slow

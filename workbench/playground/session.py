@@ -22,14 +22,16 @@ from workbench.config import EngineConfig
 from workbench.field_checks import choice, json_object
 from workbench.scheduler import policies
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.arrivals import Arrival
 from workbench.simulation.cost_model import CostModel
 from workbench.simulation.explain import explain
 from workbench.simulation.fork import fork, recorded_config
-from workbench.simulation.simulate import simulate
+from workbench.simulation.simulate import next_token, simulate, simulate_requests
+from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.viz.layout.columns import columns_of
-from workbench.viz.layout.comparison import comparison_facts, encode_other
+from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 MAX_STEPS = 20_000
@@ -67,6 +69,8 @@ class Session:
         self._shown: Trace | None = None
         self._run = 0
         self._cost_model: CostModel | None = None
+        self._workload = ""
+        self._arrivals: list[Arrival] = []
 
     def handle(self, message: str, content: bytes | None = None) -> Answer:
         """Carry out a command of the page. A mistake in its values becomes ``error``; nothing is raised for it."""
@@ -77,6 +81,7 @@ class Session:
             "pin": self._do_pin,
             "unpin": self._do_unpin,
             "explain": self._do_explain,
+            "numbers": self._do_numbers,
             "python": self._do_python,
         }
         given = json.loads(message)
@@ -112,12 +117,23 @@ class Session:
                 changes["policy"] = rules
             self.trace = fork(self._recording, **changes) if changes else self._recording
             return self._answer()
-        content = read_workload_text(workload)
-        cost_model = content.get("cost_model")
-        self._cost_model = CostModel.from_dict(cost_model) if cost_model is not None else None
-        merged = {**(content.get("config") or {}), **changes}
-        self.trace = simulate({**content, "config": merged}, policy=rules, max_steps=MAX_STEPS)
+        self.trace = self._simulate(workload, changes, rules)
         return self._answer()
+
+    def _simulate(self, workload: str, changes: Mapping[str, Any], policy: SchedulingPolicy | None) -> Trace:
+        """Simulate a workload. Its requests are read once: a moved slider changes the configuration alone."""
+        content = read_workload_text(workload)
+        merged = {**(content.get("config") or {}), **changes}
+        if "generate" in content:
+            _, _, self._cost_model = read_simulation(content)
+            return simulate({**content, "config": merged}, policy=policy, max_steps=MAX_STEPS)
+        if workload != self._workload:
+            _, arrivals, self._cost_model = read_simulation({**content, "config": {}})
+            self._workload, self._arrivals = workload, list(arrivals)
+        config, _, _ = read_simulation({"config": merged, "requests": []})
+        return simulate_requests(
+            config, self._arrivals, next_token, cost_model=self._cost_model, policy=policy, max_steps=MAX_STEPS
+        )
 
     def _do_open(self, name: str, content: bytes) -> Answer:
         """Open a recording; later runs are forks of it."""
@@ -149,6 +165,11 @@ class Session:
         self._pinned = None
         return self._answer()
 
+    def _do_numbers(self) -> Answer:
+        """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
+        first, other = self._on_display()
+        return Answer(json.dumps({"summary": _summary(first), "other": other and _summary(other)}))
+
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
         if self.trace is None:
@@ -162,27 +183,34 @@ class Session:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _answer(self, **facts: Any) -> Answer:
-        """The runs on display: the newest alone, or the pinned one (or the recording) and the newest."""
-        assert self.trace is not None
+    def _on_display(self) -> tuple[Trace, Trace | None]:
+        """The newest run alone, or the pinned one (or the recording) and the newest."""
+        if self.trace is None:
+            raise ValueError("there is no run yet")
         first = self._pinned or self._recording or self.trace
-        other = self.trace if self.trace is not first else None
-        packet = None
+        return first, self.trace if self.trace is not first else None
+
+    def _answer(self, **facts: Any) -> Answer:
+        """The packets of the runs on display."""
+        first, other = self._on_display()
+        newest = first if other is None else other
+        packet = second = None
         if first is not self._shown or other is None:
             self._run += 1
             extra = {"facts": trace_facts(first) | {"run": self._run}}
             packet = encode_packet(columns_of(first), extra=extra)
             self._shown = first
-        compared = comparison_facts(first, other) if other is not None else {}
+        compared: dict[str, Any] = {}
+        if other is not None:
+            compared = comparison_facts(first, other)
+            second = encode_packet(columns_of(other), extra={"facts": trace_facts(other), "comparison": compared})
         facts |= {
-            "summary": _summary(first),
-            "other": _summary(other) if other is not None else None,
             "verdict": compared.get("refused") or compared.get("verdict", ""),
-            "requests": list(self.trace.requests),
-            "end": self.trace.end,
-            "alone": other is None,
+            "num_steps": len(newest),
+            "requests": list(newest.requests),
+            "end": newest.end,
         }
-        return Answer(json.dumps(facts), packet, encode_other(first, other) if other is not None else None)
+        return Answer(json.dumps(facts), packet, second)
 
 
 class _Notes(logging.Handler):

@@ -66,9 +66,7 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
     wheel = f"pyodide/{runtime.MSGSPEC_WHEEL}"
     for name in (*runtime.FILES, runtime.MSGSPEC_WHEEL):
         files[f"pyodide/{name}"] = (source / name).read_bytes()
-    files[f"pyodide/{STANDARD_LIBRARY}"] = compiled(
-        files[f"pyodide/{STANDARD_LIBRARY}"], "/lib/python314.zip", source
-    )
+    files[f"pyodide/{STANDARD_LIBRARY}"] = compiled(files[f"pyodide/{STANDARD_LIBRARY}"], "/lib/python314.zip", source)
     files[wheel] = compiled(files[wheel], "/lib/python3.14/site-packages", source)
     files["parts.json"] = json.dumps({"wheel": wheel, "package": ARCHIVE, "version": _version(files)}).encode()
     for name, content in files.items():

@@ -57,12 +57,14 @@ def simulate(
     if not isinstance(config, EngineConfig):
         config = workload_config.replace(**(config or {}))
 
-    def sample_token(request: Request) -> int:
-        return made_up_token(f"{request.request_id}:{request.num_tokens}")
-
     return simulate_requests(
-        config, arrivals, sample_token, cost_model=cost_model, policy=policy, max_steps=max_steps, progress=progress
+        config, arrivals, next_token, cost_model=cost_model, policy=policy, max_steps=max_steps, progress=progress
     )
+
+
+def next_token(request: Request) -> int:
+    """The token that follows a request's known tokens: there is no model, and its id and position decide."""
+    return made_up_token(f"{request.request_id}:{request.num_tokens}")
 
 
 def simulate_requests(

@@ -179,6 +179,7 @@ class Playground {
     }
     this.running = false;
     if (this.stale) this.run();
+    else this.showNumbers();
   }
 
   /** Ask the worker, and show its answer. Returns the facts; null for none or an error, which is shown. */
@@ -196,7 +197,7 @@ class Playground {
       document.body.classList.toggle("outdated", Boolean(facts.error));
       this.say("");
       if (facts.error) return null;
-      if (facts.summary) this.show(answer);
+      if (facts.requests) this.show(answer);
       return facts;
     } catch (problem) {
       at("error").hidden = false;
@@ -210,13 +211,25 @@ class Playground {
     }
   }
 
+  /** Show the numbers of the run on display, after its picture; a slider that moves on comes first. */
+  async showNumbers() {
+    const { facts } = this;
+    if (this.stale || this.counted === facts) return;
+    this.counted = facts;
+    this.busy++;
+    const answer = await this.engine.ask({ command: "numbers" });
+    this.busy--;
+    if (answer?.facts.summary && facts === this.facts) {
+      showNumbers(at("numbers"), { ...answer.facts, end: facts.end });
+    }
+  }
+
   show({ facts, packet, other }) {
     this.facts = facts;
     if (packet) this.set("packet", new DataView(packet.buffer, packet.byteOffset, packet.byteLength));
     if (other) this.set("other", new DataView(other.buffer, other.byteOffset, other.byteLength));
     at("verdict").hidden = !facts.verdict;
     at("verdict").textContent = facts.verdict;
-    showNumbers(at("numbers"), facts);
     const before = at("request").value;
     options(at("request"), facts.requests.slice(0, 1000).map((id) => [id, id]));
     if (facts.requests.includes(before)) at("request").value = before;
@@ -224,6 +237,7 @@ class Playground {
     at("pin").setAttribute("aria-pressed", String(Boolean(this.pinned)));
     at("pin").hidden = Boolean(this.recording);
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
+    this.showNumbers();
     this.explain();
   }
 
@@ -338,8 +352,8 @@ class Playground {
     if (!facts) return;
     this.recording = file.name;
     this.pinned = null;
-    at("recording-name").textContent = `${file.name}: ${facts.summary.num_steps.toLocaleString("en")} steps, ` +
-      `${facts.summary.num_requests.toLocaleString("en")} requests`;
+    at("recording-name").textContent = `${file.name}: ${facts.num_steps.toLocaleString("en")} steps, ` +
+      `${facts.requests.length.toLocaleString("en")} requests`;
     at("policy").value = "";
     at("own").hidden = true;
     this.settings.begin(facts.config);
