@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docs_playground import with_playground
+from docs_playground import LIVE, with_playground
 from mkdocs.structure.files import File, Files
 
 from workbench.playground import runtime, site
@@ -100,7 +100,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = LINK.sub(lambda link: f']({up}source/{link[1]}.md "line {link[2]}")', markdown)
     markdown = NOTEBOOK.sub(lambda link: f"]({up}source/{link[1]}.md)", markdown)
     concept = page.file.src_uri.removeprefix("concepts/").removesuffix(".md")
-    return markdown + _shown(concept, page) if concept in SHOWN else markdown
+    if concept not in SHOWN:
+        return markdown
+    if page.file.src_uri in LIVE:
+        return markdown + _shown(concept, page)
+    title, _, rest = markdown.partition("\n")  # without a workload of the playground, the run is the live example
+    return f"{title}{_shown(concept, page)}\n## What happens\n{rest}"
 
 
 def _shown(concept: str, page: Any) -> str:

@@ -17,7 +17,7 @@ LIVE = {
 
 FRAME = """
 
-<details class="playground"><summary>Try it live: {title}</summary>
+<details class="playground" open><summary>Try it live: {title}</summary>
 <p>{hint} <a href="{address}" target="_blank">Open it in the playground</a></p>
 <iframe src="{address}" title="The playground: {title}" loading="lazy" allow="clipboard-write"></iframe>
 </details>

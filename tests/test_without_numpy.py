@@ -5,6 +5,7 @@ import subprocess
 import sys
 from array import array
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +122,38 @@ def test_the_summary_is_that_of_the_columns():
     for request in metrics.requests.values():
         assert request.gaps("steps") == request.itl_steps.tolist()
         assert request.gaps("s") == [b - a for a, b in pairwise(request.token_times)] == request.itl_seconds.tolist()
+
+
+NOTEBOOK = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import ast, json
+names = {"__name__": "notebook"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code" or "model" in cell["metadata"].get("tags", []) or ".watch(" in source:
+        continue
+    *first, last = ast.parse(source).body
+    exec(compile(ast.Module(first, []), "cell", "exec"), names)
+    if isinstance(last, ast.Expr):
+        shown = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        getattr(shown, "_repr_html_", str)()
+    else:
+        exec(compile(ast.Module([last], []), "cell", "exec"), names)
+"""
+
+
+@pytest.mark.parametrize("name", ["06_partial_prefills", "11_own_policy", "12_recordings"])
+def test_notebooks_that_run_in_a_web_page_need_it_in_cells_with_a_model_only(name):
+    folder = Path(__file__).parents[1] / "notebooks"
+    program = NOTEBOOK.replace("ABSENT", repr(ABSENT))
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"{name}.ipynb"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -79,7 +79,11 @@ def test_requests_are_read_once_for_runs_under_other_settings(monkeypatch):
     session, read = Session(), []
     from workbench.simulation import workload
 
-    monkeypatch.setattr(workload, "_make_prompt", lambda prompt, seed, make=workload._make_prompt: read.append(seed) or make(prompt, seed))
+    monkeypatch.setattr(
+        workload,
+        "_make_prompt",
+        lambda prompt, seed, make=workload._make_prompt: read.append(seed) or make(prompt, seed),
+    )
     first, _ = run(session)
     changed, answer = run(session, config={"max_num_batched_tokens": 64})
     assert len(read) == len(PRESETS["chunked"].workload["requests"])

@@ -7,12 +7,8 @@ from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from workbench.course.verdict import Verdict, try_cases
-from workbench.engine.sampler import SampledToken
-from workbench.engine.speculation.proposer import Drafts
-from workbench.engine.speculation.verification import accepted
+from workbench.on_demand import np
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.fork import fork
@@ -271,6 +267,11 @@ def check_smallest_budget(answer: int, recording: Trace) -> Verdict:
 
 def check_tokens_kept(answer: Callable[[tuple[int, ...], tuple[int, ...]], Sequence[int]]) -> Verdict:
     """Notebook 13: ``answer(drafts, model_tokens)`` is the list of tokens that a step with drafts appends."""
+    # Here, because the engine needs MLX, and notebooks without a model also run in a web page.
+    from workbench.engine.sampler import SampledToken
+    from workbench.engine.speculation.proposer import Drafts
+    from workbench.engine.speculation.verification import accepted
+
     cases = [
         ({"drafts": drafts, "model_tokens": tokens}, [token.token_id for token in accepted(sampled, Drafts(drafts))])
         for drafts, tokens in (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-import numpy as np
-
+from workbench.on_demand import np
 from workbench.viz import svg
 from workbench.viz.reprs import fragment
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-import numpy as np
+from workbench.on_demand import np
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def try_cases(
 
 def _difference(result: Any, expected: Any) -> str:
     """The difference from the expected result: the first different cell of a matrix, otherwise the whole value."""
-    if not isinstance(expected, np.ndarray):
+    if not hasattr(expected, "shape"):
         return f"{_short(result)}, expected {_short(expected)}"
     if np.shape(result) != expected.shape:
         return f"shape {np.shape(result)}, expected {expected.shape}"
@@ -72,9 +72,9 @@ def _difference(result: Any, expected: Any) -> str:
 
 
 def _short(value: Any, limit: int = 400) -> str:
-    if isinstance(value, np.ndarray) and value.ndim > 1:
+    if getattr(value, "ndim", 0) > 1:
         return f"a matrix of shape {value.shape}"
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.on_demand import np
 from workbench.trace.records import StepRecord
 
 MARKED_EVENTS = ("admit", "resume", "preempt", "finish")
@@ -17,29 +16,30 @@ class StepBars:
     """One stacked bar per step (or per bin of steps), from 0 upwards: decode, prefill, slack.
 
     Attributes:
-        step: First step of each bar, int64 [n].
-        num_steps: Steps of each bar; 1 without binning, int64 [n].
-        decode: Decode tokens, mean over the bin, float64 [n].
-        prefill: Prefill tokens, mean over the bin, float64 [n].
-        budget: Token budget, maximum over the bin, float64 [n].
-        low: Minimum number of tokens of a step in the bin, float64 [n].
-        high: Maximum number of tokens of a step in the bin, float64 [n].
+        step: First step of each bar.
+        num_steps: Steps of each bar; 1 without binning.
+        decode: Decode tokens, mean over the bin.
+        prefill: Prefill tokens, mean over the bin.
+        budget: Token budget, maximum over the bin.
+        low: Minimum number of tokens of a step in the bin.
+        high: Maximum number of tokens of a step in the bin.
         marks: (step, kind) for every kind of event in MARKED_EVENTS that occurs in a step.
     """
 
-    step: np.ndarray
-    num_steps: np.ndarray
-    decode: np.ndarray
-    prefill: np.ndarray
-    budget: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    step: list[int]
+    num_steps: list[int]
+    decode: list[float]
+    prefill: list[float]
+    budget: list[int]
+    low: list[int]
+    high: list[int]
     marks: tuple[tuple[int, str], ...]
 
     @property
-    def slack(self) -> np.ndarray:
-        """Unused budget above each bar, float64 [n]; never negative."""
-        return np.maximum(self.budget - self.decode - self.prefill, 0.0)
+    def slack(self) -> list[float]:
+        """Unused budget above each bar; never negative."""
+        bars = zip(self.budget, self.decode, self.prefill)
+        return [max(budget - decode - prefill, 0.0) for budget, decode, prefill in bars]
 
     @property
     def top(self) -> float:
@@ -54,9 +54,6 @@ def step_bars(records: Sequence[StepRecord], max_bars: int = 2000) -> StepBars:
         records: Steps in order.
         max_bars: Maximum number of bars. All bins hold the same number of steps, except that the last may hold fewer.
     """
-    decode = np.array([record.num_decode_tokens for record in records], dtype=np.float64)
-    total = np.array([record.num_tokens for record in records], dtype=np.float64)
-    budget = np.array([record.token_budget for record in records], dtype=np.float64)
     marks = tuple(
         (record.step, kind)
         for record in records
@@ -64,19 +61,16 @@ def step_bars(records: Sequence[StepRecord], max_bars: int = 2000) -> StepBars:
         if ids
     )
     size = max(1, -(-len(records) // max_bars))
-    starts = np.arange(0, len(records), size)
-    counts = np.diff(np.append(starts, len(records)))
-    first = records[0].step if records else 0
-    if not len(starts):
-        empty = np.zeros(0)
-        return StepBars(starts, counts, empty, empty, empty, empty, empty, marks)
+    bins = [records[start : start + size] for start in range(0, len(records), size)]
+    totals = [[record.num_tokens for record in records] for records in bins]
+    decodes = [sum([record.num_decode_tokens for record in records]) for records in bins]
     return StepBars(
-        step=first + starts,
-        num_steps=counts,
-        decode=np.add.reduceat(decode, starts) / counts,
-        prefill=np.add.reduceat(total - decode, starts) / counts,
-        budget=np.maximum.reduceat(budget, starts),
-        low=np.minimum.reduceat(total, starts),
-        high=np.maximum.reduceat(total, starts),
+        step=[records[0].step for records in bins],
+        num_steps=[len(records) for records in bins],
+        decode=[decode / len(total) for decode, total in zip(decodes, totals)],
+        prefill=[(sum(total) - decode) / len(total) for decode, total in zip(decodes, totals)],
+        budget=[max([record.token_budget for record in records]) for records in bins],
+        low=[min(total) for total in totals],
+        high=[max(total) for total in totals],
         marks=marks,
     )
