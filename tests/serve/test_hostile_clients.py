@@ -8,6 +8,8 @@ import logging
 import re
 import resource
 import socket
+import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -151,6 +153,41 @@ def test_connections_beyond_the_limits_get_503_and_health_is_answered(model, mon
         assert server.ask("GET", "/v1/models")[0] == 200
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep fewer connections by default")
+def test_a_burst_of_connections_is_kept_until_the_event_loop_accepts_it(server):
+    """A connection that the system drops tries again after a second, and /health with it."""
+    accepted = threading.Event()
+    server.loop.call_soon_threadsafe(accepted.wait, 30)
+    held = []
+    try:
+        for _ in range(300):
+            held.append(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+    finally:
+        accepted.set()
+    for connection in held:
+        connection.close()
+
+
+def test_health_is_answered_before_a_burst_of_connections_is_served(server, monkeypatch):
+    listener, blocked, order = server.server.listener, threading.Event(), []
+    handle = listener._handle_connection
+    monkeypatch.setattr(
+        listener,
+        "_handle_connection",
+        lambda connection, address: (order.append(address[1]), handle(connection, address)),
+    )
+    server.loop.call_soon_threadsafe(blocked.wait, 30)
+    held = [connect(server, b"GET /h") for _ in range(100)]
+    health = connect(server, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    blocked.set()
+    first, others = health.getsockname()[1], {connection.getsockname()[1] for connection in held}
+    assert read_to_end(health).startswith(b"HTTP/1.1 200 ")
+    wait_for(lambda: others <= set(order))
+    assert order.index(first) < min(map(order.index, others))
+    for connection in held:
+        connection.close()
+
+
 def test_trusted_proxies_have_no_limit_of_a_client(model):
     settings = {"max_connections": 20, "max_connections_per_client": 3, "trusted_proxies": ("127.0.0.1",)}
     with server_of(model, **settings) as server:
@@ -230,7 +267,6 @@ def test_no_file_descriptors_left_is_a_pause_and_a_line(server, monkeypatch, cap
 
 def test_importing_mlx_lm_keeps_the_limit_on_open_files():
     import subprocess
-    import sys
 
     program = (
         "import resource; limit = resource.RLIMIT_NOFILE; resource.setrlimit(limit, ({0}, {1}))\n"

@@ -1,10 +1,14 @@
-"""The access log: a line per answered request, in the combined log format of Apache and nginx.
+"""The access log: a line per request, in the combined log format of Apache and nginx.
 
     127.0.0.1 - alice [22/Nov/2026:15:58:01 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "curl/8.5"
 
 Fields: address, "-", name of the API key, time, request, status, bytes sent with the headers (Apache's ``%O``),
 referrer, user agent. The query is left out, because /dashboard takes the key there. A file that has been moved or
 removed, as logrotate does, is opened again.
+
+A connection that ends before a request has arrived has a line too, unless it brought nothing and got nothing. The
+request is then "-"; status 400 means that the client left or sent something else, 408 that it took too long, and 503
+that the server was full.
 """
 
 from __future__ import annotations
@@ -48,21 +52,34 @@ class AccessLog:
         self._handler = logging.StreamHandler(sys.stdout) if destination == "-" else _LogFile(destination, delay=False)
 
     def __call__(self, handler: RequestHandler) -> None:
-        """Write the line of a request."""
-        line = self.line(handler.request, handler.get_status())
-        self._handler.handle(logging.LogRecord("access", logging.INFO, __file__, 0, line, None, None))
+        """Write the line of a request that has been answered."""
+        stream = cast(WatchedStream, cast(HTTP1Connection, handler.request.connection).stream)
+        gone = stream.closed() and not stream.num_sent_for_request
+        self.add_request(handler.request, stream, CLIENT_CLOSED_REQUEST if gone else handler.get_status())
 
-    def line(self, request: HTTPServerRequest, status: int) -> str:
-        """The line of a request that has been answered."""
-        stream = cast(WatchedStream, cast(HTTP1Connection, request.connection).stream)
-        if stream.closed() and not stream.num_sent_for_request:
-            status = CLIENT_CLOSED_REQUEST
+    def add_request(self, request: HTTPServerRequest, stream: WatchedStream, status: int) -> None:
+        """Write the line of a request.
+
+        Args:
+            request: Its headers.
+            stream: Its connection.
+            status: Status of the answer, or why there is none.
+        """
         agent, referrer = (escape(request.headers.get(name, "")) or "-" for name in ("User-Agent", "Referer"))
-        return (
-            f"{client_of(request, stream, self._trusted)} - {stream.user or '-'} [{clock_time(time.time())}] "
-            f'"{escape(f"{request.method} {request.path} {request.version}")}" {status} '
-            f'{stream.num_sent_for_request or "-"} "{referrer}" "{agent}"'
+        client = client_of(request, stream, self._trusted)
+        what = escape(f"{request.method} {request.path} {request.version}")
+        self._write(client, stream.user, what, status, stream.num_sent_for_request, referrer, agent)
+
+    def add_connection(self, stream: WatchedStream, status: int) -> None:
+        """Write the line of a connection that ended before a request had arrived."""
+        self._write(stream.client, "", "-", status, stream.num_sent_for_request, "-", "-")
+
+    def _write(self, client: str, user: str, what: str, status: int, num_sent: int, referrer: str, agent: str) -> None:
+        line = (
+            f'{client} - {user or "-"} [{clock_time(time.time())}] "{what}" {status} {num_sent or "-"} '
+            f'"{referrer}" "{agent}"'
         )
+        self._handler.handle(logging.LogRecord("access", logging.INFO, __file__, 0, line, None, None))
 
     def close(self) -> None:
         """Close the file."""

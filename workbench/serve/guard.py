@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import cast
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -31,11 +32,12 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
+from workbench.serve.access_log import CLIENT_CLOSED_REQUEST
 from workbench.serve.errors import ApiError, too_busy, unavailable
 from workbench.serve.keys import ApiKey, KeyRing
 from workbench.serve.pages import PageInTurn, PageQueue
 from workbench.serve.settings import LOOPBACK_NAMES, ServeSettings, is_address
-from workbench.serve.sockets import WatchedStream
+from workbench.serve.sockets import BAD_REQUEST, WatchedStream
 
 COOKIE = "workbench_api_key"
 DASHBOARD = "/dashboard"
@@ -43,6 +45,7 @@ DASHBOARD_SOCKET = DASHBOARD + "/ws"
 PAGES = (DASHBOARD, DASHBOARD + "/", DASHBOARD + "/autoload.js")
 SESSION_HEADERS = ("Bokeh-Session-Id", "Bokeh-Token")
 NO_BODY = -1
+LostRequest = Callable[[HTTPServerRequest, WatchedStream, int], None]
 OPEN_PATHS = ("/health",)
 """Paths that need no key: a supervisor asks them whether the server lives, and they tell nothing else."""
 
@@ -54,14 +57,16 @@ class Guard(Router):
         settings: Access and limits.
         api: Answers all paths but the dashboard's.
         dashboard: Answers below /dashboard, and serves the scripts of its page below /static.
+        on_lost: Called with a request whose client left before a handler was there to log it, and with its status.
     """
 
-    def __init__(self, settings: ServeSettings, api: Application, dashboard: Application) -> None:
+    def __init__(self, settings: ServeSettings, api: Application, dashboard: Application, on_lost: LostRequest) -> None:
         self._settings = settings
         self._api = api
         self._dashboard = dashboard
         self._pages = PageQueue()
         self._keys = KeyRing(settings.keys)
+        self._on_lost = on_lost
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
         """The handler of a request: one of the applications, or a rejection."""
@@ -72,7 +77,8 @@ class Guard(Router):
         except ApiError as problem:
             # The body of a request that is rejected is dropped as it arrives.
             delegate, limit = self._reject(request, problem), NO_BODY
-        return BodyLimit(delegate, limit, lambda: self._reject(request, too_large))
+        on_lost = partial(self._on_lost, request, stream_of(request), BAD_REQUEST)
+        return BodyLimit(delegate, limit, lambda: self._reject(request, too_large), on_lost)
 
     def _find(self, request: HTTPServerRequest, **kwargs: object) -> HTTPMessageDelegate:
         stream = stream_of(request)
@@ -104,7 +110,7 @@ class Guard(Router):
             return page
         if self._pages.is_full:
             raise unavailable("too many pages of the dashboard are being made")
-        in_turn = PageInTurn(page, self._pages)
+        in_turn = PageInTurn(page, self._pages, partial(self._on_lost, request, stream, CLIENT_CLOSED_REQUEST))
         cast(HTTP1Connection, request.connection).set_close_callback(in_turn.on_connection_close)
         return in_turn
 
@@ -222,12 +228,20 @@ class BodyLimit(HTTPMessageDelegate):
         delegate: Handles the request.
         limit: Maximum size of the body in bytes; NO_BODY drops it without an objection.
         reject: Makes the handler that takes over, which sees no body.
+        on_lost: Called if the body does not arrive.
     """
 
-    def __init__(self, delegate: HTTPMessageDelegate, limit: int, reject: Callable[[], HTTPMessageDelegate]) -> None:
+    def __init__(
+        self,
+        delegate: HTTPMessageDelegate,
+        limit: int,
+        reject: Callable[[], HTTPMessageDelegate],
+        on_lost: Callable[[], None],
+    ) -> None:
         self._delegate = delegate
         self._left = limit
         self._reject = reject
+        self._on_lost = on_lost
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
@@ -252,7 +266,8 @@ class BodyLimit(HTTPMessageDelegate):
         self._delegate.finish()
 
     def on_connection_close(self) -> None:
-        """Pass on that the client has disconnected."""
+        """Pass on that the client has disconnected, or was disconnected, before the request was complete."""
+        self._on_lost()
         self._delegate.on_connection_close()
 
 

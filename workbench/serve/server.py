@@ -36,6 +36,13 @@ from workbench.viz.app import make_app
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
 
+BACKLOG = 4096
+"""Number of connections that the system keeps until they are accepted. One more than that would try again only after a
+second, so a burst of connections must fit; Tornado's default is 128."""
+
+UNUSED_PAGE_SECONDS = 15
+"""Time that a browser has to connect to the page of the dashboard that it was given."""
+
 LogRequest = Callable[[RequestHandler], None]
 """A function that is called with each handler that has answered."""
 
@@ -63,8 +70,9 @@ class Server:
         self._access_log = (
             None if settings.access_log is None else AccessLog(settings.access_log, settings.trusted_proxies)
         )
-        log_request: LogRequest = self._access_log or (lambda handler: None)
-        sockets = bind_sockets(settings.port, settings.host)
+        log = self._access_log
+        log_request: LogRequest = log or (lambda handler: None)
+        sockets = bind_sockets(settings.port, settings.host, backlog=BACKLOG)
         self.port: int = sockets[0].getsockname()[1]
         self.dashboard = BokehTornado(
             # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
@@ -76,10 +84,14 @@ class Server:
             # Headers and cookies that are not excluded end up in the page, in the token of its session.
             exclude_headers=["Authorization", "Cookie"],
             exclude_cookies=[COOKIE],
+            # A page that nobody uses holds a megabyte, and thousands of objects that garbage collections pass over.
+            unused_session_lifetime_milliseconds=1000 * UNUSED_PAGE_SECONDS,
+            check_unused_sessions_milliseconds=1000,
             log_function=log_request,
         )
-        guard = Guard(settings, make_api(self.bridge, log_request), self.dashboard)
-        self.listener = Listener(guard, settings)
+        api = make_api(self.bridge, log_request)
+        guard = Guard(settings, api, self.dashboard, log.add_request if log else lambda request, stream, status: None)
+        self.listener = Listener(guard, settings, log.add_connection if log else lambda stream, status: None)
         self.listener.add_sockets(sockets)
         self._bokeh = BaseServer(IOLoop.current(), self.dashboard, self.listener)
         self._bokeh.start()

@@ -35,6 +35,7 @@ UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\nRetry-After: 5\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%b"
 ) % (len(_NO_CONNECTION), _NO_CONNECTION)
+BAD_REQUEST = 400
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -47,6 +48,8 @@ class WatchedStream(BaseIOStream):
         farewell: Bytes that tell a reader why it is cut off, in the protocol that it speaks at the time.
         num_requests: Number of requests whose headers were awaited.
         user: Name of the API key of the request that is being served; "" without one.
+        lost_with: Status of a connection that ended while a request was awaited: that of the answer it got, 400 if
+            there was none. None if nothing had arrived either, and if no request was awaited.
     """
 
     def watch(self, client: str, *, is_reserve: bool, on_closed: Callable[[WatchedStream], None]) -> None:
@@ -63,6 +66,8 @@ class WatchedStream(BaseIOStream):
         self._waiting_since = self._sent_at = time.monotonic()
         self._partial_since: float | None = None
         self._num_sent = 0
+        self._awaits_request = False
+        self.lost_with: int | None = None
 
     # -- clients that are gone ---------------------------------------------------------------------------------
 
@@ -87,6 +92,8 @@ class WatchedStream(BaseIOStream):
     def close(self, exc_info: Any = False) -> None:
         """Close, and drop the requests that the client had sent ahead: nobody is there for their answers."""
         was_open = not self.closed()
+        if was_open and self._awaits_request and (self._read_buffer_size or not self._in_headers):
+            self.lost_with = self.lost_with or BAD_REQUEST
         super().close(exc_info)
         if was_open:
             self._read_buffer.clear()
@@ -108,6 +115,7 @@ class WatchedStream(BaseIOStream):
     def begin_request(self) -> None:
         """Forget what belonged to the request before."""
         self.user, self.farewell, self._written_before = "", None, self._total_write_index
+        self._awaits_request = False
 
     def write(self, data: bytes | memoryview) -> Future[None]:
         """Send, or cut off a reader that is too far behind.
@@ -156,6 +164,7 @@ class WatchedStream(BaseIOStream):
         if self.cut_off_because:
             raise StreamClosedError
         self.num_requests += 1
+        self._written_before, self._awaits_request = self._total_write_index, True
         self._in_headers, self._waiting_since, self._partial_since = True, time.monotonic(), None
         return super().read_until_regex(regex, max_bytes)
 
@@ -167,7 +176,8 @@ class WatchedStream(BaseIOStream):
         """Answer a connection on which no request has arrived, and close it."""
         if not self.closed():
             with contextlib.suppress(OSError):  # the client does not read, or is gone
-                self.write_to_fd(memoryview(answer))
+                self._total_write_index += self.write_to_fd(memoryview(answer))
+            self.lost_with = int(answer.split(b" ", 2)[1])
             self.close()
 
     def check_time(self, now: float, header_seconds: float, idle_seconds: float) -> None:
