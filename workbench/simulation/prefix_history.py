@@ -77,6 +77,7 @@ class PrefixHistory:
         self.manager = KVCacheManager(config)
         self._pool = self.manager.block_pool
         self._groups = self.manager.groups
+        self._is_plain, self._block_size = self.manager.is_plain, self.manager.block_size
         self._is_async = config.async_scheduling
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._replay = BlockReplay.at_start_of(trace, progress=False)
@@ -133,8 +134,11 @@ class PrefixHistory:
     def _compute(self, request: Request, num_computed: int) -> None:
         """The KV of a request's first tokens is computed, and the blocks that they fill are cached."""
         request.num_kv_computed = num_computed
-        self.manager.cache_full_blocks(request, num_computed)
-        self._grown[request.request_id] = request, min(num_computed, len(request.token_ids))
+        # Most decodes complete no block, and the manager then has nothing to cache.
+        if not self._is_plain or num_computed // self._block_size > request.num_cached_blocks[0]:
+            self.manager.cache_full_blocks(request, num_computed)
+        num_known = len(request.token_ids)
+        self._grown[request.request_id] = request, num_computed if num_computed < num_known else num_known
 
     def _tree(self, cache_salt: str) -> ComputedTokens:
         tree = self._computed.get(cache_salt)
@@ -153,17 +157,17 @@ class PrefixHistory:
             for request_id in record.preempted
             for key in self._preempt(record, self._request(request_id))
         ]
-        admitted = {*record.admitted, *record.resumed}
+        admitted, requests = {*record.admitted, *record.resumed}, self._requests
         for index, chunk in enumerate(record.chunks):
-            request, num_hits = self._request(chunk.request_id), 0
-            if chunk.request_id in admitted:
+            request, num_hits = requests.get(chunk.request_id) or self._request(chunk.request_id), 0
+            if admitted and chunk.request_id in admitted:
                 self._admit(record, request, chunk)
                 num_hits = chunk.num_cached_tokens
             if chunk.new_block_ids or chunk.other_groups or chunk.removed:
                 changes = [TableChange(chunk.new_block_ids), *chunk.other_groups]
                 self._take(record, request, changes, num_hits)
                 request.block_tables = [record.block_table(index, group) for group in range(len(self._groups))]
-            self._compute(request, chunk.end)
+            self._compute(request, chunk.start + chunk.num_tokens)
         for request_id, key in withdrawn:
             if not self.is_cached(key):
                 self._removed[key] = _Removal(record.step, request_id, WITHDRAWN)
@@ -211,10 +215,14 @@ class PrefixHistory:
 
     def _finish(self, record: StepRecord) -> None:
         """Process the output that came in this step, and the ends of requests."""
+        requests = self._requests
         for chunk in self._before if self._is_async else record.chunks:
-            request = self._requests.get(chunk.request_id)
-            if request is not None and chunk.accepted:
+            if (token := chunk.sampled) is None or (request := requests.get(chunk.request_id)) is None:
+                continue
+            if self._steps_ahead or self._unknown or chunk.sampled_before:
                 self._append(request, chunk)
+            else:
+                request.token_ids.append(token)
         self._before = record.chunks
         self._replay.finish(record)
         if "error" in record.finish_reasons.values():  # only blocks that others hold stay in the cache
@@ -225,8 +233,9 @@ class PrefixHistory:
             self._requests.pop(request_id, None)
 
     def _append(self, request: Request, chunk: Chunk) -> None:
-        known = request.request_id not in self._unknown
-        tokens = chunk.accepted if known else [self._unknown_token() for _ in chunk.accepted]
+        tokens: Sequence[int] = chunk.accepted
+        if request.request_id in self._unknown:
+            tokens = [self._unknown_token() for _ in tokens]
         request.token_ids += tokens
         if self._steps_ahead and request.status == "running":
             num_rejected = max(0, len(chunk.drafts) - chunk.num_accepted)

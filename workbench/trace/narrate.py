@@ -77,7 +77,7 @@ def _work(step: StepRecord) -> str:
 
 def _by(chunks: Sequence[Chunk]) -> str:
     """The growth of the replies of decode chunks: one token each, unless drafts were accepted."""
-    tokens = sum(len(chunk.accepted) for chunk in chunks)
+    tokens = sum([len(chunk.sampled_before) + 1 for chunk in chunks if chunk.sampled is not None])
     if tokens == len(chunks) or not tokens:
         return " by one token" + (" each" if len(chunks) > 1 else "")
     return f" by {tokens:,} tokens"
@@ -113,10 +113,16 @@ def _endings(step: StepRecord) -> list[str]:
 
 def _waiting(step: StepRecord) -> list[str]:
     """Those that wait, grouped by reason, in queue order; a preempted request has been named already."""
+    names: Sequence[str] = step.waiting
+    if step.preempted:
+        names = [request_id for request_id in names if request_id not in step.preempted]
     by_reason: dict[str, list[str]] = {}
-    for request_id, reason in step.not_scheduled.items():
-        if request_id not in step.preempted:
-            by_reason.setdefault(_reason(reason), []).append(request_id)
+    words: dict[str, str] = {}  # most requests wait for the same reason
+    for request_id in names:
+        reason = step.passed_over.get(request_id, step.waiting_reason)
+        if reason not in words:
+            words[reason] = _reason(reason)
+        by_reason.setdefault(words[reason], []).append(request_id)
     return [
         f"{_names(request_ids)} {'waits' if len(request_ids) == 1 else 'wait'}" + (f": {reason}" if reason else "")
         for reason, request_ids in list(by_reason.items())[:2]

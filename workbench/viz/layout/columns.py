@@ -7,9 +7,10 @@ keeps the columns of all steps it has received, so its cursor moves without a re
 
 from __future__ import annotations
 
+import operator
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +21,7 @@ from workbench.trace.errors import TraceError
 from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.lines import RequestInfo
 from workbench.trace.narrate import narrate
-from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord
+from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
 from workbench.viz.layout.pool_changes import PoolChanges
 from workbench.viz.layout.shadow_launch import shadow_facts
 
@@ -35,6 +36,16 @@ PHASES = ("schedule", "prepare", "forward", "sample", "update")
 FLAG_PARTIAL = 1 << 2
 FLAG_FIRST_TOKEN = 1 << 6
 LIMIT_SHIFT = 3
+
+FLAGS = {
+    (arm, limit, partial): ARMS.index(arm) | LIMITS.index(limit) << LIMIT_SHIFT | (FLAG_PARTIAL if partial else 0)
+    for arm in ARMS
+    for limit in LIMITS
+    for partial in (False, True)
+}
+"""``chunk.flags`` for an arm, a limit, and whether it is a partial prefill."""
+
+NO_LATENCY = float("nan")
 
 PROMPT_PREVIEW = 12_000
 """Maximum number of characters of a prompt that are sent to a view."""
@@ -199,21 +210,21 @@ class TraceColumns:
 
     def _extend(self, kind: str, rows: Iterable[tuple[Any, ...]]) -> int:
         """Append rows to the columns of one kind and return their number."""
-        columns = list(self.children[kind].values())
-        values = list(zip(*rows))
-        for column, part in zip(columns, values):
+        return self._extend_by_column(kind, zip(*rows))
+
+    def _extend_by_column(self, kind: str, values: Iterable[Iterable[Any]]) -> int:
+        """The same for the values of each column; without any for no rows."""
+        columns, bounds = self.children[kind], self.bounds[kind]
+        for column, part in zip(columns.values(), values):
             column.extend(part)
-        self.bounds[kind].append(len(columns[0]))
-        return self.bounds[kind][-1] - self.bounds[kind][-2]
+        bounds.append(len(next(iter(columns.values()))))
+        return bounds[-1] - bounds[-2]
 
     def _append(self, record: StepRecord, pool: PoolChanges) -> None:
-        end = self._latencies.add(record).end
-        misses = self._misses(record)
-        rows = [self._chunk_row(chunk, end, misses.get(chunk.request_id, "")) for chunk in record.chunks]
-        self.bounds["text"].append(len(self.texts))
-        num_chunks = self._extend("chunk", rows)
+        num_chunks = self._append_chunks(record)
         self._extend("new_block", ((block,) for chunk in record.chunks for block in chunk.new_block_ids))
-        self._extend("table_change", (change for chunk in record.chunks for change in _table_changes(chunk)))
+        changed = [chunk for chunk in record.chunks if chunk.removed or chunk.other_groups]
+        self._extend("table_change", (change for chunk in changed for change in _table_changes(chunk)))
         self._extend("sampled_before", ((token,) for chunk in record.chunks for token in chunk.sampled_before))
         num_events = self._extend(
             "event",
@@ -222,6 +233,7 @@ class TraceColumns:
         passed_over = self._extend(
             "passed_over", ((self._request(rid), self._string(why)) for rid, why in record.passed_over.items())
         )
+        num_decode_tokens = sum([chunk.num_tokens for chunk in record.chunks if chunk.arm == "decode"])
         changes = pool.advance(record)
         num_pool_changes = self._extend(
             "pool",
@@ -235,9 +247,9 @@ class TraceColumns:
         values = {
             "time": record.time,
             **{f"seconds_{phase}": record.timings.get(phase, 0.0) for phase in PHASES},
-            "decode_tokens": record.num_decode_tokens,
-            "prefill_tokens": record.num_prefill_tokens,
-            "recomputed_tokens": sum(chunk.num_recomputed_tokens for chunk in record.chunks),
+            "decode_tokens": num_decode_tokens,
+            "prefill_tokens": sum([chunk.num_tokens for chunk in record.chunks]) - num_decode_tokens,
+            "recomputed_tokens": sum([chunk.num_recomputed_tokens for chunk in record.chunks]),
             "token_budget": record.token_budget,
             "prefill_cap": record.long_prefill_cap,
             "free_blocks": record.free_blocks,
@@ -270,36 +282,52 @@ class TraceColumns:
             return {}
         return {request_id: its.in_short(record.step) for request_id, its in misses.items()}
 
-    def _chunk_row(self, chunk: Chunk, end: Timestamp, miss: str) -> tuple[Any, ...]:
-        request = self._request(chunk.request_id)
-        flags = ARMS.index(chunk.arm) | LIMITS.index(chunk.limited_by) << LIMIT_SHIFT
-        if chunk.is_partial_prefill:
-            flags |= FLAG_PARTIAL
-        if chunk.sampled is not None:
-            self.texts.append(chunk.text)
-        latency = float("nan")
-        times = self._times[request]
-        if times.last_token is end:
-            if times.first_token is end:
-                flags |= FLAG_FIRST_TOKEN
-            if (since := times.since) is not None:
-                latency = end.seconds - since.seconds if self._latencies.timed else end.steps - since.steps
-        return (
-            request,
-            chunk.first_position,
-            chunk.num_tokens,
-            flags,
-            -1 if chunk.sampled is None else chunk.sampled,
-            chunk.num_cached_tokens,
-            chunk.num_recomputed_tokens,
-            len(chunk.new_block_ids),
-            len(chunk.drafts),
-            chunk.num_accepted,
-            len(chunk.sampled_before),
-            len(chunk.removed) + sum(len(change.removed) + len(change.new_block_ids) for change in chunk.other_groups),
-            self._string(miss),
-            latency,
+    def _append_chunks(self, record: StepRecord) -> int:
+        """Append the chunks of a step, column by column, and return their number."""
+        chunks, end = record.chunks, self._latencies.add(record).end
+        fields = dict(zip(Chunk.__struct_fields__, zip(*map(msgspec.structs.astuple, chunks))))
+        self.texts += [chunk.text for chunk in chunks if chunk.sampled is not None]
+        self.bounds["text"].append(len(self.texts))
+        if not fields:
+            return self._extend_by_column("chunk", ())
+        requests = [self._request(request_id) for request_id in fields["request_id"]]
+        latencies, first_tokens = self._latencies_of(requests, end)
+        flags = map(FLAGS.__getitem__, zip(fields["arm"], fields["limited_by"], fields["is_partial_prefill"]))
+        misses = self._misses(record)
+        return self._extend_by_column(
+            "chunk",
+            (
+                requests,
+                map(operator.sub, fields["start"], fields["ahead"]),
+                fields["num_tokens"],
+                map(operator.or_, flags, first_tokens),
+                [-1 if token is None else token for token in fields["sampled"]],
+                fields["num_cached_tokens"],
+                fields["num_recomputed_tokens"],
+                map(len, fields["new_block_ids"]),
+                map(len, fields["drafts"]),
+                fields["num_accepted"],
+                map(len, fields["sampled_before"]),
+                map(_num_table_changes, fields["removed"], fields["other_groups"]),
+                [self._string(misses.get(request_id, "")) for request_id in fields["request_id"]],
+                latencies,
+            ),
         )
+
+    def _latencies_of(self, requests: Sequence[int], end: Timestamp) -> tuple[list[float], list[int]]:
+        """``chunk.latency`` and the flag of a first token, for each chunk of a step that ended at ``end``."""
+        latencies, first_tokens, timed, all_times = [], [], self._latencies.timed, self._times
+        for request in requests:
+            times = all_times[request]
+            latency, first_token = NO_LATENCY, 0
+            if times.last_token is end:
+                if times.first_token is end:
+                    first_token = FLAG_FIRST_TOKEN
+                if (since := times.since) is not None:
+                    latency = end.seconds - since.seconds if timed else end.steps - since.steps
+            latencies.append(latency)
+            first_tokens.append(first_token)
+        return latencies, first_tokens
 
     def _kernel(self, record: StepRecord) -> int:
         """Index of the launch facts of a step (without work items); -1 in a simulation."""
@@ -312,6 +340,14 @@ class TraceColumns:
             index = self._kernel_index[text] = len(self.kernels)
             self.kernels.append(text)
         return index
+
+
+def _num_table_changes(removed: Sequence[int], other_groups: Sequence[TableChange]) -> int:
+    """Number of rows of ``table_change`` of a chunk."""
+    num_removed = len(removed)
+    if not other_groups:
+        return num_removed
+    return num_removed + sum(len(change.removed) + len(change.new_block_ids) for change in other_groups)
 
 
 def _table_changes(chunk: Chunk) -> Iterator[tuple[int, bool, int]]:
