@@ -1,8 +1,6 @@
 """Control of an engine from a view: breakpoints, steps taken phase by phase, forks and comparisons."""
 
-import asyncio
 import base64
-import concurrent.futures
 import gc
 import json
 import threading
@@ -327,26 +325,3 @@ def test_weights_as_html_escape_their_tokens():
     assert "<script>" not in html and "&lt;script&gt;" in html and "0.7000" in html
     with pytest.raises(ValueError, match="2 texts for 3 positions"):
         weights_html(np.ones(3), ["a", "b"])
-
-
-def test_an_open_page_is_no_longer_updated_when_the_interpreter_exits(monkeypatch):
-    panel = pytest.importorskip("panel")
-    from workbench.viz.app import make_app
-
-    started, repeated = [], []
-    monkeypatch.setattr(panel.state, "onload", started.append)
-    monkeypatch.setattr(panel.state, "add_periodic_callback", lambda refresh, period: repeated.append(refresh))
-    page = make_app(random_trace(1))()
-
-    async def show():
-        executor = concurrent.futures.ThreadPoolExecutor()
-        asyncio.get_running_loop().set_default_executor(executor)
-        await started[0]()
-        assert page.packet
-        page.packet = b""
-        page._feed.handle({"name": "resend"})
-        executor.shutdown()
-        await repeated[0]()
-        assert page.packet == b""
-
-    asyncio.run(show())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -12,11 +13,15 @@ from typing import Any
 import panel as pn
 import param
 from panel.custom import AnyWidgetComponent
+from panel.io.state import set_curdoc
 
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
-from workbench.viz.feed import POLL_SECONDS, Feed
+from workbench.viz.feed import Feed
+from workbench.viz.pace import Pace
+
+log = logging.getLogger("workbench")
 
 
 class TracePage(AnyWidgetComponent):
@@ -43,6 +48,10 @@ class TracePage(AnyWidgetComponent):
     def prepare(self) -> None:
         """Do most of the work of the next ``refresh``. May be called from any thread."""
         self._feed.prepare()
+
+    def is_far_behind(self) -> bool:
+        """Whether there are many steps to ``prepare``."""
+        return self._feed.is_far_behind()
 
     def refresh(self) -> None:
         """Send everything that is new since the last call."""
@@ -76,20 +85,37 @@ def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> No
         page: The page of the present session.
         on_seen: Called when the browser has connected.
     """
+    pace = Pace()
 
-    async def refresh() -> None:
-        # Encoding a long trace takes a while, and the event loop serves other sessions too.
-        try:
-            prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
-        except RuntimeError:  # the interpreter is exiting and the server's thread still runs
-            return
-        await prepared
-        page.refresh()
+    async def refresh(document: Any) -> None:
+        if page.is_far_behind():
+            # Encoding a long trace takes a while, and the event loop serves other sessions too.
+            try:
+                prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
+            except RuntimeError:  # the interpreter is exiting and the server's thread still runs
+                return
+            await prepared
+        with pace.update(), set_curdoc(document):
+            page.refresh()
+
+    async def follow(document: Any) -> None:
+        # Ten times a second, Panel's own periodic callback costs more than the look for news.
+        while True:
+            await asyncio.sleep(pace.seconds)
+            try:
+                await refresh(document)
+            except Exception:
+                log.exception("an update of a view failed")
 
     async def start() -> None:
-        await refresh()
-        # Panel awaits a coroutine function; its annotation allows only a coroutine.
-        pn.state.add_periodic_callback(refresh, period=int(POLL_SECONDS * 1000))  # type: ignore[arg-type]
+        document = pn.state.curdoc
+        await refresh(document)
+        following = asyncio.create_task(follow(document))
+
+        def end(_: Any) -> None:
+            following.cancel()
+
+        pn.state.on_session_destroyed(end)
         if on_seen is not None:
             on_seen()
 

@@ -1,8 +1,8 @@
 """Keeps one view up to date: sends it new steps and the state of the engine, and carries out its commands.
 
-The host (a notebook widget or a Panel session) calls ``update`` at most ten times a second and passes the view's
-commands to ``handle``. The feed never waits for the engine, nor the engine for the feed: all steps between two polls
-travel in one packet.
+The host (a notebook widget or a Panel session) calls ``update`` at the pace of `workbench.viz.pace` and passes the
+view's commands to ``handle``. The feed never waits for the engine, nor the engine for the feed: all steps between two
+polls travel in one packet.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ from workbench.viz.pareto import tuning_facts
 from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens, rows_of_logits, verified_drafts
 
 log = logging.getLogger("workbench")
-
-POLL_SECONDS = 0.1
-"""Seconds between two updates of a view."""
 
 ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 """Optional attributes of a controller."""
@@ -87,6 +84,11 @@ class Feed:
         self._known_requests = self._known_strings = self._known_kernels = self._known_supplements = 0
 
     # -- to the view -----------------------------------------------------------------------------------------
+
+    def is_far_behind(self) -> bool:
+        """Whether more steps are to be encoded than between two updates of a running engine."""
+        trace = self._newest_trace()
+        return len(trace) - (self._sent if trace is self.trace else 0) > REPEAT_STEPS
 
     def prepare(self) -> None:
         """Encode the newest steps, so that ``next_packet`` only has to join them."""

@@ -14,7 +14,8 @@ from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
-from workbench.viz.feed import POLL_SECONDS, Feed
+from workbench.viz.feed import Feed
+from workbench.viz.pace import Pace
 
 PANELS = (
     "timeline",
@@ -150,11 +151,12 @@ def view(source: Any, name: str, *, theme: str = "auto") -> TraceView:
 
 
 def _poll(view_ref: weakref.ref[TraceView]) -> None:
-    pause = threading.Event()
-    while not pause.wait(POLL_SECONDS):
+    pause, pace = threading.Event(), Pace()
+    while not pause.wait(pace.seconds):
         view = view_ref()
         # The comm is None once the widget is closed or the front end has disconnected for good.
         if view is None or view.comm is None:
             return
-        view.refresh()
+        with pace.update():
+            view.refresh()
         del view

@@ -1,0 +1,77 @@
+"""Views follow a run at a pace that leaves the processor to the engine."""
+
+import asyncio
+import concurrent.futures
+
+import pytest
+from viz_traces import random_trace
+
+panel = pytest.importorskip("panel")
+
+from workbench.viz.app import make_app  # noqa: E402
+from workbench.viz.pace import Pace  # noqa: E402
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Updates come as often as they can."""
+    monkeypatch.setattr("workbench.viz.pace.POLL_SECONDS", 0.001)
+    monkeypatch.setattr("workbench.viz.pace.LONGEST_SECONDS", 0.001)
+
+
+def test_an_open_page_is_no_longer_updated_when_the_interpreter_exits(monkeypatch, caplog, quickly):
+    started = []
+    monkeypatch.setattr(panel.state, "onload", started.append)
+    page = make_app(random_trace(1))()
+    monkeypatch.setattr(page, "is_far_behind", lambda: True)
+
+    async def show():
+        executor = concurrent.futures.ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(executor)
+        await started[0]()
+        assert page.packet
+        page.packet = b""
+        executor.shutdown()
+        page._feed.handle({"name": "resend"})
+        await asyncio.sleep(0.2)
+        assert page.packet == b""
+        assert not caplog.records
+
+    asyncio.run(show())
+
+
+def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, quickly):
+    started, ended = [], []
+    monkeypatch.setattr(panel.state, "onload", started.append)
+    monkeypatch.setattr(panel.state, "on_session_destroyed", ended.append)
+    page = make_app(random_trace(1))()
+
+    async def resent():
+        page.packet = b""
+        page._feed.handle({"name": "resend"})
+        await asyncio.sleep(0.2)
+        return page.packet != b""
+
+    async def show():
+        await started[0]()
+        assert await resent()
+        refresh, page.refresh = page.refresh, lambda: 1 / 0
+        await asyncio.sleep(0.1)
+        assert "an update of a view failed" in caplog.text
+        page.refresh = refresh
+        assert await resent(), "a failed update ends the following"
+        ended[0](None)
+        assert not await resent()
+
+    asyncio.run(show())
+
+
+def test_expensive_updates_come_less_often(monkeypatch):
+    spent = iter([0.0, 0.001, 0.0, 0.01, 0.0, 5.0, 0.0, 0.001])
+    monkeypatch.setattr("workbench.viz.pace.time.thread_time", lambda: next(spent))
+    pace, waits = Pace(), []
+    for _ in range(4):
+        with pace.update():
+            pass
+        waits.append(pace.seconds)
+    assert waits == pytest.approx([0.1, 0.5, 1.0, 0.1])

@@ -1,0 +1,41 @@
+"""The time between two updates of a view: views take a small share of the processor, and the engine has the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+POLL_SECONDS = 0.1
+"""Shortest time between two updates of a view."""
+
+LONGEST_SECONDS = 1.0
+"""Longest time between two updates, however much they cost."""
+
+SHARE = 0.02
+"""Share of a processor that the updates of a view may take."""
+
+
+class Pace:
+    """Measures what updates cost, and spreads them: expensive ones come less often and hold more steps each.
+
+    Attributes:
+        seconds: Time to wait before the next update.
+
+    Example:
+        >>> pace = Pace()
+        >>> with pace.update():
+        ...     pass
+        >>> pace.seconds
+        0.1
+    """
+
+    def __init__(self) -> None:
+        self.seconds = POLL_SECONDS
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Measure the processor time that the calling thread spends on an update."""
+        start = time.thread_time()
+        yield
+        self.seconds = min(LONGEST_SECONDS, max(POLL_SECONDS, (time.thread_time() - start) / SHARE))
