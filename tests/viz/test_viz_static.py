@@ -45,6 +45,23 @@ def check_fragment(html):
     return found
 
 
+def test_a_step_shows_the_block_tables_of_all_groups():
+    groups = [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 6}, {"kind": "mamba"}]
+    requests = [{"id": f"r{i}", "prompt": {"len": 20 + i}, "max_tokens": 9} for i in range(2)]
+    config = {"block_size": 4, "num_blocks": 60, "kv_cache_groups": groups}
+    holes = 0
+    for record in simulate({"config": config, "requests": requests}):
+        picture = svg.block_tables(record, {})
+        ET.fromstring(picture)
+        shown = [int(block) for block in re.findall(r"physical block (\d+)<", picture)]
+        tables = [table for tables in record.block_tables_by_group.values() for table in tables]
+        assert shown == [block for table in tables for block in table if block]
+        assert picture.count("not held") == sum(table.count(0) for table in tables)
+        assert picture.count(">group 1<") == picture.count(">group 2<") == len(record.chunks)
+        holes += picture.count("not held")
+    assert holes
+
+
 def test_a_step_shows_its_batch_tables_events_and_reasons():
     trace = random_trace(1, num_blocks=60)
     for record in trace:

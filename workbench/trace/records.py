@@ -325,7 +325,12 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         return "_tables" in self.__dict__
 
     @property
-    def _attached_layout(self) -> Layout:
+    def layout(self) -> Layout:
+        """The KV cache group whose slots the record shows.
+
+        Raises:
+            AttributeError: The record is not part of a Trace.
+        """
         try:
             return self.__dict__["_layout"]
         except KeyError:
@@ -337,7 +342,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     @property
     def block_size(self) -> int:
         """Tokens per KV block, of the first group of attention."""
-        return self._attached_layout.block_size
+        return self.layout.block_size
 
     def block_table(self, index: int, group: int = 0) -> list[int]:
         """The block table of ``chunks[index]`` after scheduling, as physical block ids in logical order.
@@ -346,7 +351,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
             index: Index of the chunk.
             group: The KV cache group. A place whose block is not held is 0.
         """
-        _ = self._attached_layout
+        _ = self.layout
         if group:
             table, length = self.__dict__["_other_tables"][index][group - 1]
             return table[:length]
@@ -424,7 +429,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
 
         With several KV cache groups those of the first group of attention; empty when there is none.
         """
-        group, size = self._attached_layout
+        group, size = self.layout
         if group is None:
             return _read_only(np.zeros(0, np.int64))
         parts = []

@@ -48,6 +48,7 @@ STYLE = (
     ".wb-repr .prefill{fill:var(--wb-prefill)}.wb-repr .decode{fill:var(--wb-decode)}"
     ".wb-repr .kv{fill:var(--wb-kv)}.wb-repr .owned{fill:var(--wb-owned)}.wb-repr .cached{fill:var(--wb-cached)}"
     ".wb-repr .free{fill:var(--wb-free);stroke:var(--wb-hairline)}.wb-repr .reserved{fill:var(--wb-hairline)}"
+    ".wb-repr .hole{fill:none;stroke:var(--wb-owned);stroke-dasharray:2}"
     ".wb-repr .slack{fill:none;stroke:var(--wb-hairline)}.wb-repr .new{stroke:currentColor;stroke-width:1.2}"
     ".wb-repr .outlined{stroke:currentColor;stroke-width:.75}"
     ".wb-repr .cursor{fill:none;stroke:var(--wb-cursor);stroke-width:1.5}"

@@ -119,7 +119,10 @@ def _describe(row: PackedRow) -> str:
 
 
 def block_tables(record: StepRecord, focus: Focus) -> str:
-    """The logical blocks of each sequence with their physical ids; the last block is filled as far as it is used."""
+    """The logical blocks of each sequence with their physical ids, one row per KV cache group.
+
+    The last block is filled as far as it is used, if the record knows; a place that is not held is a dashed outline.
+    """
     rows = block_table_rows(record)[:MAX_ROWS]
     if not rows:
         return ""
@@ -128,7 +131,8 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
     parts = []
     for i, row in enumerate(rows):
         y = i * 18.0
-        parts.append(text(LEFT - 8, y + 12, shorten(row.request_id, 12), "number", "end"))
+        name, classes = (f"group {row.group}", "muted") if row.group else (shorten(row.request_id, 12), "number")
+        parts.append(text(LEFT - 8, y + 12, name, classes, "end"))
         # A long table is cut in the middle, because a step changes its end.
         ids = list(enumerate(row.block_ids))
         shown = ids if len(ids) <= fits else [*ids[: fits - 9], *ids[-8:]]
@@ -136,7 +140,11 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
             if len(ids) > fits and place >= fits - 9:
                 place += 1
             x = LEFT + place * cell
-            filled = row.num_filled / row.block_size if logical == len(row.block_ids) - 1 else 1.0
+            if not block:
+                parts.append(_rect(x, y + 1, cell - 2, 14, "hole", f"logical block {logical}, not held"))
+                continue
+            knows_fill = row.num_filled is not None and logical == len(row.block_ids) - 1
+            filled = (row.num_filled or 0) / row.block_size if knows_fill else 1.0
             new = " new" if logical >= len(row.block_ids) - row.num_new else ""
             parts.append(_rect(x, y + 1, cell - 2, 14, "kv"))
             slot = focus.get(row.request_id)
@@ -149,7 +157,8 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
         if len(ids) > fits:
             parts.append(text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
         end = LEFT + min(len(ids), fits) * cell + 6
-        parts.append(text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
+        if row.num_filled is not None:
+            parts.append(text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
     return drawing(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
 
 

@@ -11,6 +11,9 @@ import { groupOf } from "./words.js";
 
 const STATES = ["reserved", "free", "cached, evictable", "in use"];
 
+/** Space for the name and the numbers of a KV cache group. */
+const GROUP_WIDTH = 240, LINE = 18;
+
 /** Maximum number of blocks in the table. */
 const TABLE_BLOCKS = 2000;
 
@@ -29,7 +32,9 @@ export class PoolPanel extends CanvasPanel {
     const { size } = this.store.pool;
     this.columns = poolColumns(size);
     this.rows = Math.ceil(size / this.columns);
-    this.top = this.store.groups.length > 1 ? 64 : 46;
+    const { length: numGroups } = this.store.groups;
+    this.groupsPerLine = Math.max(1, Math.floor(this.width / GROUP_WIDTH));
+    this.top = numGroups > 1 ? 46 + LINE * Math.ceil(numGroups / this.groupsPerLine) : 46;
     this.cell = Math.max(1, Math.min(16, (this.width - 2) / this.columns));
     this.setHeight(this.top + Math.max(1, this.rows) * this.cell + 8);
   }
@@ -47,7 +52,7 @@ export class PoolPanel extends CanvasPanel {
     if (!this.pool || !store.pool.size) return text(context, "This trace has no pool size.", 0, 20, colours.muted);
     this.drawCounts(context, width);
     this.byGroup = this.store.groups.length > 1 ? this.store.blocksByGroup(this.cursor.step) : null;
-    if (this.byGroup) this.drawGroups(context, width);
+    if (this.byGroup) this.drawGroups(context);
     this.paint();
     context.imageSmoothingEnabled = false;
     const wide = this.columns * cell, high = this.rows * cell;
@@ -96,20 +101,18 @@ export class PoolPanel extends CanvasPanel {
   }
 
   /** The KV cache groups with their marks and numbers of blocks. */
-  drawGroups(context, width) {
+  drawGroups(context) {
     const { held, holes } = this.byGroup, { colours } = this.theme;
-    let x = 0;
     this.store.groups.forEach((group, index) => {
       const unit = group.kind === "mamba" ? "state slot" : "block";
       const empty = holes[index] ? `, ${counted(holes[index], "hole")}` : "";
       const label = `${groupOf(group)}: ${counted(held[index], unit)}${empty}`;
-      if (x + 15 + textWidth(context, label, SMALL) > width) return;
+      const x = (index % this.groupsPerLine) * GROUP_WIDTH, y = 40 + LINE * Math.floor(index / this.groupsPerLine);
       context.strokeStyle = colours.muted;
       context.lineWidth = 1;
-      context.strokeRect(x + 0.5, 40.5, 9, 9);
-      markGroup(context, group, x, 40, 10, colours.text);
-      text(context, label, x + 15, 45.5, colours.text, SMALL);
-      x += textWidth(context, label, SMALL) + 30;
+      context.strokeRect(x + 0.5, y + 0.5, 9, 9);
+      markGroup(context, group, x, y, 10, colours.text);
+      text(context, label, x + 15, y + 5.5, colours.text, SMALL);
     });
   }
 

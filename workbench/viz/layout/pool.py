@@ -47,24 +47,30 @@ class BlockTableRow:
 
     Attributes:
         request_id: The request.
-        block_ids: Physical ids in logical order.
-        num_filled: Number of filled slots in the last block.
+        block_ids: Physical ids in logical order, 0 for a place that is not held.
+        num_filled: Number of filled slots in the last block; None in a group whose slots the record does not show.
         block_size: Slots per block.
         num_new: Number of blocks added in this step.
+        group: Index of the KV cache group.
     """
 
     request_id: str
     block_ids: tuple[int, ...]
-    num_filled: int
+    num_filled: int | None
     block_size: int
     num_new: int
+    group: int = 0
 
 
 def block_table_rows(record: StepRecord) -> list[BlockTableRow]:
-    """Block tables of the scheduled requests, in scheduling order."""
+    """Block tables of the scheduled requests, in scheduling order, each with those of all KV cache groups."""
     rows = []
+    shown_group, size = record.layout if record.chunks else (None, 0)
     for index, chunk in enumerate(record.chunks):
-        table = tuple(record.block_table(index))
-        filled = chunk.end - (len(table) - 1) * record.block_size if table else 0
-        rows.append(BlockTableRow(chunk.request_id, table, filled, record.block_size, len(chunk.new_block_ids)))
+        new = [chunk.new_block_ids, *(change.new_block_ids for change in chunk.other_groups)]
+        for group in range(record.num_groups):
+            table = tuple(record.block_table(index, group))
+            num_new = len(new[group]) if group < len(new) else 0
+            filled = chunk.end - (len(table) - 1) * size if table and group == shown_group else None
+            rows.append(BlockTableRow(chunk.request_id, table, filled, size, num_new, group))
     return rows
