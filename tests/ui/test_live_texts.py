@@ -6,6 +6,8 @@ import pytest
 from serve_helpers import ENGINE, ChatTokenizer, make_chat_model, serving, wait_for
 from viz_traces import HOSTILE_TEXTS
 
+from workbench import simulate
+
 TEXTS = [text for text in HOSTILE_TEXTS if len(text) < 1000]
 
 
@@ -44,3 +46,19 @@ def test_a_live_page_shows_hostile_texts_as_text(open_page, text):
         assert output.text_content() in ((text * 5).replace("\x00", "\ufffd"), text * 5)
         assert page.page.evaluate("window.pwned") is None
         assert page.root.locator("script, img, textarea:not([aria-label=Prompt])").count() == 0
+
+
+def test_only_texts_in_sight_have_an_element_for_each_token(page_of):
+    requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30} for i in range(30)]
+    page = page_of(simulate({"requests": requests, "config": {"max_num_seqs": 30, "num_blocks": 400}}))
+    page.view("view.cursor.seek(view.cursor.last)")
+    output = "root.querySelectorAll('.wb-output')"
+    page.view(f"{output}[0].scrollIntoView()")
+    page.wait(f"{output}[0].childElementCount === 30")
+    last = f"{output}[29]"
+    assert page.view(f"{last}.childElementCount") == 0
+    text = page.view(f"{last}.textContent")
+    assert len(text.split()) == 30
+    page.view(f"{last}.scrollIntoView()")
+    page.wait(f"{last}.childElementCount === 30")
+    assert page.view(f"{last}.textContent") == text

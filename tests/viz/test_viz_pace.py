@@ -37,7 +37,8 @@ def test_an_open_page_is_no_longer_updated_when_the_interpreter_exits(monkeypatc
         assert page.packet == b""
         assert not caplog.records
 
-    asyncio.run(show())
+    with concurrent.futures.ThreadPoolExecutor() as thread:  # a browser test may have left a loop on this one
+        thread.submit(asyncio.run, show()).result()
 
 
 def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, quickly):
@@ -63,7 +64,8 @@ def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, 
         ended[0](None)
         assert not await resent()
 
-    asyncio.run(show())
+    with concurrent.futures.ThreadPoolExecutor() as thread:  # a browser test may have left a loop on this one
+        thread.submit(asyncio.run, show()).result()
 
 
 def test_expensive_updates_come_less_often(monkeypatch):

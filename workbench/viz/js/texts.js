@@ -7,6 +7,9 @@ import { Panel } from "./panel.js";
 
 const MOST_TOKENS = 600, PROMPT_CHARACTERS = 180, MOST_CARDS = 40;
 
+/** The browser tells which cards it does not lay out, because they are out of sight. */
+const SKIPPING = "oncontentvisibilityautostatechange";
+
 /** The beginning and the end of a text. */
 function bothEnds(text, limit) {
   const begin = Math.floor(limit / 3);
@@ -148,8 +151,14 @@ export class TextsPanel extends Panel {
       prompt,
       output,
     );
-    // The output holds the tokens [first, count).
-    return { element, chip, state, abort: abortButton, output, first: 0, count: 0, marked: null };
+    // The output holds the tokens [first, count); out of sight it is plain text up to the token `plain`.
+    const card = { element, chip, state, abort: abortButton, output, first: 0, count: 0, marked: null, plain: null };
+    card.outOfSight = SKIPPING in element;
+    element.addEventListener("contentvisibilityautostatechange", ({ skipped }) => {
+      card.outOfSight = skipped;
+      if (!skipped) this.fill(card, request);
+    });
+    return card;
   }
 
   /** The prompt, shortened in the middle; a press shows all of it. */
@@ -208,9 +217,11 @@ export class TextsPanel extends Panel {
   /** Append the tokens up to `count`, or begin again when earlier ones have to go. */
   fillOutput(card, request, count) {
     const first = Math.max(0, count - MOST_TOKENS);
-    if (first !== card.first || count < card.count) {
+    if (card.outOfSight) return this.fillPlainly(card, request, first, count);
+    if (card.plain !== null || first !== card.first || count < card.count) {
       replace(card.output, first > 0 ? "… " : null);
       card.first = card.count = first;
+      card.plain = null;
     }
     // Ids replace text only when a trace has no text at all: a token without text, such as an end token, adds none.
     const hasText = this.hasText(request);
@@ -220,6 +231,15 @@ export class TextsPanel extends Panel {
       card.output.append(h("span", props, text || (hasText ? "" : `${id} `)));
     }
     card.count = Math.max(card.count, count);
+  }
+
+  /** The output of a card that nobody sees: an element for each token of all cards takes most of a move's time. */
+  fillPlainly(card, request, first, count) {
+    if (card.plain === count) return;
+    const hasText = this.hasText(request), words = request.tokens.slice(first, count);
+    const text = words.map((token) => token.text || (hasText ? "" : `${token.id} `)).join("");
+    replace(card.output, `${first > 0 ? "… " : ""}${text}`);
+    card.plain = count;
   }
 
   hasText(request) {
