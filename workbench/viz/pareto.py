@@ -27,7 +27,7 @@ def pareto_svg(
     Args:
         rows: Rows of ``workbench.simulation.sweep.sweep``.
         settings: Names of the columns that identify the configuration of a row.
-        ringed: Rows to draw a ring around, with a word for each.
+        ringed: Rows to draw a ring around, with a word for each; "" for none.
 
     Raises:
         ValueError: No row has all three results.
@@ -104,7 +104,8 @@ def _tuning_svg(tuning: Any) -> str:
         setting = {name: candidate.prediction.trace.config.get(name) for name in tuning.settings}
         row = next((row for row in rows if all(row[name] == value for name, value in setting.items())), None)
         if row is not None:
-            ringed.append((words.split()[0], row))
+            # The words of the next settings are in the table: beside the numbers of the front they would confuse.
+            ringed.append((words if words in ("take", "now") else "", row))
     return pareto_svg(rows, list(tuning.settings), ringed)
 
 
@@ -134,7 +135,7 @@ def _panel(
             parts.append(_text(x + 8, y - 6, number))
         if (word := rings.get(id(row))) is not None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" stroke="{RING}" stroke-width="2"/>')
-            parts.append(_text(x - 12, y + 4, word, "end"))
+            parts.append(_text(x - 12, y + 4, word, "end") if word else "")
     return "".join(parts)
 
 
