@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from workbench.attention.metadata import AttentionMetadata
+    from workbench.attention.metal.launch import PagedVarlenKernels
     from workbench.attention.options import AttentionOptions
 
 WHOLE = 2**31 - 1
@@ -33,6 +34,11 @@ class AttentionBackend(ABC):
     """
 
     name: str
+
+    @property
+    def replayable_kernels(self) -> PagedVarlenKernels | None:
+        """The kernels, if all they do is to add operations to MLX's graph, so that a step's graph can be replayed."""
+        return None
 
     def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
         """Raise ValueError, with what to do, when the backend has no variant for a model. The default takes all.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -28,6 +28,7 @@ from workbench.models.patch import Patch, patch_model
 from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.preflight_once import preflight_once
 from workbench.models.remembered import NOTHING, Remembered
+from workbench.models.replayed_step import ReplayedStep
 from workbench.models.state_cache import MixerPatch
 from workbench.trace.records import KernelLaunch
 
@@ -54,6 +55,7 @@ class ModelRunner:
         compiled_step: The forward pass in compiled code, for steps in which nothing looks at a layer; None if the
             model has none.
         not_compiled: Why it has none.
+        replayed_step: Replays MLX's graph of decode steps; None where the attention backend does not allow it.
         also_evaluated: Makes arrays from a step's logits that are evaluated together with them, so that the step waits
             for MLX once: `Sampler.prepare`. None for nothing else.
     """
@@ -105,6 +107,10 @@ class ModelRunner:
         self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache, remembered)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
+        kernels = self.backend.replayable_kernels if self.preflight.mode == "kernel" and not states else None
+        self.replayed_step: ReplayedStep | None = None
+        if kernels is not None:
+            self.replayed_step = ReplayedStep(self.model, self.kv_cache, self._final_norm, kernels)
         self._describe_launches()
         self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
         if self._final_norm is not None:
@@ -160,15 +166,16 @@ class ModelRunner:
         self._latest = (packed, metadata[0])
         rows = packed.logits_rows
         samples = len(rows) > 0
-        if self.compiled_step is not None and not any(layer.taps for layer in self.kv_cache.kernel_layers):
+        tapped = any(layer.taps for layer in self.kv_cache.kernel_layers)
+        if self.compiled_step is not None and not tapped:
             logits = self.compiled_step.run(packed.token_ids, packed.positions, rows, *metadata)
             if samples and self.also_evaluated is not None:
                 mx.eval(self.also_evaluated(logits))
             return logits
-        self.kv_cache.begin_step(packed.positions, *metadata, held=packed.held)
+        replays = samples and not tapped and not self.evaluates_whole_model
         try:
-            wanted = rows if samples else np.zeros(1, dtype=np.int32)
-            logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
+            replayed = self._replayed(packed, metadata) if replays else None
+            logits = replayed if replayed is not None else self._layer_by_layer(packed, metadata)
             # If nothing samples, only the pool is evaluated, and nothing after the last layer's attention is computed.
             results = [logits] if samples or self.evaluates_whole_model else []
             if samples and self.also_evaluated is not None:
@@ -181,9 +188,23 @@ class ModelRunner:
                 logits = mx.array(np.zeros((0, logits.shape[1]), dtype=np.float32))
         finally:
             self.kv_cache.end_step()
-        if any(reads != 1 for reads in self.kv_cache.reads):
-            raise RuntimeError(f"attention ran {self.kv_cache.reads} times per layer; the preflight saw 1 each")
         return logits
+
+    def _layer_by_layer(self, packed: PackedBatch, metadata: Sequence[AttentionMetadata]) -> mx.array:
+        """The logits of a step, not evaluated; those of one row if no row samples."""
+        wanted = packed.logits_rows if len(packed.logits_rows) else np.zeros(1, dtype=np.int32)
+        self.kv_cache.begin_step(packed.positions, *metadata, held=packed.held)
+        logits = forward_rows(self.model, packed.token_ids, self.kv_cache, wanted, self._final_norm)
+        self.kv_cache.check_reads()
+        if self.replayed_step is not None:
+            self.replayed_step.learn(metadata)
+        return logits
+
+    def _replayed(self, packed: PackedBatch, metadata: Sequence[AttentionMetadata]) -> mx.array | None:
+        """The logits of a decode step whose graph has been recorded, not evaluated; None for any other step."""
+        if self.replayed_step is None:
+            return None
+        return self.replayed_step.logits(packed.token_ids, packed.positions, packed.logits_rows, metadata)
 
     def _check(self, packed: PackedBatch) -> None:
         """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes."""

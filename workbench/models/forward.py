@@ -15,9 +15,9 @@ from workbench.models.patch import compiled_operations
 
 def forward_rows(
     model: Callable[..., mx.array],
-    token_ids: np.ndarray,
+    token_ids: np.ndarray | mx.array,
     kv_cache: PagedKVCache,
-    rows: np.ndarray,
+    rows: np.ndarray | mx.array,
     final_norm: FinalNorm | None,
 ) -> mx.array:
     """Call the model once on a packed batch.

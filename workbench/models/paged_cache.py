@@ -386,13 +386,22 @@ class PagedKVCache:
         keys_and_values = {id(array): array for layer in self.layers for array in layer.state}
         return [*keys_and_values.values(), *(array for state in self.states for array in state.arrays)]
 
+    def replace_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Put other keys and values in the place of `arrays`, one for one; only for a model without states."""
+        new = dict(zip(map(id, self.arrays), arrays, strict=True))
+        for layer in self.layers:
+            layer.k_cache, layer.v_cache = new[id(layer.k_cache)], new[id(layer.v_cache)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
         return sum(array.nbytes for array in self.arrays)
 
     def begin_step(
-        self, positions: np.ndarray, *metadata: AttentionMetadata, held: Sequence[Collection[int]] | None = None
+        self,
+        positions: np.ndarray | mx.array,
+        *metadata: AttentionMetadata,
+        held: Sequence[Collection[int]] | None = None,
     ) -> None:
         """Serve a packed batch.
 
@@ -424,6 +433,11 @@ class PagedKVCache:
     def reads(self) -> list[float]:
         """Number of calls of each layer in this step; 1 everywhere if the model is served correctly."""
         return [*(layer.num_reads for layer in self.layers), *(state.num_reads for state in self.states)]
+
+    def check_reads(self) -> None:
+        """Raise RuntimeError if a layer was not called exactly once in this step."""
+        if any(reads != 1 for reads in self.reads):
+            raise RuntimeError(f"attention ran {self.reads} times per layer; the preflight saw 1 each")
 
 
 def bytes_per_block(

@@ -88,6 +88,11 @@ class MetalBackend(MetalSourceBackend):
 
     name = "metal"
 
+    @property
+    def replayable_kernels(self) -> PagedVarlenKernels:
+        """See `AttentionBackend.replayable_kernels`."""
+        return self.kernels
+
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
         """``mx.fast.metal_kernel``."""
@@ -98,6 +103,11 @@ class CudaBackend(MetalSourceBackend):
     """The kernels on an NVIDIA GPU, see `workbench.attention.metal.cuda`."""
 
     name = "cuda"
+
+    @property
+    def replayable_kernels(self) -> PagedVarlenKernels:
+        """See `AttentionBackend.replayable_kernels`."""
+        return self.kernels
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -33,25 +33,61 @@ def metal_source(name: str) -> str:
     return files(__package__).joinpath(f"{name}.metal").read_text()
 
 
+class LaunchKey(NamedTuple):
+    """What layers agree in that share a launch.
+
+    Attributes:
+        kernels: The maker of the launch.
+        q_shape: Shape of the queries, [T, num_heads, head_dim].
+        cache_shape: Shape of a cache.
+        dtype: Element type of the caches.
+        arguments: Scale, left window and soft cap.
+        kv_split: Maximum number of KV positions in a work item; None chooses by the amount of work.
+    """
+
+    kernels: PagedVarlenKernels
+    q_shape: tuple[int, ...]
+    cache_shape: tuple[int, ...]
+    dtype: mx.Dtype
+    arguments: tuple[float, int, float]
+    kv_split: int | None
+
+
 @dataclass(frozen=True)
 class PreparedLaunch:
     """Everything of a launch but q and the caches: made once per step and shared by all layers that agree in it.
 
     Attributes:
-        plan: The work items and the rows to merge.
         dtype: Element type of the launch, that of the caches.
         tables: The inputs work_items and block_table.
+        merging: The rows to merge and their places in the packed batch; None when no context is split.
+        num_partial_rows: Number of rows of partial results.
         scores: The inputs sinks, scoring and window for a layer without sinks.
         attend: The tiled kernel with all of its arguments but the inputs.
         merge: The merge kernel in the same way; None when no context is split.
     """
 
-    plan: LaunchPlan
     dtype: mx.Dtype
     tables: tuple[mx.array, mx.array]
+    merging: tuple[mx.array, mx.array] | None
+    num_partial_rows: int
     scores: tuple[mx.array, mx.array, mx.array]
     attend: Callable[..., list[mx.array]]
     merge: Callable[..., list[mx.array]] | None
+
+    @property
+    def batch(self) -> LaunchArrays:
+        """All that differs between launches of one shape."""
+        return self.tables, self.merging or (), self.num_partial_rows
+
+    def with_batch(self, batch: LaunchArrays) -> PreparedLaunch:
+        """The same launch of another batch, given its `batch`."""
+        tables, merging, _ = batch
+        return replace(self, tables=tables, merging=merging or None)
+
+
+LaunchArrays = tuple[tuple[mx.array, mx.array], tuple[()] | tuple[mx.array, mx.array], int]
+"""See `PreparedLaunch.batch`."""
 
 
 class PagedVarlenKernels:
@@ -96,9 +132,10 @@ class PagedVarlenKernels:
         if options.sinks is not None:
             sinks = options.sinks.astype(mx.float32)
         out, *partials = launch.attend(inputs=[queries, k_cache, v_cache, *launch.tables, sinks, *scores])
-        if launch.merge is not None:
-            (merged,) = launch.merge(inputs=[*partials, launch.plan.mlx_merge_rows])
-            out[launch.plan.mlx_merged_rows] = merged
+        if launch.merge is not None and launch.merging is not None:
+            merge_rows, merged_rows = launch.merging
+            (merged,) = launch.merge(inputs=[*partials, merge_rows])
+            out[merged_rows] = merged
         return out if q.dtype == launch.dtype else out.astype(q.dtype)
 
     def _prepared(
@@ -111,26 +148,28 @@ class PagedVarlenKernels:
         kv_split: int | None,
     ) -> PreparedLaunch | None:
         """The launch of a batch for layers of one shape, made on first use; None when the batch has no rows."""
-        key = (self, q_shape, cache_shape, dtype, options.arguments, kv_split)
+        key = LaunchKey(self, q_shape, cache_shape, dtype, options.arguments, kv_split)
         if key not in metadata.derived:
             if metadata.num_tokens == 0:
                 return None
-            metadata.derived[key] = self._prepare(q_shape, cache_shape[2], dtype, metadata, options, kv_split)
+            metadata.derived[key] = self.prepare(key, metadata)
         return metadata.derived[key]
 
-    def _prepare(
-        self,
-        q_shape: tuple[int, ...],
-        num_kv_heads: int,
-        dtype: mx.Dtype,
-        metadata: AttentionMetadata,
-        options: AttentionOptions,
-        kv_split: int | None,
-    ) -> PreparedLaunch:
+    def keys(self, metadata: AttentionMetadata) -> list[LaunchKey]:
+        """Keys of the launches that have been prepared for a batch."""
+        return [key for key in metadata.derived if isinstance(key, LaunchKey) and key.kernels is self]
+
+    def prepare(self, key: LaunchKey, metadata: AttentionMetadata) -> PreparedLaunch:
+        """Prepare the launch of a batch for the layers of a key.
+
+        Raises:
+            ValueError: The kernel does not support the head_dim, the block size or the dtype.
+        """
+        _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split = key
         num_heads, head_dim = q_shape[1:]
         check_supported(head_dim, metadata.block_size, dtype)
         shape = TileShape.choose(head_dim, dtype.size)
-        plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, options.left_window, kv_split)
+        plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split)
         outputs = [(q_shape, dtype)]
         if plan.num_partial_rows:
             outputs.append(((plan.num_partial_rows, num_heads, head_dim), mx.float32))
@@ -150,8 +189,9 @@ class PagedVarlenKernels:
                 ("WIDTH", shape.width),
             ],
         )
-        merge = None
+        merge = merging = None
         if plan.num_partial_rows:
+            merging = plan.mlx_merge_rows, plan.mlx_merged_rows
             merge = self._launcher(
                 "merge_splits",
                 outputs=[((len(plan.merged_rows), num_heads, head_dim), dtype)],
@@ -160,8 +200,8 @@ class PagedVarlenKernels:
                 template=[("T", dtype), ("HEAD_DIM", head_dim)],
             )
         tables = plan.mlx_items, metadata.mlx_block_table
-        scores = score_inputs(*options.arguments, num_heads=num_heads, in_log2=True)
-        return PreparedLaunch(plan, dtype, tables, scores, attend, merge)
+        scores = score_inputs(*arguments, num_heads=num_heads, in_log2=True)
+        return PreparedLaunch(dtype, tables, merging, plan.num_partial_rows, scores, attend, merge)
 
     def attend_v1(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions

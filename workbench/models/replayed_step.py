@@ -1,0 +1,217 @@
+"""Replay the graph of a decode step, so that Python does not build it again in each step.
+
+Python builds MLX's graph of a step operation by operation: 30 layers take milliseconds in which a GPU waits. Steps that
+decode the same number of sequences have the same graph, and only their arrays differ: tokens, positions, block tables
+and work items. ``mx.compile`` records such a graph once and replays it with other arrays. The KV pool goes in and comes
+out; nothing else holds its arrays then, so MLX still writes keys and values in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_map
+
+from workbench.attention.metadata import AttentionMetadata
+from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
+from workbench.models.final_norm import FinalNorm
+from workbench.models.forward import forward_rows
+from workbench.models.paged_cache import PagedKVCache
+from workbench.models.preflight import TOLERANCE, TOLERANCE_FLOAT32_GPU
+
+log = logging.getLogger("workbench")
+
+MAX_GRAPHS = 64
+"""Recorded graphs that are kept; when there would be more, all are dropped and recorded again."""
+
+Launches = list[list[LaunchKey]]
+"""Keys of the launches of a step, for each KV cache group."""
+
+
+class ReplayedStep:
+    """The decode steps of a model over a pool.
+
+    A graph is recorded when its shape comes up for the second time, because many shapes come up only once. The first
+    step that replays a graph is also computed layer by layer. If the logits differ, no graph is replayed any more.
+
+    Attributes:
+        not_replayed: Why no graph is replayed; empty if graphs are.
+
+    Args:
+        model: The model, patched for the pool's attention backend.
+        kv_cache: The pool, without recurrent states.
+        final_norm: Selects the rows before the head; None to project all rows.
+        kernels: The kernels of the attention backend.
+    """
+
+    def __init__(
+        self, model: nn.Module, kv_cache: PagedKVCache, final_norm: FinalNorm | None, kernels: PagedVarlenKernels
+    ) -> None:
+        self._kernels, self._kv_cache = kernels, kv_cache
+        self._recorder = _Recorder(model, kv_cache, final_norm)
+        self._launches: dict[int, Launches] = {}
+        self._checked = False
+        self.not_replayed = ""
+        self._forget()
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs recorded so far."""
+        return self._recorder.num_recorded
+
+    def learn(self, metadata: Sequence[AttentionMetadata]) -> None:
+        """Keep the launches that the layers have made for a decode step, for others of as many sequences."""
+        if is_decode(metadata[0]):
+            self._launches[metadata[0].num_seqs] = [self._kernels.keys(of_group) for of_group in metadata]
+
+    def logits(
+        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, metadata: Sequence[AttentionMetadata]
+    ) -> mx.array | None:
+        """The logits of a step by a recorded graph, not evaluated; the pool has new arrays afterwards.
+
+        Args:
+            token_ids: int32 [T].
+            positions: int32 [T].
+            rows: Rows whose logits are needed, int32.
+            metadata: The batch with the tables of each KV cache group.
+
+        Returns:
+            float32 [len(rows), vocab_size], or None for a step that has to be computed layer by layer.
+        """
+        launches = self._launches.get(len(token_ids))
+        if self.not_replayed or launches is None or not is_decode(metadata[0]):
+            return None
+        batches = [self._batch(of_group, keys) for of_group, keys in zip(metadata, launches)]
+        if threading.get_ident() != self._thread or len(self._seen) >= MAX_GRAPHS:
+            self._forget()
+        shape = str([len(rows), tree_map(lambda leaf: getattr(leaf, "shape", leaf), batches)])
+        if shape not in self._seen:
+            self._seen.add(shape)
+            return None
+        inputs = mx.array(token_ids), mx.array(positions), mx.array(rows), batches
+        return self._replay(inputs, metadata, launches)
+
+    def _batch(self, metadata: AttentionMetadata, keys: list[LaunchKey]) -> tuple[Any, list[LaunchArrays]]:
+        """Everything that the layers of a group read of a batch."""
+        for key in keys:
+            metadata.derived[key] = self._kernels.prepare(key, metadata)
+        return metadata.write_index, [metadata.derived[key].batch for key in keys]
+
+    def _replay(self, inputs: Any, metadata: Sequence[AttentionMetadata], launches: Launches) -> mx.array | None:
+        recorder, before = self._recorder, self.num_recorded
+        recorder.metadata, recorder.launches = metadata, launches
+        expected = None if self._checked else self._layer_by_layer(inputs, metadata)
+        try:
+            logits, arrays = self._graph(inputs, recorder.weights, self._kv_cache.arrays)
+        except Exception as problem:  # code of the model that cannot be recorded, such as a decision by a value
+            self._give_up(f"{type(problem).__name__}: {problem}")
+            return None
+        self._kv_cache.replace_arrays(arrays)
+        del arrays
+        if expected is not None and self.num_recorded == before:
+            self._checked = True
+            mx.eval(logits, self._kv_cache.arrays)
+            error = _error(np.array(logits), expected)
+            if not error <= self._tolerance:
+                self._give_up(f"its logits differ by {error:.1e} of their spread")
+                return None
+        return logits
+
+    def _layer_by_layer(self, inputs: Any, metadata: Sequence[AttentionMetadata]) -> np.ndarray:
+        token_ids, positions, rows, _ = inputs
+        logits = self._recorder.forward(token_ids, positions, rows, metadata)
+        mx.eval(logits, self._kv_cache.arrays)
+        return np.array(logits)
+
+    @property
+    def _tolerance(self) -> float:
+        return max(TOLERANCE_FLOAT32_GPU, *(TOLERANCE[layer.layer.dtype] for layer in self._kv_cache.layers))
+
+    def _give_up(self, reason: str) -> None:
+        self.not_replayed = reason
+        log.warning("the graph of each decode step is built anew, not replayed: %s", reason)
+
+    def _forget(self) -> None:
+        """Drop all graphs."""
+        self._thread = threading.get_ident()
+        self._seen: set[str] = set()
+        self._graph = mx.compile(self._recorder)
+
+
+class _Recorder:
+    """Computes a step from arrays that stand for those of any step of the same shape.
+
+    It knows nothing of the graph that is made from it: MLX's object would otherwise keep itself alive.
+
+    Attributes:
+        model: The model.
+        metadata: The step to record, with the tables of each KV cache group.
+        launches: Its launches.
+        num_recorded: Graphs recorded so far.
+    """
+
+    def __init__(self, model: nn.Module, kv_cache: PagedKVCache, final_norm: FinalNorm | None) -> None:
+        self.model, self._kv_cache, self._final_norm = model, kv_cache, final_norm
+        self.metadata: Sequence[AttentionMetadata] = ()
+        self.launches: Launches = []
+        self.num_recorded = 0
+        self._places = [(m, name) for m in model.modules() for name in m if isinstance(m[name], mx.array)]
+
+    @property
+    def weights(self) -> list[mx.array]:
+        """The model's arrays. They are inputs of a graph: a weight that is replaced later takes effect."""
+        return [module[name] for module, name in self._places]
+
+    @weights.setter
+    def weights(self, arrays: list[mx.array]) -> None:
+        for (module, name), array in zip(self._places, arrays, strict=True):
+            module[name] = array
+
+    def __call__(self, inputs: Any, weights: list[mx.array], arrays: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
+        token_ids, positions, rows, batches = inputs
+        stand_ins = []
+        for metadata, keys, (write_index, launches) in zip(self.metadata, self.launches, batches):
+            derived = {key: metadata.derived[key].with_batch(batch) for key, batch in zip(keys, launches)}
+            stand_in = replace(metadata, derived=derived)
+            vars(stand_in)["write_index"] = tuple(write_index)
+            stand_ins.append(stand_in)
+        real, real_weights = self._kv_cache.arrays, self.weights
+        self._kv_cache.replace_arrays(arrays)
+        self.weights = weights
+        try:
+            logits = self.forward(token_ids, positions, rows, stand_ins)
+            recorded = self._kv_cache.arrays
+        finally:
+            self._kv_cache.replace_arrays(real)
+            self.weights = real_weights
+        self.num_recorded += 1
+        return logits, recorded
+
+    def forward(
+        self, token_ids: mx.array, positions: mx.array, rows: mx.array, metadata: Sequence[AttentionMetadata]
+    ) -> mx.array:
+        """Logits of a step, layer by layer, not evaluated."""
+        self._kv_cache.begin_step(positions, *metadata)
+        try:
+            logits = forward_rows(self.model, token_ids, self._kv_cache, rows, self._final_norm)
+            self._kv_cache.check_reads()
+        finally:
+            self._kv_cache.end_step()
+        return logits
+
+
+def _error(logits: np.ndarray, expected: np.ndarray) -> float:
+    """Error of the worst row, relative to the spread of the logits."""
+    return float(np.sqrt(np.square(logits - expected).mean(axis=1)).max() / expected.std())
+
+
+def is_decode(metadata: AttentionMetadata) -> bool:
+    """Whether every sequence of a batch has one row."""
+    return metadata.num_tokens == metadata.num_seqs and bool((metadata.query_lens == 1).all())
