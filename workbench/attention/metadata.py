@@ -123,9 +123,10 @@ class AttentionMetadata:
         """
         import mlx.core as mx
 
-        width = self.block_table.shape[1]
-        missing = max(FEW_ELEMENTS, 1 << (width - 1).bit_length()) - width
-        return mx.array(np.pad(self.block_table, ((0, 0), (0, missing))))
+        rows, width = self.block_table.shape
+        table = np.zeros((rows, max(FEW_ELEMENTS, 1 << (width - 1).bit_length())), self.block_table.dtype)
+        table[:, :width] = self.block_table
+        return mx.array(table)
 
     def work_list(self, block_q: int, window: int = -1, kv_split: int | None = None) -> np.ndarray:
         """The work list of this batch, built once per combination of arguments.

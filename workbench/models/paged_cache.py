@@ -319,6 +319,10 @@ class PagedKVCache:
         self.backend = backend
         self.num_blocks, self.block_size = num_blocks, block_size
         self._slots = {state.group: StateSlots(num_states) for state in self.states}
+        index: dict[int, int] = {}
+        self._indices = [
+            tuple(index.setdefault(id(array), len(index)) for array in layer.state) for layer in self.layers
+        ]
         mx.eval(self.arrays)
 
     @classmethod
@@ -388,9 +392,8 @@ class PagedKVCache:
 
     def replace_arrays(self, arrays: Sequence[mx.array]) -> None:
         """Put other keys and values in the place of `arrays`, one for one; only for a model without states."""
-        new = dict(zip(map(id, self.arrays), arrays, strict=True))
-        for layer in self.layers:
-            layer.k_cache, layer.v_cache = new[id(layer.k_cache)], new[id(layer.v_cache)]
+        for layer, (keys, values) in zip(self.layers, self._indices):
+            layer.k_cache, layer.v_cache = arrays[keys], arrays[values]
 
     @property
     def nbytes(self) -> int:

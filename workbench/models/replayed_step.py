@@ -17,7 +17,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_map
 
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
@@ -91,7 +90,7 @@ class ReplayedStep:
         batches = [self._batch(of_group, keys) for of_group, keys in zip(metadata, launches)]
         if threading.get_ident() != self._thread or len(self._seen) >= MAX_GRAPHS:
             self._forget()
-        shape = str([len(rows), tree_map(lambda leaf: getattr(leaf, "shape", leaf), batches)])
+        shape = len(token_ids), len(rows), *(_shape(batch) for _, launches in batches for batch in launches)
         if shape not in self._seen:
             self._seen.add(shape)
             return None
@@ -141,7 +140,7 @@ class ReplayedStep:
     def _forget(self) -> None:
         """Drop all graphs."""
         self._thread = threading.get_ident()
-        self._seen: set[str] = set()
+        self._seen: set[tuple[Any, ...]] = set()
         self._graph = mx.compile(self._recorder)
 
 
@@ -205,6 +204,12 @@ class _Recorder:
         finally:
             self._kv_cache.end_step()
         return logits
+
+
+def _shape(batch: LaunchArrays) -> tuple[int, ...]:
+    """Numbers that decide the shapes of a decode step's launch, together with its number of rows."""
+    (work_items, block_table), _, num_partial_rows = batch
+    return work_items.shape[0], block_table.shape[1], num_partial_rows
 
 
 def _error(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -31,9 +31,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _pretend(mx):
-    chosen = [mx.gpu]
-    mx.default_device = lambda: mx.Device(chosen[-1])
-    mx.set_default_device = chosen.append
+    chosen = [mx.Device(mx.gpu)]
+    mx.default_device = lambda: chosen[-1]
+    mx.set_default_device = lambda device: chosen.append(device if isinstance(device, mx.Device) else mx.Device(device))
     mx.metal.is_available = lambda: True
 
 
