@@ -55,7 +55,7 @@ class ModelRunner:
         compiled_step: The forward pass in compiled code, for steps in which nothing looks at a layer; None if the
             model has none.
         not_compiled: Why it has none.
-        replayed_step: Replays MLX's graph of decode steps; None where the attention backend does not allow it.
+        replayed_step: Replays MLX's graph of decode steps; None if the attention backend does not allow it.
         also_evaluated: Makes arrays from a step's logits that are evaluated together with them, so that the step waits
             for MLX once: `Sampler.prepare`. None for nothing else.
     """

@@ -135,7 +135,7 @@ class ReplayedStep:
 
     def _give_up(self, reason: str) -> None:
         self.not_replayed = reason
-        log.warning("the graph of each decode step is built anew, not replayed: %s", reason)
+        log.warning("the graphs of decode steps are not replayed: %s", reason)
 
     def _forget(self) -> None:
         """Drop all graphs."""

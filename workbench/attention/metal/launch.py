@@ -34,7 +34,7 @@ def metal_source(name: str) -> str:
 
 
 class LaunchKey(NamedTuple):
-    """What layers agree in that share a launch.
+    """Layers with equal keys share a launch.
 
     Attributes:
         kernels: The maker of the launch.
