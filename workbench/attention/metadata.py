@@ -116,17 +116,10 @@ class AttentionMetadata:
 
     @cached_property
     def mlx_block_table(self) -> mx.array:
-        """``block_table`` as an MLX array, filled up with 0.
-
-        Its width is a power of two, so that the shapes of decode steps recur, and it has at least `FEW_ELEMENTS`
-        elements.
-        """
+        """``block_table`` as an MLX array of at least `FEW_ELEMENTS` elements; rows of 0 fill it up."""
         import mlx.core as mx
 
-        rows, width = self.block_table.shape
-        table = np.zeros((rows, max(FEW_ELEMENTS, 1 << (width - 1).bit_length())), self.block_table.dtype)
-        table[:, :width] = self.block_table
-        return mx.array(table)
+        return mx.array(filled_up(self.block_table))
 
     def work_list(self, block_q: int, window: int = -1, kv_split: int | None = None) -> np.ndarray:
         """The work list of this batch, built once per combination of arguments.

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.metadata import AttentionMetadata
+from workbench.attention.metadata import FEW_ELEMENTS, AttentionMetadata
 from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
@@ -99,6 +99,7 @@ class ReplayedStep:
 
     def _batch(self, metadata: AttentionMetadata, keys: list[LaunchKey]) -> tuple[Any, list[LaunchArrays]]:
         """Everything that the layers of a group read of a batch."""
+        vars(metadata)["mlx_block_table"] = mx.array(_widened(metadata.block_table))
         for key in keys:
             metadata.derived[key] = self._kernels.prepare(key, metadata)
         return metadata.write_index, [metadata.derived[key].batch for key in keys]
@@ -204,6 +205,14 @@ class _Recorder:
         finally:
             self._kv_cache.end_step()
         return logits
+
+
+def _widened(block_table: np.ndarray) -> np.ndarray:
+    """A block table whose width is a power of two, so that shapes recur; 0 fills it up."""
+    rows, width = block_table.shape
+    table = np.zeros((rows, max(FEW_ELEMENTS, 1 << (width - 1).bit_length())), block_table.dtype)
+    table[:, :width] = block_table
+    return table
 
 
 def _shape(batch: LaunchArrays) -> tuple[int, ...]:
