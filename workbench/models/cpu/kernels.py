@@ -19,12 +19,18 @@ from workbench.attention.cpu.simd import INDEX, LANES, jit
 from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Format
 from workbench.models.cpu.tiles import PackedType, product_tile, tile_at
 
-MANY = 8 if LANES != 8 else 4
-"""Rows of the largest register tile: AVX-512 and Arm have 32 registers, AVX2 has 16."""
+_WIDE = LANES != 8  # AVX-512 and Arm have 32 vector registers, AVX2 has 16
+
+MANY = 8 if _WIDE else 4
+"""Rows of the tile that many rows are cut into; the last 1 to 6 share a tile."""
+
+TILE_ROWS = (1, 2, 3, 4, 5, 6, 8) if _WIDE else (1, 2, 3, 4, 5, 6)
+"""Rows of each tile."""
 
 _PAIR = VECTORS // 2
-_one, _two, _many = product_tile(1, VECTORS), product_tile(2, VECTORS), product_tile(MANY, _PAIR)
-_four = product_tile(4, VECTORS)
+_FEW = VECTORS if _WIDE else _PAIR  # vectors of a tile of 3 to 6 rows, whose sums fill the registers
+_one, _two, _many = product_tile(1, VECTORS), product_tile(2, VECTORS), product_tile(8, _PAIR)
+_three, _four, _five, _six = (product_tile(rows, _FEW) for rows in (3, 4, 5, 6))
 
 _KERNEL_ARGUMENTS = 11
 
@@ -32,18 +38,27 @@ _KERNEL_ARGUMENTS = 11
 @jit
 def _block(weights, units, x, x_row, sums, sums_row, y, y_row, left):
     """Multiply some of ``left`` rows with a tile; return how many."""
-    if left >= MANY:
+    if left == 1:
+        _one(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
+        return 1
+    if left == 2:
+        _two(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
+        return 2
+    if _WIDE and left >= MANY:
         for first in range(0, VECTORS, _PAIR):
             _many(weights, first, units, x, x_row, sums, sums_row, y, y_row)
         return MANY
-    if MANY > 4 and left >= 4:
-        _four(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
-        return 4
-    if left >= 2:
-        _two(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
-        return 2
-    _one(weights, 0, units, x, x_row, sums, sums_row, y, y_row)
-    return 1
+    count = left if left <= 6 else 4
+    for first in range(0, VECTORS, _FEW):
+        if count == 3:
+            _three(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+        elif count == 4:
+            _four(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+        elif count == 5:
+            _five(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+        else:
+            _six(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+    return count
 
 
 def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, num_outputs, first_tile, last_tile):
@@ -63,23 +78,10 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
         first_tile: First tile.
         last_tile: The tile to stop before.
     """
+    part = np.empty(TILE_ROWS[-1] * TILE, np.float32)  # of a tile that holds more outputs than are left
     for tile in range(first_tile, last_tile):
         at, out, row = tile_at(weights, num_units, tile), y + 4 * TILE * tile, 0
-        if (tile + 1) * TILE <= num_outputs:
-            while row < num_rows:
-                row += _block(
-                    at,
-                    num_units,
-                    x + 4 * x_row * row,
-                    x_row,
-                    sums + 4 * sums_row * row,
-                    sums_row,
-                    out + 4 * y_row * row,
-                    y_row,
-                    num_rows - row,
-                )
-            continue
-        tail = np.empty(MANY * TILE, np.float32)
+        whole = (tile + 1) * TILE <= num_outputs
         while row < num_rows:
             count = _block(
                 at,
@@ -88,13 +90,14 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
                 x_row,
                 sums + 4 * sums_row * row,
                 sums_row,
-                tail.ctypes.data,
-                TILE,
+                out + 4 * y_row * row if whole else part.ctypes.data,
+                y_row if whole else TILE,
                 num_rows - row,
             )
-            for index in range(count):
-                for lane in range(num_outputs - tile * TILE):
-                    store_float(out + 4 * (y_row * (row + index) + lane), tail[index * TILE + lane])
+            if not whole:
+                for index in range(count):
+                    for lane in range(num_outputs - tile * TILE):
+                        store_float(out + 4 * (y_row * (row + index) + lane), part[index * TILE + lane])
             row += count
 
 

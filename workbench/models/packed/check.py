@@ -12,16 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from workbench.models.cpu.formats import TILE
-from workbench.models.cpu.kernels import MANY
+from workbench.models.cpu.kernels import TILE_ROWS
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.matrix import PackedMatrix
 from workbench.models.remembered import Remembered
 
 TOLERANCE = 1e-5
 """Largest error of a product that rounding explains, relative to the sum of the magnitudes of its terms."""
-
-NUM_ROWS = MANY + 3
-"""Rows of the probe: they need every register tile but that of four rows, which a second probe needs."""
 
 
 class ProductChecks:
@@ -66,7 +63,7 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
     outputs = _probed_outputs(matrix.num_outputs)
     weights = dequantised(outputs).astype(np.float64)
     generator = np.random.default_rng(matrix.num_outputs)
-    for num_rows in (NUM_ROWS, 4):
+    for num_rows in TILE_ROWS:
         x = generator.standard_normal((num_rows, matrix.num_columns)).astype(np.float32)
         result = matrix.multiply(x)[:, outputs]
         error = _error(result, x, weights)
