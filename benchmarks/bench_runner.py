@@ -2,7 +2,8 @@
 
 - packing 256 decodes, from scratch and after a step of the same requests;
 - the preflight;
-- forward passes in one compiled function and layer by layer, interleaved.
+- forward passes in one compiled function and layer by layer, interleaved; those of 1 to 8 rows are a decode and the
+  drafts behind it, whose logits are needed too.
 
     python benchmarks/bench_runner.py
 """
@@ -21,25 +22,26 @@ from _common import save, summarise
 BLOCK_SIZE = 16
 SCENES = {
     "1 decode at 128": (1, 128, 0),
+    **{f"1 decode of {rows} rows at 128": (1, 128, 0, rows) for rows in (2, 3, 4, 5, 6, 8)},
     "16 decodes at 128": (16, 128, 0),
     "32 decodes at 128": (32, 128, 0),
     "128 prompt tokens": (0, 0, 128),
     "512 prompt tokens": (0, 0, 512),
     "15 decodes at 300 and 241 prompt tokens": (15, 300, 241),
 }
-"""Number of decodes, their context, and the tokens of a prompt chunk in the same batch."""
+"""Number of decodes, their context, the tokens of a prompt chunk in the same batch, and rows of a decode if not one."""
 
 
-def segments(num_decodes: int, context: int, num_prompt_tokens: int) -> list:
+def segments(num_decodes: int, context: int, num_prompt_tokens: int, rows: int = 1) -> list:
     """The sequences of a scene, on separate blocks."""
     from workbench.engine.packed_batch import Segment
 
     made, block = [], 1
     for index in range(num_decodes + (num_prompt_tokens > 0)):
-        start, count = (context, 1) if index < num_decodes else (0, num_prompt_tokens)
+        start, count = (context, rows) if index < num_decodes else (0, num_prompt_tokens)
         num_blocks = -(-(start + count) // BLOCK_SIZE)
         tokens = [100 + (7919 * (index + i)) % 40000 for i in range(count)]
-        made.append(Segment(list(range(block, block + num_blocks)), start, count, tokens, True, f"r{index}"))
+        made.append(Segment(list(range(block, block + num_blocks)), start, count, tokens, rows, f"r{index}"))
         block += num_blocks
     return made
 

@@ -2,7 +2,8 @@
 
 Each pair has two arms that compute the same tokens, which the script checks:
 
-- copy: n-gram drafts on texts that repeat (quotes, an edit of code), one request at a time
+- copy: up to 5 n-gram drafts on texts that repeat (quotes, an edit of code), one request at a time
+- copy_2, copy_3, copy_4, copy_8: the same with up to 2, 3, 4 or 8 drafts
 - copy_16: the same with 16 requests at once, where the rows of rejected drafts cost more
 - wrong: a proposer that is never right, with ``adaptive``, one request at a time
 - wrong_fixed: the same without ``adaptive``
@@ -30,6 +31,7 @@ from _common import RESULTS, save, summarise
 
 import workbench
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.threads import num_threads
 
 CODE = """def area(width, height):
     return width * height
@@ -50,10 +52,16 @@ TEXTS = (
     f"Report: {QUOTE}\n\nQuoted in full: {QUOTE[:60]}",
 )
 ORDINARY = "The history of the steam engine begins"
-DRAFTS = {
-    "num_speculative_tokens": 5,
-    "speculative": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
-}
+
+
+def ngram(num_drafts: int) -> dict[str, Any]:
+    """Arguments of an engine that looks up to ``num_drafts`` drafts up in the text so far."""
+    return {
+        "num_speculative_tokens": num_drafts,
+        "speculative": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    }
+
+
 WRONG = {
     "num_speculative_tokens": 5,
     "speculative": {"method": "custom"},
@@ -62,8 +70,9 @@ WRONG = {
 ADAPTIVE = {**WRONG, "speculative": {"method": "custom", "adaptive": True}}
 LAYERS = {"num_speculative_tokens": 3, "speculative": {"method": "draft_model", "num_layers": 10}}
 PAIRS: dict[str, tuple[dict[str, Any], tuple[str, ...], int]] = {
-    "copy": (DRAFTS, TEXTS, 64),
-    "copy_16": (DRAFTS, TEXTS * 8, 32),
+    "copy": (ngram(5), TEXTS, 64),
+    **{f"copy_{num_drafts}": (ngram(num_drafts), TEXTS, 64) for num_drafts in (2, 3, 4, 8)},
+    "copy_16": (ngram(5), TEXTS * 8, 32),
     "wrong": (ADAPTIVE, (ORDINARY,), 96),
     "wrong_fixed": (WRONG, (ORDINARY,), 96),
     "draft_layers": (LAYERS, TEXTS[:1], 48),
@@ -129,6 +138,7 @@ def run_pair(model: Any, name: str, repeats: int) -> dict[str, Any]:
     num_tokens = sum(map(len, plain[0]["tokens"]))
     result = {
         "prompts": len(prompts),
+        "num_speculative_tokens": arguments.get("num_speculative_tokens", 0),
         "output_tokens": num_tokens,
         "times_as_fast_wall": ratios["wall_s"],
         "times_as_fast_cpu": ratios["cpu_s"],
@@ -172,7 +182,7 @@ def main() -> None:
     pairs = json.loads(path.read_text())["pairs"] if path.exists() else {}
     for name in chosen:
         pairs[name] = run_pair(model, name, options.repeats)
-        save("speculation", {"model": "SmolLM2 135M, packed weights", "pairs": pairs})
+        save("speculation", {"model": "SmolLM2 135M, packed weights", "threads": num_threads(), "pairs": pairs})
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def watched_table() -> str:
 
 def llama_cpp_table() -> str:
     """One line per model, number of threads and scene, and the peak of memory of each."""
-    rows, memory = [], []
+    rows, memory, repeats = [], [], []
     for name, model in load("llama_cpp")["models"].items():
         for threads, result in model["threads"].items():
             for scene, row in result["scenes"].items():
@@ -187,7 +187,7 @@ def llama_cpp_table() -> str:
             peaks = (f"{result['peak_mib_above_imports'][arm]:.0f}" for arm in ("workbench", "llama_cpp"))
             loads = (number(result["arms"][arm]["load"]["cpu_s"]) for arm in ("workbench", "llama_cpp"))
             memory.append([name, threads, f"{model['file_mib']:.0f}", *peaks, *loads])
-    repeats = row["workbench"]["per_cpu_second"]["repeats"]
+            repeats.append(row["workbench"]["per_cpu_second"]["repeats"])
     machine = model["machine"]
     clocks = ["ratio, CPU", "ratio, wall", "target"]
     speeds = table(["model", "threads", "scene", "Workbench, tok per CPU s", "llama.cpp", *clocks], rows)
@@ -200,7 +200,8 @@ def llama_cpp_table() -> str:
         "Workbench, CPU s to load",
         "llama.cpp",
     ]
-    note = f"{machine['processor']}, {machine['cores']} cores; median of {repeats} repeats in turn (ratios: range)."
+    times = " or ".join(map(str, sorted(set(repeats), reverse=True)))
+    note = f"{machine['processor']}, {machine['cores']} cores; median of {times} repeats in turn (ratios: range)."
     return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
 
 
@@ -268,6 +269,49 @@ def _error(value: Result) -> str:
     return f"{value['error']:+.1%}" if value["hit"] else f"**{value['error']:+.1%}**"
 
 
+PAIR_NAMES = {
+    "copy": "texts that repeat, n-gram",
+    "copy_2": "the same",
+    "copy_3": "the same",
+    "copy_4": "the same",
+    "copy_8": "the same",
+    "copy_16": "the same, 16 requests at once, n-gram",
+    "wrong": "always wrong, adaptive",
+    "wrong_fixed": "always wrong",
+    "draft_layers": "texts that repeat, the model's first 10 layers",
+    "async": "asynchronous steps, 16 requests",
+}
+"""What the second engine of each pair does."""
+
+
+def speculation_table() -> str:
+    """One line per pair."""
+    result = load("speculation")
+    rows = []
+    for pair, name in PAIR_NAMES.items():
+        row = result["pairs"][pair]
+        drafts = row["num_speculative_tokens"]
+        accepted = f"{row['accepted_per_draft']:.0%}" if drafts else ""
+        clocks = (number(row[f"times_as_fast_{clock}"]) for clock in ("cpu", "wall"))
+        rows.append([name, str(drafts or ""), accepted, number(row["tokens_per_step"][pair]), *clocks])
+    head = ["", "drafts per step, up to", "accepted", "tokens per step", "times as fast, CPU", "wall"]
+    machine, threads = result["machine"], result["threads"]
+    where = f"{machine['processor']}, {threads} thread" + "s" * (threads > 1)
+    return (
+        f"{result['model']}; {where}; medians of the ratios of each repeat.\n\n{table(head, rows)}\n\n"
+        f"CPU time of a forward pass (`bench_runner.py`):\n\n{rows_table()}"
+    )
+
+
+def rows_table() -> str:
+    """CPU time of one request's forward pass by its rows."""
+    result = load("runner")
+    scenes = {1: "1 decode at 128"} | {rows: f"1 decode of {rows} rows at 128" for rows in (2, 3, 4, 5, 6, 8)}
+    times = [result[scene]["compiled step, ms"]["median"] for scene in scenes.values()]
+    head = ["rows of one request", *map(str, scenes)]
+    return table(head, [["ms", *map(number, times)], ["times that of 1 row", *(number(t / times[0]) for t in times)]])
+
+
 def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
@@ -324,6 +368,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "chunk size": chunk_size_table,
     "watched": watched_table,
     "llama.cpp": llama_cpp_table,
+    "speculation": speculation_table,
     "other scripts": other_scripts,
 }
 
