@@ -281,7 +281,7 @@ PAIR_NAMES = {
     "draft_layers": "texts that repeat, the model's first 10 layers",
     "async": "asynchronous steps, 16 requests",
 }
-"""What the second engine of each pair does."""
+"""The second engine of each pair, as the page names it."""
 
 
 def speculation_table() -> str:
