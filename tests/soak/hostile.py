@@ -164,7 +164,7 @@ def attack_all(port):
 def probe_health(port):
     """Print the times of /health on new connections, ten a second, until standard input ends.
 
-    A process of its own: in that of the clients, the probe would wait for their turns of the interpreter.
+    It runs in a separate process: in that of the clients it would wait for their turns of the interpreter.
     """
     over, seconds = threading.Event(), []
 

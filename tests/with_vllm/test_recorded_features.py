@@ -55,7 +55,7 @@ def test_a_recording_is_what_the_scheduler_did(kind, tmp_path, monkeypatch):
         if end == "assertion":  # docs/limits.md: vLLM stops, and the output in flight is lost
             steps = steps[:-2]
         asynchronous = workload["config"]["async_scheduling"]
-        # A fork and the reasons of misses depend on the proposer: EAGLE has blocks and hashes of its own.
+        # A fork and the reasons of misses depend on the proposer: EAGLE hashes blocks in another way.
         recorded, given = recorded_config(trace), read_workload(workload)[0]
         assert recorded.speculation.method == given.speculation.method
         if given.enable_prefix_caching:  # without it vLLM computes no hashes
