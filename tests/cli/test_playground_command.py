@@ -17,8 +17,9 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def pyodide(tmp_path):
-    """A folder with files of the right names."""
+def pyodide(tmp_path, monkeypatch):
+    """A folder with files of the right names, and no node, which could not compile with them."""
+    monkeypatch.setattr("workbench.playground.bytecode.shutil.which", lambda name: None)
     folder = tmp_path / "pyodide"
     folder.mkdir()
     for name in (*runtime.FILES, runtime.MSGSPEC_WHEEL):

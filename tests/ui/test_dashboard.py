@@ -228,6 +228,11 @@ def test_the_form_adds_a_request_and_shows_a_refusal(open_page, serve):
     page.wait("view.status.message === 'prompt must not be too much'")
     page.frame()
     assert page.root.get_by_role("alert").is_visible() and prompt.input_value() == "too much"
+    prompt.focus()
+    page.page.keyboard.press("Escape")
+    focused = "root.getRootNode().activeElement"
+    assert page.root.evaluate(f"(root) => {focused} === root"), "Escape leaves the box, and the shortcuts work"
+    assert prompt.input_value() == "too much"
 
 
 def test_step_and_pause_buttons(open_page, serve, long_trace):

@@ -1,5 +1,5 @@
-// The search for a setting that meets a target: the host simulates the run under many settings and answers with the one to take, those
-// after it, and a picture of all of them.
+// The search for a setting that meets a target: the host simulates the run under many settings and answers with the
+// one to take, those after it, and a picture of all of them.
 
 import { h, plain, replace, setText } from "./dom.js";
 import { form, openBelow, popover, submitButton } from "./popovers.js";
