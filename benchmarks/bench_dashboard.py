@@ -1,4 +1,4 @@
-"""The cost of the dashboard: browser time and bytes per update, frames per second, engine throughput, opening time.
+"""The cost of the dashboard: browser time per update, frames per second, engine throughput, opening, first picture.
 
     python benchmarks/bench_dashboard.py [--skip-engine] [--save]
 
@@ -15,6 +15,8 @@ import random
 import shutil
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -263,6 +265,28 @@ def engine_throughput(browser: Any, pairs: int) -> dict[str, Any]:
     }
 
 
+def first_picture(browser: Any) -> dict[str, Any]:
+    """Measure ``workbench demo``: the time from the address it prints to a picture with its first sentence."""
+    runs = []
+    for _ in range(3):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "workbench", "demo", "--no-browser", "--port", str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+            assert demo.stdout is not None
+            next(line for line in demo.stdout if line.startswith("dashboard:"))
+            start = time.perf_counter()
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            page.goto(f"http://127.0.0.1:{port}")
+            page.locator(".wb-root canvas:visible").first.wait_for()
+            page.locator(".wb-sentence").filter(has_text="Step").first.wait_for()
+            runs.append(time.perf_counter() - start)
+            page.close()
+            demo.terminate()
+    return {"seconds": statistics.median(runs), "runs": runs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10, help="length of the live measurement")
@@ -281,6 +305,7 @@ def main() -> None:
             ("live_64_requests_16384_blocks", lambda: live_updates(browser, options.seconds)),
             ("open_20000_steps", lambda: opening(browser)),
             ("engine", lambda: None if options.skip_engine else engine_throughput(browser, options.pairs)),
+            ("first_picture", lambda: None if options.skip_engine else first_picture(browser)),
         ):
             results[name] = measure()
             print(name, results[name], flush=True)
