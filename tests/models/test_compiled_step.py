@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import llama
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
@@ -63,8 +64,10 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
 @pytest.mark.parametrize("value", ["0", "two", "-1", "5000"])
 def test_a_wrong_number_of_threads_is_refused(value, monkeypatch):
     monkeypatch.setenv("WORKBENCH_THREADS", value)
+    attention = llama.scaled_dot_product_attention
     with pytest.raises(ValueError, match=f"WORKBENCH_THREADS='{value}' must be an integer from 1 to 1024"):
         run_engine(packed_model("llama"))
+    assert llama.scaled_dot_product_attention is attention, "a failed engine leaves the model as it was"
 
 
 @pytest.mark.parametrize("architecture", REFUSED)

@@ -36,7 +36,7 @@ def run(num_blocks, folder, arrivals):
     endpoint, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
     config = EngineConfig(max_num_batched_tokens=256, max_num_seqs=8, num_blocks=num_blocks, max_model_len=2000)
     folder.mkdir()
-    scheduler = make_scheduler(Scheduler, config, folder)
+    scheduler = make_scheduler(Scheduler, config)
     pool = scheduler.kv_cache_manager.block_pool
     pool.enable_kv_cache_events = True
     scheduler.kv_event_publisher = published.ZmqEventPublisher(0, f"tcp://*:{ports[0]}", f"tcp://*:{ports[1]}")
@@ -128,8 +128,7 @@ def test_the_metrics_of_vllm_are_read(tmp_path):
     from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
     config = EngineConfig(max_num_batched_tokens=256, max_num_seqs=8, num_blocks=70, max_model_len=2000)
-    (tmp_path / "model").mkdir()
-    scheduler = make_scheduler(Scheduler, config, tmp_path / "model")
+    scheduler = make_scheduler(Scheduler, config)
     logger = PrometheusStatLogger(scheduler.vllm_config, [0])
     logger.log_engine_initialized()
     texts = []

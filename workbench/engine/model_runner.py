@@ -94,28 +94,42 @@ class ModelRunner:
         self.state_bytes = sum(state.nbytes for state in states)
         taken = (mx.get_active_memory() if runs_on_gpu() else 0) + config.max_num_seqs * self.state_bytes
         check_pool_fits(config.num_pool_blocks, self.bytes_per_block, _physical_memory(), taken)
-        pool = (self.preflight.caches, config.num_pool_blocks, first.block_size)
         changes: list[Patch | FinalNorm | MixerPatch] = []
-        if states:
+        self._restore = weakref.finalize(self, _restore, changes)
+        try:
+            self._take_model(changes, first.block_size, groups, remembered)
+        except BaseException:
+            self._restore()
+            raise
+        self._describe_launches()
+        self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
+
+    def _take_model(
+        self,
+        changes: list[Patch | FinalNorm | MixerPatch],
+        block_size: int,
+        groups: Sequence[int],
+        remembered: Remembered,
+    ) -> None:
+        """Give the model a paged pool; every change of the model goes to ``changes`` as soon as it is made."""
+        pool = (self.preflight.caches, self.config.num_pool_blocks, block_size)
+        if states := self.preflight.states:
             changes.append(MixerPatch(self.model, [path for state in states for path in state.mixers]))
         if self.preflight.mode == "kernel":
-            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend, groups, config.max_num_seqs)
+            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend, groups, self.config.max_num_seqs)
             changes += patch_model(self.model, self.backend)
         else:
             mask_ndim = self.preflight.mask_ndim
-            self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, config.max_num_seqs)
+            self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, self.config.max_num_seqs)
         self.compiled_step, self.not_compiled = _compiled(self.model, self.preflight, self.kv_cache, remembered)
         path = self.preflight.final_norm
         self._final_norm = FinalNorm(self.model, path) if path is not None else None
+        if self._final_norm is not None:
+            changes.append(self._final_norm)
         kernels = self.backend.replayable_kernels if self.preflight.mode == "kernel" and not states else None
         self.replayed_step: ReplayedStep | None = None
         if kernels is not None:
             self.replayed_step = ReplayedStep(self.model, self.kv_cache, self._final_norm, kernels)
-        self._describe_launches()
-        self._latest: tuple[PackedBatch, AttentionMetadata] | None = None
-        if self._final_norm is not None:
-            changes.append(self._final_norm)
-        self._restore = weakref.finalize(self, _restore, changes)
 
     def _describe_launches(self) -> None:
         """Make the part of a record's launch that is the same in every step."""
