@@ -78,3 +78,25 @@ def test_answers_are_as_described(schema, path, mode):
 
     check()
     assert {400} < statuses <= {200, 400, 404} if mode == "positive" else statuses == {400}, statuses
+
+
+STREAMS = {
+    "/v1/completions": {"prompt": "ab", "stream": True, "max_tokens": 3, "n": 2},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 3,
+        "stream_options": {"include_usage": True},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_events_of_a_stream_are_as_described(server, schema, path):
+    case = schema[path]["POST"].Case(body=STREAMS[path], media_type="application/json")
+    response = case.call(timeout=60)
+    assert response.status_code == 200 and response.content.endswith(b"data: [DONE]\n\n")
+    checks = schemathesis.checks.CHECKS.get_by_names(CHECKS)
+    case.validate_response(response, checks=checks)
+    response = case.call(timeout=60)
+    response.content = response.content.replace(b'"index":0', b'"index":"first"', 1)
+    with pytest.raises(schemathesis.core.failures.FailureGroup, match="violates"):
+        case.validate_response(response, checks=checks)

@@ -27,7 +27,8 @@ class Operation:
         summary: Description of the operation.
         answer: Type of the JSON answer; None for no JSON answer.
         body: Type of the request's body; with a body the method is POST.
-        media: Media type of an answer that is text.
+        event: Type of the data of each event, for an answer that is a stream of events.
+        text: Whether the answer is plain text.
         statuses: Statuses besides 200 whose answer has the same shape.
         rejects: Whether it rejects every request.
     """
@@ -36,7 +37,8 @@ class Operation:
     summary: str
     answer: Any = None
     body: Any = None
-    media: str = ""
+    event: Any = None
+    text: bool = False
     statuses: tuple[int, ...] = ()
     rejects: bool = False
 
@@ -49,13 +51,21 @@ class Operation:
 OPERATIONS = (
     Operation("/v1/models", "The one model", shapes.ModelList),
     Operation("/v1/models/{model}", "The model by its name", shapes.Model),
-    Operation("/v1/completions", "Continue prompts", shapes.Completion, CompletionRequest, EVENTS),
-    Operation("/v1/chat/completions", "Continue a conversation", shapes.ChatCompletion, ChatRequest, EVENTS),
+    Operation("/v1/completions", "Continue prompts", shapes.Completion, CompletionRequest, shapes.Completion),
+    Operation(
+        "/v1/chat/completions",
+        "Continue a conversation",
+        shapes.ChatCompletion,
+        ChatRequest,
+        shapes.ChatCompletionChunk,
+    ),
     Operation("/v1/embeddings", "Not served: the engine generates text", rejects=True),
     Operation("/tokenize", "Token ids of a prompt, or of messages under the template", shapes.Tokens, TokenizeRequest),
     Operation("/health", "Whether the server accepts requests", shapes.Health, statuses=(503,)),
-    Operation("/metrics", "Metrics for Prometheus", media=TEXT),
-    Operation("/trace/stream", "The trace from the next step on, one line of a trace file per event", media=EVENTS),
+    Operation("/metrics", "Metrics for Prometheus", text=True),
+    Operation(
+        "/trace/stream", "The trace from the next step on: a line of a trace file per event", event=dict[str, Any]
+    ),
     Operation("/openapi.json", "This description", dict[str, Any]),
 )
 
@@ -66,8 +76,9 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
     Args:
         needs_key: Whether requests need an API key.
     """
-    types = [shapes.Error, shapes.ChatCompletionChunk]
-    types += [kind for operation in OPERATIONS for kind in (operation.answer, operation.body) if kind is not None]
+    types = [shapes.Error]
+    for operation in OPERATIONS:
+        types += [kind for kind in (operation.answer, operation.body, operation.event) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     schema_of = dict(zip(map(repr, types), schemas))
     error = _json("The problem and its solution", schema_of[repr(shapes.Error)])
@@ -106,9 +117,17 @@ def _success(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.answer is not None:
         content[JSON] = {"schema": schema_of[repr(operation.answer)]}
-    if operation.media:
-        content[operation.media] = {"schema": {"type": "string"}}
+    if operation.event is not None:
+        data = [{"const": "[DONE]"}, *(_encoded(schema_of[repr(kind)]) for kind in (operation.event, shapes.Error))]
+        event = {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
+        content[EVENTS] = {"itemSchema": event}  # OpenAPI 3.2's word; readers of 3.1 skip it
+    if operation.text:
+        content[TEXT] = {"schema": {"type": "string"}}
     return {"description": operation.summary, "content": content}
+
+
+def _encoded(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
 
 
 def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
