@@ -15,13 +15,13 @@ from workbench.trace.kv_events import (
     BlockRemoved,
     BlockStored,
     KVEventBatch,
-    KVEventHeader,
     collect,
     decode_batch,
     is_kv_events,
     read_kv_events,
 )
-from workbench.trace.kv_subscriber import END, record_kv_events
+from workbench.trace.kv_events.recording import KVEventHeader
+from workbench.trace.kv_events.subscriber import END, record_kv_events
 
 
 class LRU:

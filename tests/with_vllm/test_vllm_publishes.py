@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import timed_arrival
 from workbench.trace import kv_events
-from workbench.trace.kv_subscriber import record_kv_events
+from workbench.trace.kv_events.subscriber import record_kv_events
 from workbench.trace.scrapes import read_scrapes
 
 

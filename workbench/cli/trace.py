@@ -179,7 +179,7 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _kv_events(options: argparse.Namespace) -> int:
     from workbench.field_checks import number
-    from workbench.trace.kv_subscriber import record_kv_events
+    from workbench.trace.kv_events.subscriber import record_kv_events
 
     if options.out.suffix != ".jsonl":
         raise ValueError(f"out must be a file named .jsonl, got {options.out}")

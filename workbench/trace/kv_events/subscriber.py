@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from workbench.trace.kv_events import BlockStored, KVEventBatch, KVEventHeader, KVEvents, collect, decode_batch
+from workbench.trace.kv_events.events import BlockStored, KVEventBatch, decode_batch
+from workbench.trace.kv_events.recording import KVEventHeader, KVEvents, collect
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The number with which vLLM ends its answer to a request for earlier batches."""
