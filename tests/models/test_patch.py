@@ -9,7 +9,8 @@ from tiny_models import tiny_model
 
 from workbench.attention.selection import get_backend
 from workbench.models import patch
-from workbench.models.paged_cache import LayerKV, PagedKVCache
+from workbench.models.layer_cache import LayerKV
+from workbench.models.paged_cache import PagedKVCache
 
 
 def test_the_last_patch_puts_the_original_back():

@@ -13,8 +13,8 @@ from workbench.models import load_model
 from workbench.models import preflight_once as once_module
 from workbench.models import remembered as remembered_module
 from workbench.models.cpu.kernels import product_kernel
+from workbench.models.layer_cache import LayerKV
 from workbench.models.packed import check, compiled_step, matrix
-from workbench.models.paged_cache import LayerKV
 from workbench.models.preflight import PreflightResult
 from workbench.models.preflight_once import from_json, to_json
 from workbench.models.remembered import NOTHING, VARIABLE, entries, is_on, remembered, sources_digest

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from workbench.config import EngineConfig
-from workbench.models.paged_cache import LayerKV
+from workbench.models.layer_cache import LayerKV
 from workbench.models.state_cache import LayerState
 
 log = logging.getLogger("workbench")

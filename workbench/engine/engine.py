@@ -36,7 +36,7 @@ from workbench.trace import StepRecord, Trace, TraceMeta
 from workbench.trace.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
-    from workbench.models.paged_cache import AttentionCall
+    from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
 
 log = logging.getLogger("workbench")

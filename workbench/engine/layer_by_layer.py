@@ -24,7 +24,7 @@ from workbench.models.capture import LayerCapture
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from workbench.models.paged_cache import AttentionCall, Tap
+    from workbench.models.layer_cache import AttentionCall, Tap
 
 
 class ForwardByLayer:

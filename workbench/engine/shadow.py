@@ -22,7 +22,7 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.trace import StepRecord, Supplement, Trace
 
 if TYPE_CHECKING:
-    from workbench.models.paged_cache import AttentionCall
+    from workbench.models.layer_cache import AttentionCall
 
 
 def start_shadow(config: EngineConfig, runner: ModelRunner) -> ShadowLauncher | None:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 if TYPE_CHECKING:
-    from workbench.models.paged_cache import AttentionCall
+    from workbench.models.layer_cache import AttentionCall
 
 
 def _no_rows() -> np.ndarray:

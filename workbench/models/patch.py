@@ -23,7 +23,7 @@ import mlx.nn as nn
 
 from workbench._moved import moved_names
 from workbench.attention.backend import AttentionBackend
-from workbench.models.paged_cache import PagedLayerCache
+from workbench.models.layer_cache import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
 SWIGLU_NAME = "swiglu"

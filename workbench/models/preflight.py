@@ -23,7 +23,8 @@ from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.forward import forward_rows
-from workbench.models.paged_cache import CacheSpec, LayerKV, PagedKVCache, flat_caches
+from workbench.models.layer_cache import LayerKV
+from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
 from workbench.models.state_cache import LayerState, MixerPatch, find_mixers
 

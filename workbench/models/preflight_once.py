@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from workbench.attention.backend import AttentionBackend
+from workbench.models.layer_cache import LayerKV
 from workbench.models.load import LoadedModel
-from workbench.models.paged_cache import LayerKV
 from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.remembered import NOTHING
 from workbench.models.state_cache import LayerState

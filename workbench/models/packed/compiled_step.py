@@ -15,8 +15,9 @@ from workbench.attention.metadata import AttentionMetadata
 from workbench.models.cpu.barrier import make_barrier
 from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, run_layers
 from workbench.models.forward import forward_rows
+from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, NotDescribed, rope_table
-from workbench.models.paged_cache import PagedKVCache, PagedLayerCache
+from workbench.models.paged_cache import PagedKVCache
 from workbench.models.patch import patch_model
 from workbench.models.preflight import (
     BLOCK_SIZE,

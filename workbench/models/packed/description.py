@@ -16,8 +16,8 @@ import numpy as np
 from workbench.attention.cpu.kernel import work_list_address
 from workbench.models.cpu.kernels import factors
 from workbench.models.cpu.layer_loop import GELU, SILU, Field, Model
+from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
-from workbench.models.paged_cache import PagedLayerCache
 
 _LOG2_E = 1.4426950408889634
 _ROPE_PROBE = 96

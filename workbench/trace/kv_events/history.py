@@ -194,7 +194,7 @@ class CacheReplay:
         self._num_cached = 0
 
     def history(self) -> CacheHistory:
-        """What has happened until now."""
+        """The history up to the last event."""
         return CacheHistory(
             rank=self.rank,
             medium=self._medium,
