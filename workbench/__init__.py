@@ -45,6 +45,7 @@ ATTACHED = {
     "Trace.view": "workbench.viz.widget:view",
     "Trace.watch": "workbench.viz.widget:watch",
     "Trace.explain": "workbench.simulation.explain:explain",
+    "Trace.fork": "workbench.simulation.fork:fork",
     "Trace.slowest": "workbench.simulation.explain:slowest",
     "Trace.tune": "workbench.simulation.tune:tune",
     "Trace.whatif": "workbench.simulation.predict:whatif",

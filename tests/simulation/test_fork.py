@@ -1,5 +1,7 @@
 """A fork repeats the past exactly, changes only the future, and rejects impossible changes."""
 
+import random
+
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
@@ -34,6 +36,21 @@ def test_a_fork_without_changes_is_the_same_run():
     again = fork(trace)
     assert len(again) == len(trace) and same_steps(trace, again)
     assert again.meta.source == "simulation, forked at step 0"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_that_stop_early_are_scheduled_once_too_often_in_a_fork_too(seed):
+    """An asynchronous scheduler does not foresee a stop token: its chunk too many is in the fork as well."""
+    rng = random.Random(seed)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(1, 60)}, "max_tokens": 9, "stop_at": rng.randint(1, 8)}
+        | {"arrival_step": rng.randint(0, 9), "accepts": [rng.randint(0, 2)]}
+        for i in range(6)
+    ]
+    config = WORKLOAD["config"] | {"async_scheduling": True, "num_speculative_tokens": 2 * (seed % 2)}
+    trace = simulate({"config": config, "requests": requests})
+    assert any(chunk.discarded for record in trace for chunk in record.chunks)
+    assert same_steps(trace, fork(trace)) and same_steps(trace, fork(trace, rng.randrange(len(trace))))
 
 
 def test_a_fork_says_what_was_changed():

@@ -234,7 +234,7 @@ def test_every_attached_function_is_there_and_declared():
         assert callable(getattr(owner, method))
     attached = {name for name in vars(Trace) if isinstance(vars(Trace)[name], AttachedMethod)}
     declared = {name for name, hint in Trace.__annotations__.items() if hint.startswith("Callable")}
-    upper = {"explain", "figure", "plot", "show", "slowest", "to_html", "tune"}
+    upper = {"explain", "figure", "fork", "plot", "show", "slowest", "to_html", "tune"}
     upper |= {"view", "watch", "whatif", "why_missed"}
     assert attached == declared == upper
 

@@ -284,7 +284,10 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
             names the step that shows it most.
     """
     if len(steps) < MIN_STEPS:
-        raise ValueError(f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}")
+        raise ValueError(
+            f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}: record more, give "
+            "a cost model, or use fork(), which answers in steps"
+        )
     steps, stalls = without_stalls(steps)
     held_out = np.arange(len(steps)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     seen, unseen = steps.take(~held_out), steps.take(held_out)

@@ -30,9 +30,9 @@ def fork(
     """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
 
     Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock, and
-    requests arrive at their recorded times. A request that had ended gets the recorded number of tokens,
-    whatever the reason for its end; on a clock, so does one that was aborted. Any other request continues to its
-    ``max_tokens`` with made-up tokens. Drafts are accepted as often as they were in the recording; with another number
+    requests arrive at their recorded times. A request that had ended gets the recorded tokens and ends with the same
+    one; on a clock, one that was aborted gets as many. Any other request continues to its ``max_tokens`` with made-up
+    tokens. Drafts are accepted as often as they were in the recording; with another number
     of drafts this is an estimate, and the source of the trace says so.
 
     Args:
@@ -124,7 +124,7 @@ class _Past:
         self._first_time = trace[0].time if len(trace) else 0.0
         self._sampled: dict[str, list[int]] = defaultdict(list)
         self._accepts: dict[str, list[int]] = defaultdict(list)
-        self._ended: set[str] = set()
+        self._ended: dict[str, str] = {}  # the reason, "" if it is not known
         self._aborted: dict[str, int] = {}
         for record in trace:
             for chunk in record.chunks:
@@ -132,7 +132,7 @@ class _Past:
                 is_padded = chunk.request_id in record.admitted or chunk.request_id in record.resumed
                 if chunk.drafts and not chunk.discarded and not is_padded:
                     self._accepts[chunk.request_id].append(chunk.num_accepted)
-            self._ended.update(record.finished)
+            self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
             self._aborted.update(dict.fromkeys(record.aborted, record.step))
 
     def arrival(self, info: RequestInfo) -> Arrival:
@@ -143,9 +143,7 @@ class _Past:
             # A recording without tokens still has lengths: use made-up tokens, which share no prefix.
             prompt_token_ids=info.prompt_token_ids
             or [made_up_token(f"{request_id} prompt:{i}") for i in range(info.num_prompt_tokens)],
-            sampling=SamplingParams(
-                max_tokens=max(1, len(self._sampled[request_id])) if request_id in self._ended else info.max_tokens
-            ),
+            sampling=self._sampling(info),
             priority=info.priority,
             arrival_step=info.arrival_step,
             arrival_time=info.arrival_time,
@@ -160,9 +158,26 @@ class _Past:
         if info.arrival_step < at_step:
             return dataclasses.replace(arrival, arrives_at=self._first_time)
         if info.request_id in self._aborted:  # its steps are other ones on a clock
-            num_tokens = max(1, len(self._sampled[info.request_id]))
-            arrival = dataclasses.replace(arrival, abort_step=None, sampling=SamplingParams(max_tokens=num_tokens))
+            arrival = dataclasses.replace(arrival, abort_step=None, sampling=self._as_many(info.request_id))
         return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=info.arrival_time)
+
+    def _sampling(self, info: RequestInfo) -> SamplingParams:
+        """Limits under which a request that had ended ends at the same token again.
+
+        A stop token stays one. An asynchronous scheduler foresees an end by ``max_tokens``, and for an end by a stop
+        token it has scheduled one chunk too many. A last token that also came earlier was none: a stop string ended
+        the request.
+        """
+        *before, last = self._sampled[info.request_id] or [-1]
+        if info.request_id not in self._ended:
+            return SamplingParams(max_tokens=info.max_tokens)
+        if self._ended[info.request_id] == "stop" and last >= 0 and last not in before:
+            return SamplingParams(max_tokens=max(info.max_tokens, len(before) + 1), stop_token_ids=(last,))
+        return self._as_many(info.request_id)
+
+    def _as_many(self, request_id: str) -> SamplingParams:
+        """As many tokens as in the recording."""
+        return SamplingParams(max_tokens=max(1, len(self._sampled[request_id])))
 
     def sample_token(self, request: Request) -> int:
         """The recorded token, or a made-up one after the end of the recording."""

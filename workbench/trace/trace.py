@@ -59,6 +59,7 @@ class Trace:
     to_html: Callable[..., None]
     watch: Callable[..., Any]
     explain: Callable[..., Any]
+    fork: Callable[..., Trace]
     slowest: Callable[..., list[Any]]
     tune: Callable[..., Any]
     whatif: Callable[..., Trace]
