@@ -254,6 +254,7 @@ def test_an_output_token_shows_the_likely_words_beside_it(open_page, serve, tiny
         page = open_page(serve(engine), height=1600)
         page.wait(f"view.store.numSteps === {len(engine.trace)}")
         page.frame()
+        page.root.locator("[data-request='0']").hover()
         tokens = page.root.locator("[data-request='0'] .wb-output span")
         for number in range(5):
             tokens.nth(number).hover()

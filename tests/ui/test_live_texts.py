@@ -48,17 +48,33 @@ def test_a_live_page_shows_hostile_texts_as_text(open_page, text):
         assert page.root.locator("script, img, textarea:not([aria-label=Prompt])").count() == 0
 
 
-def test_only_texts_in_sight_have_an_element_for_each_token(page_of):
-    requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30} for i in range(30)]
-    page = page_of(simulate({"requests": requests, "config": {"max_num_seqs": 30, "num_blocks": 400}}))
+def test_only_a_card_that_is_pointed_at_has_an_element_for_each_token(page_of):
+    requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30} for i in range(3)]
+    page = page_of(simulate({"requests": requests}))
     page.view("view.cursor.seek(view.cursor.last)")
-    output = "root.querySelectorAll('.wb-output')"
-    page.view(f"{output}[0].scrollIntoView()")
-    page.wait(f"{output}[0].childElementCount === 30")
-    last = f"{output}[29]"
-    assert page.view(f"{last}.childElementCount") == 0
-    text = page.view(f"{last}.textContent")
+    page.frame()
+    outputs = page.root.locator(".wb-output")
+    sizes = "[...root.querySelectorAll('.wb-output')].map((output) => output.childElementCount)"
+    text = outputs.nth(1).text_content()
+    assert page.view(sizes) == [1, 1, 1]  # the newest token
     assert len(text.split()) == 30
-    page.view(f"{last}.scrollIntoView()")
-    page.wait(f"{last}.childElementCount === 30")
-    assert page.view(f"{last}.textContent") == text
+    outputs.nth(1).hover()
+    assert page.view(sizes) == [1, 30, 1]
+    assert outputs.nth(1).text_content() == text
+    tenth = outputs.nth(2).text_content().split()[9]
+    outputs.nth(2).hover()
+    page.view("view.cursor.seek(9)")
+    page.frame()
+    assert page.view(sizes) == [1, 1, 10]  # one that was pointed at before is drawn anew without them
+    assert outputs.nth(2).locator(".wb-now").text_content().strip() == tenth
+
+
+def test_a_click_on_a_token_goes_to_its_step_without_a_hover_before_it(page_of):
+    page = page_of(simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 30}]}))
+    page.view("view.cursor.seek(view.cursor.last)")
+    page.frame()
+    output = page.root.locator(".wb-output")
+    output.scroll_into_view_if_needed()
+    x, y = (output.bounding_box()[side] + 3 for side in "xy")
+    output.dispatch_event("click", {"clientX": x, "clientY": y, "bubbles": True})
+    assert page.view("view.cursor.step") == 0

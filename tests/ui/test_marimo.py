@@ -80,5 +80,6 @@ def test_a_live_engine_runs_in_marimo(browser, marimo_page):
         arg=element,
         timeout=60_000,
     )
+    root.locator(".wb-output").hover()
     assert root.locator(".wb-output span").count() == 20
     context.close()

@@ -12,6 +12,7 @@ export function newRequest(info, index, start) {
     chunks: [], // indices into the chunk columns
     chunkSteps: [], // the step of each of them
     tokens: [], // { step, text, id, chunk }
+    hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
     changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
     finishReason: "",

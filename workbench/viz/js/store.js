@@ -168,6 +168,7 @@ export class Store {
     let text = "";
     const id = this.column("chunk.sampled")[c], numBefore = this.column("chunk.num_sampled_before")[c];
     if (id >= 0) text = texts[next.text++];
+    if (text) request.hasText = true;
     for (let b = 0; b < numBefore; b++, text = "") {
       const before = this.column("sampled_before.id")[next.before++];
       request.tokens.push({ step, chunk: c, id: before, text, drafted: true });

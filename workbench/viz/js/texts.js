@@ -7,9 +7,6 @@ import { Panel } from "./panel.js";
 
 const MOST_TOKENS = 600, PROMPT_CHARACTERS = 180, MOST_CARDS = 40;
 
-/** The browser tells which cards it does not lay out, because they are out of sight. */
-const SKIPPING = "oncontentvisibilityautostatechange";
-
 /** The beginning and the end of a text. */
 function bothEnds(text, limit) {
   const begin = Math.floor(limit / 3);
@@ -45,8 +42,9 @@ export class TextsPanel extends Panel {
     this.ask = new AskBox(view);
     this.body.append(this.ask.element, this.list, this.note);
     this.cards = new Map(); // request -> card
+    this.pointed = null; // the card that was pointed at last
     this.list.addEventListener("click", (event) => {
-      const { step, number } = event.target.dataset, card = event.target.closest("[data-request]");
+      const target = this.tokenUnder(event), { step, number } = target.dataset, card = target.closest("[data-request]");
       if (step === undefined || !card) return;
       this.cursor.seek(Number(step));
       view.inspector.pin({ kind: "token", request: Number(card.dataset.request), number: Number(number) });
@@ -58,7 +56,18 @@ export class TextsPanel extends Panel {
     });
   }
 
-  hovered({ target, clientX, clientY }) {
+  /** The element under the pointer. The tokens of a card get theirs when it is pointed at for the first time. */
+  tokenUnder({ target, clientX, clientY, buttons }) {
+    const index = target.closest("[data-request]")?.dataset.request, request = this.store.requests[index];
+    const card = this.cards.get(request);
+    if (!card || card === this.pointed || buttons) return target; // while a button is held, a text is being selected
+    this.pointed = card;
+    this.fill(card, request);
+    return this.list.getRootNode().elementFromPoint(clientX, clientY) ?? target;
+  }
+
+  hovered(event) {
+    const { clientX, clientY } = event, target = this.tokenUnder(event);
     const card = target.closest("[data-request]"), { number, id } = target.dataset;
     if (!card) return;
     const request = Number(card.dataset.request);
@@ -151,14 +160,8 @@ export class TextsPanel extends Panel {
       prompt,
       output,
     );
-    // The output holds the tokens [first, count); out of sight it is plain text up to the token `plain`.
-    const card = { element, chip, state, abort: abortButton, output, first: 0, count: 0, marked: null, plain: null };
-    card.outOfSight = SKIPPING in element;
-    element.addEventListener("contentvisibilityautostatechange", ({ skipped }) => {
-      card.outOfSight = skipped;
-      if (!skipped) this.fill(card, request);
-    });
-    return card;
+    // The output holds the tokens [first, count): each in an element, or all but the newest as one text.
+    return { element, chip, state, abort: abortButton, output, first: 0, count: 0, byToken: false, marked: null };
   }
 
   /** The prompt, shortened in the middle; a press shows all of it. */
@@ -214,47 +217,39 @@ export class TextsPanel extends Panel {
     return `prefilling ${formatNumber(computed)} of ${formatNumber(request.num_prompt_tokens)}`;
   }
 
-  /** Append the tokens up to `count`, or begin again when earlier ones have to go. */
+  /**
+   * Append the tokens up to `count`, or begin again when earlier ones have to go. Elements for all tokens in sight
+   * take most of the time of a move through a long run, so a card has them once it is pointed at, or if drafts are to
+   * be told from other tokens.
+   */
   fillOutput(card, request, count) {
-    const first = Math.max(0, count - MOST_TOKENS);
-    if (card.outOfSight) return this.fillPlainly(card, request, first, count);
-    if (card.plain !== null || first !== card.first || count < card.count) {
-      replace(card.output, first > 0 ? "… " : null);
-      card.first = card.count = first;
-      card.plain = null;
+    const first = Math.max(0, count - MOST_TOKENS), anew = first !== card.first || count < card.count;
+    const byToken = card === this.pointed || this.store.hasDrafts || (card.byToken && !anew);
+    if (count === card.count && byToken === card.byToken) return;
+    if (anew || !byToken || !card.byToken) {
+      card.count = byToken ? first : Math.max(first, count - 1);
+      replace(card.output, (first > 0 ? "… " : "") + this.words(request, first, card.count) || null);
     }
-    // Ids replace text only when a trace has no text at all: a token without text, such as an end token, adds none.
-    const hasText = this.hasText(request);
-    for (let i = card.count; i < count; i++) {
-      const { step, id, text, drafted } = request.tokens[i];
-      const props = { "data-step": step, "data-number": i, "data-id": id, "data-drafted": drafted ? "true" : null };
-      card.output.append(h("span", props, text || (hasText ? "" : `${id} `)));
+    for (; card.count < count; card.count++) {
+      const { step, id, drafted } = request.tokens[card.count], number = card.count;
+      const props = { "data-step": step, "data-number": number, "data-id": id, "data-drafted": drafted && "true" };
+      card.output.append(h("span", props, this.words(request, number, number + 1)));
     }
-    card.count = Math.max(card.count, count);
+    Object.assign(card, { first, byToken });
   }
 
-  /** The output of a card that nobody sees: an element for each token of all cards takes most of a move's time. */
-  fillPlainly(card, request, first, count) {
-    if (card.plain === count) return;
-    const hasText = this.hasText(request), words = request.tokens.slice(first, count);
-    const text = words.map((token) => token.text || (hasText ? "" : `${token.id} `)).join("");
-    replace(card.output, `${first > 0 ? "… " : ""}${text}`);
-    card.plain = count;
-  }
-
-  hasText(request) {
-    return Boolean(request.prompt) || request.tokens.some((token) => token.text);
+  /** The text of the tokens [from, to), or their ids if a request has no text at all, as in a simulation. */
+  words(request, from, to) {
+    // A token without text, such as an end token, adds none.
+    const word = ({ text, id }) => text || (request.hasText ? "" : `${id} `);
+    return request.tokens.slice(from, to).map(word).join("");
   }
 
   tableData() {
     const { store, cursor } = this;
     const cells = (request) => {
       const count = this.numTokens(request), state = store.stateOf(request, cursor.step);
-      const hasText = this.hasText(request);
-      const text = request.tokens.slice(0, count).map((token) => token.text || (hasText ? "" : `${token.id} `)).join(
-        "",
-      );
-      return [plain(request.id), state, count, text];
+      return [plain(request.id), state, count, this.words(request, 0, count)];
     };
     return {
       caption: `Texts at step ${store.label(cursor.step)}`,
