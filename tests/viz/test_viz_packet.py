@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
 from workbench import simulate
-from workbench.trace import Supplement
+from workbench.simulation.miss import Misses
+from workbench.trace import Supplement, Trace
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (
     ARMS,
@@ -321,3 +322,16 @@ def test_an_admission_says_why_it_found_no_more():
     misses = [header["strings"][index] if index >= 0 else "" for index in arrays["chunk.miss"]]
     [miss] = trace.why_missed("b")
     assert misses == ["", "", miss.why, ""] and "token 10" in miss.why
+
+
+def test_the_prefix_cache_is_replayed_only_for_requests_that_begin_alike(monkeypatch):
+    asked = []
+
+    def why_missed(_, request_id):
+        asked.append(request_id)
+        return Misses()
+
+    monkeypatch.setattr(Trace, "why_missed", why_missed)
+    prompts = {"a": [1, 2, 3], "b": [1, 2, 4], "c": [1, 9, 3], "d": [8, 2, 3]}
+    columns_of(simulate({"requests": [{"id": id, "prompt": p, "max_tokens": 2} for id, p in prompts.items()]}))
+    assert asked == ["a", "b"]

@@ -116,6 +116,8 @@ def _waiting(step: StepRecord) -> list[str]:
     names: Sequence[str] = step.waiting
     if step.preempted:
         names = [request_id for request_id in names if request_id not in step.preempted]
+    if names and not step.passed_over:
+        return [_waits(names, _reason(step.waiting_reason))]
     by_reason: dict[str, list[str]] = {}
     words: dict[str, str] = {}  # most requests wait for the same reason
     for request_id in names:
@@ -123,10 +125,11 @@ def _waiting(step: StepRecord) -> list[str]:
         if reason not in words:
             words[reason] = _reason(reason)
         by_reason.setdefault(words[reason], []).append(request_id)
-    return [
-        f"{_names(request_ids)} {'waits' if len(request_ids) == 1 else 'wait'}" + (f": {reason}" if reason else "")
-        for reason, request_ids in list(by_reason.items())[:2]
-    ]
+    return [_waits(request_ids, reason) for reason, request_ids in list(by_reason.items())[:2]]
+
+
+def _waits(request_ids: Sequence[str], reason: str) -> str:
+    return f"{_names(request_ids)} {'waits' if len(request_ids) == 1 else 'wait'}" + (f": {reason}" if reason else "")
 
 
 def _reason(reason: str) -> str:
@@ -139,7 +142,7 @@ def _reason(reason: str) -> str:
 
 
 def _names(request_ids: Iterable[str]) -> str:
-    ids = list(request_ids)
+    ids = request_ids if isinstance(request_ids, Sequence) else list(request_ids)
     shown = [_name(request_id) for request_id in ids[: MAX_NAMES if len(ids) <= MAX_NAMES else MAX_NAMES - 1]]
     if more := len(ids) - len(shown):
         shown.append(f"{more:,} more")

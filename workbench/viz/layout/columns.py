@@ -11,17 +11,18 @@ import operator
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, get_args
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
 from workbench.trace import top_tokens
-from workbench.trace.errors import TraceError
 from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.lines import RequestInfo
 from workbench.trace.narrate import narrate
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
+from workbench.viz.layout.miss_texts import MissTexts
 from workbench.viz.layout.pool_changes import PoolChanges
 from workbench.viz.layout.shadow_launch import shadow_facts
 
@@ -156,7 +157,7 @@ class TraceColumns:
         # Made with the first step, because a trace that begins in the middle of a run gets its keyframe before that.
         self._pool: PoolChanges | None = None
         self._num_supplements = 0
-        self._knows_misses = True
+        self._miss_texts = MissTexts()
         self._lock = threading.Lock()
 
     @property
@@ -197,6 +198,7 @@ class TraceColumns:
             self.requests.append(request_id)
             info = self.trace.requests.get(request_id) or RequestInfo(request_id, 0)
             self.request_infos.append(info)
+            self._miss_texts.arrive(info)
             self._times.append(self._latencies.arrive(info))
         return index
 
@@ -221,11 +223,12 @@ class TraceColumns:
         return bounds[-1] - bounds[-2]
 
     def _append(self, record: StepRecord, pool: PoolChanges) -> None:
-        num_chunks = self._append_chunks(record)
-        self._extend("new_block", ((block,) for chunk in record.chunks for block in chunk.new_block_ids))
-        changed = [chunk for chunk in record.chunks if chunk.removed or chunk.other_groups]
-        self._extend("table_change", (change for chunk in changed for change in _table_changes(chunk)))
-        self._extend("sampled_before", ((token,) for chunk in record.chunks for token in chunk.sampled_before))
+        chunks = dict(zip(Chunk.__struct_fields__, zip(*map(msgspec.structs.astuple, record.chunks)))) or _NO_CHUNKS
+        num_chunks = self._append_chunks(record, chunks)
+        self._extend_by_column("new_block", (chain.from_iterable(chunks["new_block_ids"]),))
+        self._extend_by_column("sampled_before", (chain.from_iterable(chunks["sampled_before"]),))
+        has_changes = any(chunks["removed"]) or any(chunks["other_groups"])
+        self._extend("table_change", chain.from_iterable(map(_table_changes, record.chunks)) if has_changes else ())
         num_events = self._extend(
             "event",
             ((EVENT_KINDS.index(e.kind), self._request(e.request_id), self._string(e.reason)) for e in record.events),
@@ -233,7 +236,7 @@ class TraceColumns:
         passed_over = self._extend(
             "passed_over", ((self._request(rid), self._string(why)) for rid, why in record.passed_over.items())
         )
-        num_decode_tokens = sum([chunk.num_tokens for chunk in record.chunks if chunk.arm == "decode"])
+        num_decode_tokens = sum([n for n, arm in zip(chunks["num_tokens"], chunks["arm"]) if arm == "decode"])
         changes = pool.advance(record)
         num_pool_changes = self._extend(
             "pool",
@@ -248,8 +251,8 @@ class TraceColumns:
             "time": record.time,
             **{f"seconds_{phase}": record.timings.get(phase, 0.0) for phase in PHASES},
             "decode_tokens": num_decode_tokens,
-            "prefill_tokens": sum([chunk.num_tokens for chunk in record.chunks]) - num_decode_tokens,
-            "recomputed_tokens": sum([chunk.num_recomputed_tokens for chunk in record.chunks]),
+            "prefill_tokens": sum(chunks["num_tokens"]) - num_decode_tokens,
+            "recomputed_tokens": sum(chunks["num_recomputed_tokens"]),
             "token_budget": record.token_budget,
             "prefill_cap": record.long_prefill_cap,
             "free_blocks": record.free_blocks,
@@ -270,46 +273,33 @@ class TraceColumns:
             self.steps[name].append(value)
         self.sentences.append(narrate(record))
 
-    def _misses(self, record: StepRecord) -> dict[str, str]:
-        """For each request that was admitted, why it found no more in the prefix cache; {} if nobody knows."""
-        admitted = (*record.admitted, *record.resumed)
-        if not admitted or not self._knows_misses:
-            return {}
-        try:
-            misses = {request_id: self.trace.why_missed(request_id) for request_id in admitted}
-        except (ValueError, TraceError):  # another engine's configuration
-            self._knows_misses = False
-            return {}
-        return {request_id: its.in_short(record.step) for request_id, its in misses.items()}
-
-    def _append_chunks(self, record: StepRecord) -> int:
-        """Append the chunks of a step, column by column, and return their number."""
-        chunks, end = record.chunks, self._latencies.add(record).end
-        fields = dict(zip(Chunk.__struct_fields__, zip(*map(msgspec.structs.astuple, chunks))))
-        self.texts += [chunk.text for chunk in chunks if chunk.sampled is not None]
+    def _append_chunks(self, record: StepRecord, chunks: Mapping[str, Sequence[Any]]) -> int:
+        """Append the chunks of a step, given field by field, and return their number."""
+        end, sampled = self._latencies.add(record).end, chunks["sampled"]
+        self.texts += [text for text, token in zip(chunks["text"], sampled) if token is not None]
         self.bounds["text"].append(len(self.texts))
-        if not fields:
-            return self._extend_by_column("chunk", ())
-        requests = [self._request(request_id) for request_id in fields["request_id"]]
+        requests = [self._request(request_id) for request_id in chunks["request_id"]]
         latencies, first_tokens = self._latencies_of(requests, end)
-        flags = map(FLAGS.__getitem__, zip(fields["arm"], fields["limited_by"], fields["is_partial_prefill"]))
-        misses = self._misses(record)
+        flags = map(FLAGS.__getitem__, zip(chunks["arm"], chunks["limited_by"], chunks["is_partial_prefill"]))
+        removed, others, misses = chunks["removed"], chunks["other_groups"], self._miss_texts.of(self.trace, record)
         return self._extend_by_column(
             "chunk",
             (
                 requests,
-                map(operator.sub, fields["start"], fields["ahead"]),
-                fields["num_tokens"],
+                map(operator.sub, chunks["start"], chunks["ahead"]),
+                chunks["num_tokens"],
                 map(operator.or_, flags, first_tokens),
-                [-1 if token is None else token for token in fields["sampled"]],
-                fields["num_cached_tokens"],
-                fields["num_recomputed_tokens"],
-                map(len, fields["new_block_ids"]),
-                map(len, fields["drafts"]),
-                fields["num_accepted"],
-                map(len, fields["sampled_before"]),
-                map(_num_table_changes, fields["removed"], fields["other_groups"]),
-                [self._string(misses.get(request_id, "")) for request_id in fields["request_id"]],
+                [-1 if token is None else token for token in sampled] if None in sampled else sampled,
+                chunks["num_cached_tokens"],
+                chunks["num_recomputed_tokens"],
+                map(len, chunks["new_block_ids"]),
+                map(len, chunks["drafts"]),
+                chunks["num_accepted"],
+                map(len, chunks["sampled_before"]),
+                map(_num_table_changes, removed, others) if any(others) else map(len, removed),
+                [self._string(misses.get(request_id, "")) for request_id in chunks["request_id"]]
+                if misses
+                else repeat(-1, len(requests)),
                 latencies,
             ),
         )
@@ -342,12 +332,12 @@ class TraceColumns:
         return index
 
 
+_NO_CHUNKS: dict[str, tuple[Any, ...]] = dict.fromkeys(Chunk.__struct_fields__, ())
+
+
 def _num_table_changes(removed: Sequence[int], other_groups: Sequence[TableChange]) -> int:
     """Number of rows of ``table_change`` of a chunk."""
-    num_removed = len(removed)
-    if not other_groups:
-        return num_removed
-    return num_removed + sum(len(change.removed) + len(change.new_block_ids) for change in other_groups)
+    return len(removed) + sum(len(change.removed) + len(change.new_block_ids) for change in other_groups)
 
 
 def _table_changes(chunk: Chunk) -> Iterator[tuple[int, bool, int]]:
