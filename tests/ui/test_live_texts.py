@@ -65,7 +65,7 @@ def test_only_a_card_that_is_pointed_at_has_an_element_for_each_token(page_of):
     outputs.nth(2).hover()
     page.view("view.cursor.seek(9)")
     page.frame()
-    assert page.view(sizes) == [1, 1, 10]  # one that was pointed at before is drawn anew without them
+    assert page.view(sizes) == [1, 1, 10]  # a jump back draws without them what was pointed at before
     assert outputs.nth(2).locator(".wb-now").text_content().strip() == tenth
 
 

@@ -223,10 +223,10 @@ export class TextsPanel extends Panel {
    * be told from other tokens.
    */
   fillOutput(card, request, count) {
-    const first = Math.max(0, count - MOST_TOKENS), anew = first !== card.first || count < card.count;
-    const byToken = card === this.pointed || this.store.hasDrafts || (card.byToken && !anew);
+    const first = Math.max(0, count - MOST_TOKENS), again = first !== card.first || count < card.count;
+    const byToken = card === this.pointed || this.store.hasDrafts || (card.byToken && !again);
     if (count === card.count && byToken === card.byToken) return;
-    if (anew || !byToken || !card.byToken) {
+    if (again || !byToken || !card.byToken) {
       card.count = byToken ? first : Math.max(first, count - 1);
       replace(card.output, (first > 0 ? "… " : "") + this.words(request, first, card.count) || null);
     }
