@@ -124,11 +124,15 @@ def test_a_step_is_like_the_last_when_it_schedules_one_token_of_the_same_request
     assert [message.num_scheduled_tokens or [1, 1] for message in sent] == [list(tokens.values()) for tokens in steps]
 
 
-def test_an_engine_that_waits_and_asks_again_is_recorded_once(in_process, monkeypatch):
-    """Also after an arrival that the record of an ordinary step already contains."""
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_engine_that_waits_and_asks_again_is_recorded_once(async_scheduling, in_process, monkeypatch):
+    """Also after an arrival that the record of an ordinary step already contains.
+
+    The first empty iteration of an asynchronous engine takes in the output of the step before it, and is recorded.
+    """
     monkeypatch.setenv("WORKBENCH_TRACE_TOKENS", "0")
     monkeypatch.setattr(recorder, "SEND_SECONDS", 3600.0)
-    double = RecordingDouble(read_workload(LONG)[0])
+    double = RecordingClass(vllm_config(read_workload(LONG)[0], async_scheduling=async_scheduling))
     running, nothing = {"a": 1, "b": 1}, {}
     double._unrecorded_update = lambda *args: None
 
@@ -157,7 +161,7 @@ def test_an_engine_that_waits_and_asks_again_is_recorded_once(in_process, monkey
     sent = list(unpack(received))
     ids = ["a", "b"]
     steps = [message.request_ids for message in sent if isinstance(message, Schedule)]
-    assert steps == [ids, None, ids, [], ids]
+    assert steps == [ids, None, ids, *([[]] if async_scheduling else []), [], ids]
     assert sum(isinstance(message, Update) for message in sent) == len(steps)
 
 

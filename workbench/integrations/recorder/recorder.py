@@ -79,6 +79,8 @@ class SchedulerRecorder:
         self._send_at = 0.0
         self._num_sends = 0
         self._has_news = False
+        self._output_to_come = False
+        """Whether the next step is scheduled before the output of the one before it is there."""
         self._empty_steps: set[int] = set()
         """Recorded steps without tokens that have no output yet, by the id() of their SchedulerOutput."""
         self._tables: TableWatch | None = None
@@ -92,6 +94,7 @@ class SchedulerRecorder:
             self._token_ids = setup.settings.token_ids
             self.num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
             self._group = setup.kv_cache_group
+            self._is_async = bool(setup.config.get("async_scheduling"))
             managers = scheduler.kv_cache_manager.coordinator.single_type_managers if setup.records_all_groups else ()
             self._tables = TableWatch(managers) if managers else None
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
@@ -164,9 +167,15 @@ class SchedulerRecorder:
             ended: Time of its return.
         """
         if not output.num_scheduled_tokens:
-            if not self._has_news:
-                return  # an engine that waits for something schedules again and again
+            # An engine that waits for something schedules again and again. The first time may be an iteration that
+            # only takes in the output of the step before it.
+            is_needless = not (self._has_news or self._output_to_come)
+            self._output_to_come, self.last_ids = False, None
+            if is_needless:
+                return
             self._empty_steps.add(id(output))
+        else:
+            self._output_to_come = self._is_async
         message = self._schedule(output, started, ended)
         self._has_news = False
         self.messages.append(message)
