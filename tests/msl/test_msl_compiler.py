@@ -98,6 +98,7 @@ def test_the_clang_of_ziglang_runs_kernels(search_again, monkeypatch):
     pytest.importorskip("ziglang")
     monkeypatch.setenv("WORKBENCH_CLANG", "ziglang")
     np.testing.assert_array_equal(run("y[i] = simd_sum(x[i]);")[:32], np.full(32, 33 * 16))
+    np.testing.assert_allclose(run("y[i] = tanh(0.1f * x[i]);"), np.tanh(0.1 * np.arange(1, 65)), rtol=1e-6)  # of libm
     fault = fault_of("y[i] = x[i];\ny[i] = x[i + 1];")
     assert (fault.kind, fault.index, fault.line) == ("out of bounds", 64, 3)
 

@@ -57,9 +57,11 @@ def test_a_kernel_becomes_a_library_of_a_mac(zig, runtime, tmp_path, checks):
     flags = (*compiler._LANGUAGE_FLAGS, *compiler.MAC_FLAGS, *compiler._WARNING_FLAGS, *compiler._CODE_FLAGS)
     flags += (*compiler._UNROLL_FLAGS, *(compiler._CHECK_FLAGS if checks else ()))
     build(*zig.kernel_command, *flags, "-c", unit, "-o", kernel_object)
-    build(*zig.link_command, *TARGET, "-shared", "-g", "-o", library, kernel_object, *runtime, "-lm")
+    libraries = compiler.zig_libraries("darwin")
+    build(*zig.link_command, *TARGET, "-shared", "-g", "-o", library, kernel_object, *runtime, *libraries)
     image = library.read_bytes()
     assert image.startswith(MACH_O_ARM64) and struct.unpack_from("<I", image, 12)[0] == DYNAMIC_LIBRARY
+    assert b"/usr/lib/libSystem.B.dylib\0" in image
     assert b"_msl_launch\0" in image and b"_msl_library_address\0" in image
 
 

@@ -74,19 +74,24 @@ def with_whole_tiles(unit: str) -> str:
     return unit
 
 
-def count_ptx(unit: str, folder: Path) -> tuple[int, int]:
-    """Statements and branches in nvcc's output for a file with one kernel.
+def with_short_products(unit: str) -> str:
+    """A file whose products of matrices are one multiplication per element.
 
     Metal multiplies matrices in one instruction. The product of metal_on_cuda.cuh is a loop of shuffles, which would
-    hide the rest; here it is one multiplication per element.
+    hide the rest, and takes nvcc most of its time.
     """
     product = re.compile(r"(METAL_FUNC void simdgroup_multiply_accumulate\([^{]*\{)(.*?)\n\}", re.DOTALL)
     one_step = "\n  for (int i = 0; i < 2; i++) d.elements[i] = fmaf(a.elements[i], b.elements[i], c.elements[i]);"
     unit, replaced = product.subn(lambda found: found[1] + one_step + "\n}", unit)
     if replaced != 1:
         raise ValueError("metal_on_cuda.cuh has no simdgroup_multiply_accumulate")
+    return unit
+
+
+def count_ptx(unit: str, folder: Path) -> tuple[int, int]:
+    """Statements and branches in nvcc's output for a file with one kernel, with short products."""
     path = folder / "kernel.cu"
-    path.write_text(unit)
+    path.write_text(with_short_products(unit))
     command = ["nvcc", "-arch=sm_90", "-std=c++17", "-ptx", "-o", str(folder / "kernel.ptx"), str(path)]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=500)
     body = (folder / "kernel.ptx").read_text().split(".entry", 1)[1].split("\n{", 1)[1]

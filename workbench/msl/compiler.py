@@ -99,12 +99,14 @@ class Compiler:
         kernel_command: Compiles C++ for OpenCL.
         runtime_command: Compiles C++.
         link_command: Links, as for C: the runtime needs nothing from the C++ library.
+        libraries: Flags for the libraries to link with.
         version: Output of ``--version``; part of the cache's keys.
     """
 
     kernel_command: tuple[str, ...]
     runtime_command: tuple[str, ...]
     link_command: tuple[str, ...]
+    libraries: tuple[str, ...]
     version: str
 
 
@@ -159,7 +161,7 @@ def _is_new_enough(version: str) -> bool:
 
 def _clang(path: str) -> Compiler | None:
     version = _version_text((path,))
-    return Compiler((path,), (path,), (path,), version) if _is_new_enough(version) else None
+    return Compiler((path,), (path,), (path,), ("-lm",), version) if _is_new_enough(version) else None
 
 
 def _zig() -> Compiler | None:
@@ -168,7 +170,16 @@ def _zig() -> Compiler | None:
         return None
     zig = str(Path(spec.submodule_search_locations[0]) / "zig")
     version = _version_text((zig, "clang"))
-    return Compiler((zig, "clang"), (zig, "c++"), (zig, "cc"), version) if _is_new_enough(version) else None
+    commands = (zig, "clang"), (zig, "c++"), (zig, "cc")
+    return Compiler(*commands, zig_libraries(sys.platform), version) if _is_new_enough(version) else None
+
+
+def zig_libraries(system: str) -> tuple[str, ...]:
+    """Flags that keep zig from building a C library first, which takes half a minute.
+
+    On Linux its functions are found when the kernel is loaded: Python has loaded the C library and libm.
+    """
+    return ("-nostdlib", "-lSystem") if system == "darwin" else ("-nostdlib",)
 
 
 @functools.cache
@@ -228,7 +239,8 @@ def compile_kernel(
         examine(_run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)]))
         _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)])
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
-        _run([*compiler.link_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects, "-lm"])
+        command = [*compiler.link_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects]
+        _run([*command, *compiler.libraries])
         os.replace(linked, library)
     return library
 
