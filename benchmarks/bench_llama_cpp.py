@@ -1,8 +1,9 @@
 """Workbench beside llama.cpp on a CPU: decode, prefill, time to load and peak memory, of the same GGUF file.
 
-Both run as processes that load the file once, and take turns: one repeat of a scene in one, then in the other, while
-the other sleeps. Workbench runs through its engine, scheduler and records included; llama.cpp through `llama_decode`
-with its defaults, and with greedy sampling in NumPy. Ratios are taken repeat by repeat.
+All run as processes that load the file once, and take turns: one repeat of a scene in one, then in the next, while
+the others sleep. Workbench runs twice, with float32 activations and with activations of 8 bits, through its engine,
+scheduler and records included; llama.cpp through `llama_decode` with its defaults, and with greedy sampling in NumPy.
+Ratios are taken repeat by repeat.
 
     python benchmarks/bench_llama_cpp.py --llama PYTHON                     # the bundled SmolLM2, Q4_1
     python benchmarks/bench_llama_cpp.py --llama PYTHON --model random-1b   # random weights in Q4_0, written to /tmp
@@ -14,10 +15,10 @@ PYTHON is a Python with llama-cpp-python and NumPy.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ SCENES = {"decode, batch 1": (1, 16, 48), "decode, batch 4": (4, 16, 24), "decod
 PREFILL, PREFILL_TOKENS = "prefill of 512", 512
 TARGETS = {"decode, batch 1": 1.0, "decode, batch 4": 1.5, "decode, batch 16": 2.0, PREFILL: 1.5}
 NUM_BLOCKS, BLOCK_SIZE = 96, 16
+WORKBENCH, WORKBENCH_INT8, LLAMA_CPP = "workbench", "workbench_int8", "llama_cpp"
 
 
 def token_ids(count: int, vocab_size: int, seed: int) -> list[int]:
@@ -45,13 +47,18 @@ def token_ids(count: int, vocab_size: int, seed: int) -> list[int]:
 
 
 class WorkbenchArm:
-    """The engine, with all it records."""
+    """The engine, with all it records.
 
-    def __init__(self, path: str, threads: int) -> None:
+    Args:
+        path: The file.
+        activations: "float32" or "int8".
+    """
+
+    def __init__(self, path: str, activations: str) -> None:
         from workbench import Engine, EngineConfig
         from workbench.models import load_model
 
-        loaded = load_model(path)
+        loaded = load_model(path, activations=activations)
         config = EngineConfig(
             max_num_batched_tokens=PREFILL_TOKENS, max_num_seqs=16, num_blocks=NUM_BLOCKS, enable_prefix_caching=False
         )
@@ -93,7 +100,7 @@ class LlamaArm:
 
 def serve(arm_name: str, path: str, threads: int) -> None:
     """Load the file, then answer each scene that comes on standard input with its times."""
-    if arm_name == "workbench":
+    if arm_name != LLAMA_CPP:
         import workbench
         import workbench.models.gguf.loader
         import workbench.models.packed.compiled_step  # noqa: F401  (what a start imports is not the model's memory)
@@ -102,7 +109,11 @@ def serve(arm_name: str, path: str, threads: int) -> None:
         import baselines.llama_cpp  # noqa: F401
     imported = memory("VmRSS")
     clocks = time.perf_counter(), time.process_time()
-    arm = (WorkbenchArm if arm_name == "workbench" else LlamaArm)(path, threads)
+    arm: WorkbenchArm | LlamaArm
+    if arm_name == LLAMA_CPP:
+        arm = LlamaArm(path, threads)
+    else:
+        arm = WorkbenchArm(path, "int8" if arm_name == WORKBENCH_INT8 else "float32")
     loading = {"wall_s": time.perf_counter() - clocks[0], "cpu_s": time.process_time() - clocks[1]}
     print(json.dumps({"info": arm.info, "load": loading}), flush=True)
     for line in sys.stdin:
@@ -169,10 +180,8 @@ class Arm:
 
 def compare(path: str, threads: int, llama: str, repeats: int) -> dict[str, Any]:
     """All scenes with a number of threads."""
-    arms = {
-        "workbench": Arm("workbench", sys.executable, path, threads),
-        "llama_cpp": Arm("llama_cpp", llama, path, threads),
-    }
+    pythons = {WORKBENCH: sys.executable, WORKBENCH_INT8: sys.executable, LLAMA_CPP: llama}
+    arms = {name: Arm(name, python, path, threads) for name, python in pythons.items()}
     results: dict[str, Any] = {"arms": {name: arm.about for name, arm in arms.items()}, "scenes": {}}
     peaks = dict.fromkeys(arms, 0.0)
     for scene in (*SCENES, PREFILL):
@@ -186,16 +195,16 @@ def compare(path: str, threads: int, llama: str, repeats: int) -> dict[str, Any]
         row: dict[str, Any] = {
             name: {key: summarise([run[key] for run in runs[name]]) for key in runs[name][0]} for name in arms
         }
-        for key in ("per_wall_second", "per_cpu_second"):
-            pairs = zip(runs["workbench"], runs["llama_cpp"], strict=True)
-            row[f"ratio, {key}"] = summarise([ours[key] / theirs[key] for ours, theirs in pairs])
+        for name, key in itertools.product((WORKBENCH, WORKBENCH_INT8), ("per_wall_second", "per_cpu_second")):
+            pairs = zip(runs[name], runs[LLAMA_CPP], strict=True)
+            row[name][f"ratio, {key}"] = summarise([ours[key] / theirs[key] for ours, theirs in pairs])
         row["target"] = TARGETS[scene]
         results["scenes"][scene] = row
-        medians = [statistics.median(run["per_cpu_second"] for run in runs[name]) for name in arms]
-        ratio = row["ratio, per_cpu_second"]["median"], row["ratio, per_wall_second"]["median"]
+        speeds = [f"{row[name]['per_cpu_second']['median']:8.1f}" for name in arms]
+        ratios = [f"{row[name]['ratio, per_cpu_second']['median']:.2f}" for name in (WORKBENCH, WORKBENCH_INT8)]
         print(
-            f"{threads} threads, {scene:17s} {medians[0]:8.1f} {medians[1]:8.1f} tok per CPU s, ratio {ratio[0]:.2f}, "
-            f"wall {ratio[1]:.2f} (target {TARGETS[scene]})",
+            f"{threads} threads, {scene:17s} {' '.join(speeds)} tok per CPU s, ratios {' '.join(ratios)} "
+            f"(target {TARGETS[scene]})",
             flush=True,
         )
     for arm in arms.values():
@@ -290,7 +299,8 @@ def main() -> None:
         return
     path = file_of(options.model)
     size = Path(path).stat().st_size / 2**20
-    Arm("workbench", sys.executable, path, 1).close()  # compiles what is not compiled yet
+    for name in (WORKBENCH, WORKBENCH_INT8):
+        Arm(name, sys.executable, path, 1).close()  # compiles what is not compiled yet
     target = RESULTS / "llama_cpp.json"
     saved = json.loads(target.read_text()) if target.exists() else {"benchmark": "llama_cpp", "models": {}}
     name = "random-1b" if options.model == "random-1b" else Path(path).stem

@@ -179,18 +179,21 @@ def llama_cpp_table() -> str:
     for name, model in load("llama_cpp")["models"].items():
         for threads, result in model["threads"].items():
             for scene, row in result["scenes"].items():
-                ours, theirs = (number(row[arm]["per_cpu_second"]["median"]) for arm in ("workbench", "llama_cpp"))
-                cpu, wall = (spread(row[f"ratio, per_{clock}_second"]) for clock in ("cpu", "wall"))
-                met = row["ratio, per_cpu_second"]["median"] >= row["target"]
-                verdict = f"{row['target']}" if met else f"{row['target']}, missed"
-                rows.append([name, threads, scene, ours, theirs, cpu, wall, verdict])
+                for arm, activations in (("workbench", "float32"), ("workbench_int8", "int8")):
+                    if arm not in row:
+                        continue
+                    ours, theirs = (number(row[side]["per_cpu_second"]["median"]) for side in (arm, "llama_cpp"))
+                    cpu, wall = (spread(row[arm][f"ratio, per_{clock}_second"]) for clock in ("cpu", "wall"))
+                    met = row[arm]["ratio, per_cpu_second"]["median"] >= row["target"]
+                    verdict = f"{row['target']}" if met else f"{row['target']}, missed"
+                    rows.append([name, threads, scene, activations, ours, theirs, cpu, wall, verdict])
             peaks = (f"{result['peak_mib_above_imports'][arm]:.0f}" for arm in ("workbench", "llama_cpp"))
             loads = (number(result["arms"][arm]["load"]["cpu_s"]) for arm in ("workbench", "llama_cpp"))
             memory.append([name, threads, f"{model['file_mib']:.0f}", *peaks, *loads])
             repeats.append(row["workbench"]["per_cpu_second"]["repeats"])
     machine = model["machine"]
     clocks = ["ratio, CPU", "ratio, wall", "target"]
-    speeds = table(["model", "threads", "scene", "Workbench, tok per CPU s", "llama.cpp", *clocks], rows)
+    speeds = table(["model", "threads", "scene", "activations", "Workbench, tok per CPU s", "llama.cpp", *clocks], rows)
     head = [
         "model",
         "threads",

@@ -27,7 +27,7 @@ def test_a_healthy_machine(capsys, monkeypatch):
     finally:
         find_compiler.cache_clear()
     assert status == 0 and "FAILED" not in text
-    for part in ("versions", "device", "memory", "attention", "msl", "preflight", "environment"):
+    for part in ("versions", "device", "memory", "products", "attention", "msl", "preflight", "environment"):
         assert re.search(rf"^{part} +\S", text, re.MULTILINE), part
     assert f"workbench {workbench.__version__}, Python" in text
     assert f"mlx {mx.__version__}" in text and "BLAS" in text

@@ -45,6 +45,7 @@ def run(_options: argparse.Namespace) -> int:
         "versions": _versions,
         "device": _device,
         "memory": _memory,
+        "products": _products,
         "attention": _attention,
         "msl": _msl,
         "preflight": _preflight,
@@ -88,6 +89,16 @@ def _device() -> Iterator[str]:
     yield f"Metal is {'' if mx.metal.is_available() else 'not '}available, CUDA is " + (
         "available" if mx.cuda.is_available() else "not available"
     )
+
+
+def _products() -> Iterator[str]:
+    from workbench.models.cpu.int8_emitter import instruction_set
+    from workbench.models.packed.int8 import why_no_int8
+    from workbench.models.packed.pack_model import why_not_packed
+
+    yield f"packed weights: {why_not_packed() or 'possible'}"
+    reason = why_no_int8()
+    yield f'activations="int8": {reason or f"possible, with {instruction_set()}"}'
 
 
 def _memory() -> Iterator[str]:

@@ -29,7 +29,7 @@ from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.field_checks import integer
 from workbench.models.capture import LayerCapture
-from workbench.models.load import LoadedModel, Weights, load_model
+from workbench.models.load import Activations, LoadedModel, Weights, load_model
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
@@ -56,6 +56,7 @@ class Engine(Shortcuts):
         proposer: A function ``propose(token_ids, num_drafts)`` for speculative decoding, which returns at most
             ``num_drafts`` token ids that it expects next.
         weights: "packed" or "float32", see `load_model`; not for a LoadedModel, whose weights are what they are.
+        activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
         **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
@@ -90,13 +91,16 @@ class Engine(Shortcuts):
         draft_model: str | Path | LoadedModel | None = None,
         proposer: DraftFunction | None = None,
         weights: Weights | None = None,
+        activations: Activations | None = None,
         **config_fields: Any,
     ) -> None:
         if isinstance(policy, str):
             config_fields["policy"], policy = policy, None
         config = make_config(config, config_fields)
-        if weights is not None and isinstance(model, LoadedModel):
-            raise ValueError(f"weights={weights!r} has no effect on a LoadedModel: pass it to load_model()")
+        options = {name: value for name, value in (("weights", weights), ("activations", activations)) if value}
+        if options and isinstance(model, LoadedModel):
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise ValueError(f"{given} has no effect on a LoadedModel: pass it to load_model()")
         if keep_steps is not None:
             integer("keep_steps", keep_steps, MIN_KEEP_STEPS, 2**31 - 1)
         config = with_method(config, draft_model, proposer)
@@ -105,7 +109,7 @@ class Engine(Shortcuts):
         self._started = time.perf_counter()
         self.breakpoints = Breakpoints()
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
-        self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, weights))
+        self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, options))
         self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
 
     def _load(
@@ -115,10 +119,10 @@ class Engine(Shortcuts):
         policy: SchedulingPolicy | None,
         keep_steps: int | None,
         make_speculator: Callable[[EngineConfig, LoadedModel, Sampler], Speculator | None],
-        weights: Weights | None,
+        options: dict[str, Any],
     ) -> None:
         if not isinstance(model, LoadedModel):
-            model = load_model(model) if weights is None else load_model(model, weights=weights)
+            model = load_model(model, **options)
         self.model = model
         self.config = resolve_config(config, self.model)
         self.runner = self._make_runner()

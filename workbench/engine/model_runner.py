@@ -23,6 +23,7 @@ from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.load import LoadedModel
+from workbench.models.packed.activations import float32_activations
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block, flat_caches
 from workbench.models.patch import Patch, patch_model
 from workbench.models.preflight import PreflightResult, preflight
@@ -292,6 +293,7 @@ class ModelRunner:
                 "architecture": self.loaded.architecture,
                 "num_parameters": self.loaded.num_parameters,
                 "dtype": self.loaded.dtype,
+                "activations": self.loaded.activations,
                 "vocab_size": self.loaded.vocab_size,
             }
         return facts
@@ -324,7 +326,8 @@ def _tried_backend(
     """
 
     def check(model: nn.Module | LoadedModel, backend: AttentionBackend) -> PreflightResult:
-        return preflight(model, backend) if isinstance(model, nn.Module) else preflight_once(model, backend)
+        with float32_activations(model if isinstance(model, nn.Module) else model.model):
+            return preflight(model, backend) if isinstance(model, nn.Module) else preflight_once(model, backend)
 
     backend = get_backend(config.attention_backend)
     result = check(model, backend)

@@ -31,6 +31,9 @@ log = logging.getLogger("workbench")
 Weights = Literal["packed", "float32"]
 """Weights stay as the file holds them, or each becomes a floating-point number of the model's type."""
 
+Activations = Literal["float32", "int8"]
+"""Products take inputs as they are, or as codes of 8 bits, which change logits."""
+
 Keep = Literal["packed", "mlx", "no"]
 """Quantised weights are kept for compiled code of this processor, for MLX's own products, or not at all."""
 
@@ -61,6 +64,7 @@ class LoadedModel:
         num_parameters: Number of weights of the whole model, counted before any quantisation.
         source: The file, folder or repository it came from.
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
+        activations: What packed weights are multiplied with: "float32" or "int8".
         preflights: Results of `preflight_once`, by attention backend and device.
         found_before: Findings of earlier starts about the same files.
     """
@@ -76,6 +80,7 @@ class LoadedModel:
     num_parameters: int
     source: str
     quantized: str = ""
+    activations: Activations = "float32"
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     found_before: InitVar[Remembered] = NOTHING
 
@@ -98,6 +103,8 @@ class LoadedModel:
         millions = self.num_parameters / 1e6
         size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
         weights = f"{self.dtype}, {self.quantized}" if self.quantized else self.dtype
+        if self.activations == "int8":
+            weights += ", int8 activations"
         return (
             f"LoadedModel({self.name!r}: {self.architecture}, {size} parameters, {weights}, "
             f"context {self.max_position}, vocabulary {self.vocab_size})"
@@ -108,6 +115,7 @@ def load_model(
     name_or_path: str | Path,
     *,
     weights: Weights = "packed",
+    activations: Activations = "float32",
     dtype: str | mx.Dtype | None = None,
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
@@ -119,6 +127,9 @@ def load_model(
             of a repository, which mlx-lm downloads.
         weights: "packed" keeps the bits of weights as the file holds them; products are computed in float32 from the
             exact values. "float32" turns every weight into a number of ``dtype``.
+        activations: "float32" computes with inputs of products as they are. "int8" rounds them to codes of 8 bits
+            with a scale per 32 columns, which is faster and changes logits; for quantised weights that are packed on
+            a CPU.
         dtype: "float32", "float16" or "bfloat16". The default is float32 on a CPU, because MLX has fast matrix
             products for no other type there, and the file's own type on a GPU.
         keep_quantized: Deprecated: use ``weights``.
@@ -133,12 +144,39 @@ def load_model(
     """
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
+    _check_activations(activations, weights, keep, on_gpu)
     wanted = _check_dtype(dtype)
     try:
-        return _load(name_or_path, wanted, on_gpu, keep, group)
+        loaded = _load(name_or_path, wanted, on_gpu, keep, group)
     except WrongProductError as problem:
         log.warning('weights="packed" becomes weights="float32": %s', problem)
         return _load(name_or_path, wanted, on_gpu, "no", group)
+    if activations == "int8":
+        from workbench.models.packed.int8 import use_int8
+
+        use_int8(loaded.model, loaded.remembered)
+        loaded.activations = activations
+    return loaded
+
+
+def _check_activations(activations: Activations, weights: Weights, keep: Keep, on_gpu: bool) -> None:
+    """Refuse activations that products on this machine cannot take."""
+    if activations not in ("float32", "int8"):
+        raise ValueError(f'activations is {activations!r}; it must be "float32" or "int8"')
+    if activations == "float32":
+        return
+    if keep == "packed":
+        from workbench.models.packed.int8 import why_no_int8
+
+        reason = why_no_int8()
+    elif on_gpu:
+        reason = "on a GPU, MLX multiplies with activations of the model's type"
+    elif weights == "float32":
+        reason = 'weights="float32" have no codes'
+    else:
+        reason = "the weights are not packed here"
+    if reason:
+        raise ValueError(f'activations="int8" is not possible: {reason}; use activations="float32"')
 
 
 def _load(

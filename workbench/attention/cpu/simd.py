@@ -27,12 +27,16 @@ from numba.extending import intrinsic, models, overload, register_model
 config: Any = numba.config  # numba sets its attributes at import, so a type checker does not know them
 
 
+def cpu_features() -> set[str]:
+    """LLVM's names of the instruction sets that numba compiles for."""
+    if config.CPU_FEATURES is None:
+        return {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+    return {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+
+
 def _vector_width() -> int:
     """Number of float32 elements in a vector register of the processor that numba compiles for."""
-    if config.CPU_FEATURES is None:
-        features = {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
-    else:
-        features = {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+    features = cpu_features()
     return 16 if "avx512f" in features else 8 if "avx2" in features else 4
 
 

@@ -35,6 +35,12 @@ SUPER = 8
 
 ScaleKind = Literal["float16", "bfloat16", "float32", "codes", "none"]
 
+Activations = Literal["float32", "int8"]
+"""What weights are multiplied with: the input, or codes of 8 bits with a scale per unit, which change the result."""
+
+INT8_UNIT_BYTES = UNIT + 4
+"""Bytes of a unit of an input of 8 bits: its codes and their scale."""
+
 _SCALE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "codes": 1, "none": 0}
 
 
@@ -69,6 +75,10 @@ class Format(NamedTuple):
     def extra(self) -> int:
         """Bits of a column beside the base words."""
         return self.bits - self.base
+
+    def takes(self, activations: Activations) -> bool:
+        """Whether weights can be multiplied with such activations: numbers of 16 and 32 bits have no codes."""
+        return activations == "float32" or not self.is_plain
 
     @property
     def has_minima(self) -> bool:

@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 
 from workbench.attention.cpu.compiled import entry_point, kept_code
 from workbench.attention.cpu.simd import INDEX, LANES, jit
-from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Format
+from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Activations, Format
+from workbench.models.cpu.inputs import prepare_rows, row_size
 from workbench.models.cpu.tiles import PackedType, product_tile, tile_at
 
 _WIDE = LANES != 8  # AVX-512 and Arm have 32 vector registers, AVX2 has 16
@@ -66,8 +67,8 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
 
     Args:
         weights: Address of the packed weights.
-        x: Address of the prepared input, float32 [num_rows, x_row].
-        x_row: Distance of its rows in elements.
+        x: Address of the prepared input, [num_rows, x_row].
+        x_row: Distance of its rows in units of 4 bytes.
         sums: Address of the sums of its groups, float32 [num_rows, sums_row].
         sums_row: Distance of their rows in elements.
         y: Address of the result, float32 [num_rows, y_row]; no element beyond ``num_outputs`` of a row is written.
@@ -140,9 +141,9 @@ def call_kernel(
 
 
 @cache
-def product_kernel(form: Format) -> int:
+def product_kernel(form: Format, activations: Activations = "float32") -> int:
     """Address of the product kernel of a format, compiled or read from disk on first use."""
-    signature = types.void(PackedType(form), *[types.intp] * _KERNEL_ARGUMENTS)
+    signature = types.void(PackedType(form, activations), *[types.intp] * _KERNEL_ARGUMENTS)
     with kept_code(_product):
         try:
             compiled = numba.cfunc(signature, cache=True, error_model="numpy")(_product)
@@ -156,45 +157,8 @@ _KERNELS: list[object] = []
 """Compiled kernels, kept so that their code stays in memory."""
 
 
-@cache
-def factors(form: Format) -> np.ndarray:
-    """The power of two that each column of a unit is multiplied with beforehand, float32 [32]."""
-    if form.is_plain:
-        return np.ones(UNIT, np.float32)
-    per_word = UNIT // form.base
-    index = np.arange(UNIT) % per_word
-    shift = np.where(index == per_word - 1, 0, form.base * index)
-    return np.float32(0.5) ** shift.astype(np.float32)
-
-
-@jit
-def prepare(x, num_columns, form_factors, group, prepared, sums):
-    """Scale the input for a format, pad it to whole units and sum its groups.
-
-    Args:
-        x: float32 [num_rows, at least num_columns].
-        num_columns: Columns of the matrix.
-        form_factors: `factors` of the format.
-        group: Columns per group.
-        prepared: float32 [num_rows, num_units * 32]; written.
-        sums: float32 [num_rows, num_units * 32 / group]; written.
-    """
-    whole = num_columns // UNIT * UNIT
-    for row in range(x.shape[0]):
-        for first in range(0, whole, UNIT):
-            for column in range(UNIT):
-                prepared[row, first + column] = x[row, first + column] * form_factors[column]
-        for column in range(whole, prepared.shape[1]):
-            prepared[row, column] = x[row, column] * form_factors[column - whole] if column < num_columns else 0.0
-        for index in range(sums.shape[1]):
-            total = np.float32(0.0)
-            for column in range(index * group, min((index + 1) * group, num_columns)):
-                total += x[row, column]
-            sums[row, index] = total
-
-
 @entry_point
-def multiply(kernel, weights, num_columns, num_units, form_factors, group, x, y, first_tile, last_tile):
+def multiply(kernel, weights, num_columns, num_units, codes, form_factors, group, x, y, first_tile, last_tile):
     """``y = x @ w.T`` for the outputs of the tiles [first_tile, last_tile).
 
     Args:
@@ -202,6 +166,7 @@ def multiply(kernel, weights, num_columns, num_units, form_factors, group, x, y,
         weights: Address of the packed weights.
         num_columns: Columns of the matrix.
         num_units: Units of 32 columns.
+        codes: `code_bits` of the kernel.
         form_factors: `factors` of the format.
         group: Columns per group.
         x: float32 [num_rows, num_columns].
@@ -210,9 +175,9 @@ def multiply(kernel, weights, num_columns, num_units, form_factors, group, x, y,
         last_tile: The tile to stop before.
     """
     num_rows = x.shape[0]
-    prepared = np.empty((num_rows, num_units * UNIT), np.float32)
+    prepared = np.empty((num_rows, row_size(num_units, codes)), np.float32)
     sums = np.empty((num_rows, num_units * (UNIT // group)), np.float32)
-    prepare(x, num_columns, form_factors, group, prepared, sums)
+    prepare_rows(x, num_columns, codes, form_factors, group, prepared, sums)
     call_kernel(
         kernel,
         weights,

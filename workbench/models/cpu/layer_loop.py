@@ -22,7 +22,8 @@ from workbench.attention.cpu.layout import Scoring
 from workbench.attention.cpu.simd import FLOAT, LANES, exp, jit, load, splat, store, tanh, total_of
 from workbench.models.cpu.barrier import wait_for_all
 from workbench.models.cpu.formats import TILE, UNIT
-from workbench.models.cpu.kernels import call_kernel, prepare
+from workbench.models.cpu.inputs import prepare_rows, row_size
+from workbench.models.cpu.kernels import call_kernel
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -61,7 +62,8 @@ class ProductField(IntEnum):
     FIRST_OUTPUT = 6
     NUM_TILES = 7
     BIAS = 8
-    NUM_FIELDS = 9
+    CODES = 9
+    NUM_FIELDS = 10
 
 
 _QKV, _OUT, _GATE_UP, _DOWN = int(Field.QKV), int(Field.OUT), int(Field.GATE_UP), int(Field.DOWN)
@@ -73,6 +75,7 @@ _CACHE_GROUP = int(Field.CACHE_GROUP)
 _KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
 _UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
 _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
+_CODES = int(ProductField.CODES)
 
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
@@ -201,11 +204,11 @@ def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
     num_rows = x.shape[0]
     for index in range(first, last):
         product = model.products[index]
-        units, group = product[_UNITS], product[_GROUP]
-        x_row, sums_row = units * UNIT, units * (UNIT // group)
+        units, group, codes = product[_UNITS], product[_GROUP], product[_CODES]
+        x_row, sums_row = row_size(units, codes), units * (UNIT // group)
         rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
         row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
-        prepare(x, product[_COLUMNS], model.factors[index], group, rows, row_sums)
+        prepare_rows(x, product[_COLUMNS], codes, model.factors[index], group, rows, row_sums)
         tiles = product[_TILES]
         start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
         call_kernel(

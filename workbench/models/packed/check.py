@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workbench.models.cpu.formats import TILE
+from workbench.models.cpu.formats import TILE, UNIT
 from workbench.models.cpu.kernels import TILE_ROWS
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.matrix import PackedMatrix
@@ -26,11 +26,12 @@ class ProductChecks:
 
     Args:
         remembered: Formats and shapes that passed in an earlier start are not probed again.
+        name: Name of the finding.
     """
 
-    def __init__(self, remembered: Remembered) -> None:
-        self._remembered = remembered
-        self._passed: set[str] = set(remembered.get("products") or ())
+    def __init__(self, remembered: Remembered, name: str = "products") -> None:
+        self._remembered, self._name = remembered, name
+        self._passed: set[str] = set(remembered.get(name) or ())
 
     def check(self, matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.ndarray], name: str) -> None:
         """Probe a matrix, unless one of its format and shape has passed: see `check_products`.
@@ -45,8 +46,11 @@ class ProductChecks:
 
     def keep(self) -> None:
         """Remember what passed."""
-        if self._passed != set(self._remembered.get("products") or ()):
-            self._remembered.put("products", sorted(self._passed))
+        if self._passed != set(self._remembered.get(self._name) or ()):
+            self._remembered.put(self._name, sorted(self._passed))
+
+
+_WEIGHTS = {"float32": "its dequantised weights", "int8": "the numbers that codes of 8 bits stand for"}
 
 
 def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.ndarray], name: str) -> None:
@@ -66,15 +70,33 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
     for num_rows in TILE_ROWS:
         x = generator.standard_normal((num_rows, matrix.num_columns)).astype(np.float32)
         result = matrix.multiply(x)[:, outputs]
+        x = x if matrix.activations == "float32" else as_int8(x)
         error = _error(result, x, weights)
         control = _error(result, np.roll(x, 1, axis=1), weights)
         if not error <= TOLERANCE:  # also true of a NaN
             raise WrongProductError(
                 f"the product with {name} ({matrix.form.bits} bits, {matrix.num_outputs} x {matrix.num_columns}) "
-                f"differs from that with its dequantised weights by {error:.1e} of its terms (allowed: {TOLERANCE:.0e})"
+                f"differs from that with {_WEIGHTS[matrix.activations]} by {error:.1e} of its terms "
+                f"(allowed: {TOLERANCE:.0e})"
             )
         if not control > 10 * TOLERANCE and weights.any() and matrix.num_columns > 1:
             raise WrongProductError(f"a shifted input changes the product with {name} by {control:.1e} only")
+
+
+def as_int8(x: np.ndarray) -> np.ndarray:
+    """The numbers that an input's codes of 8 bits stand for.
+
+    Args:
+        x: float32 [num_rows, num_columns].
+
+    Returns:
+        float64, likewise.
+    """
+    num_rows, num_columns = x.shape
+    units = np.pad(x, ((0, 0), (0, -num_columns % UNIT))).reshape(num_rows, -1, UNIT)
+    scales = np.abs(units).max(axis=-1, keepdims=True) / np.float32(127)
+    codes = np.rint(units * (np.float32(1) / np.where(scales > 1e-30, scales, np.float32(np.inf))))
+    return (codes.astype(np.float64) * scales).reshape(num_rows, -1)[:, :num_columns]
 
 
 def _probed_outputs(num_outputs: int) -> np.ndarray:

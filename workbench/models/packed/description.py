@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 
 from workbench.attention.cpu.kernel import work_list_address
-from workbench.models.cpu.kernels import factors
+from workbench.models.cpu.inputs import code_bits, factors
 from workbench.models.cpu.layer_loop import GELU, SILU, Field, Model
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
@@ -170,6 +170,7 @@ class Description:
                     first_output,
                     matrix.num_tiles,
                     bias,
+                    code_bits(matrix.form, matrix.activations),
                 ]
             )
             self._factors.append(factors(matrix.form))

@@ -8,8 +8,9 @@ from functools import cache
 import numpy as np
 
 from workbench.models.cpu.decoders import KINDS, nibble_table
-from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Format, ScaleKind, affine_format
-from workbench.models.cpu.kernels import factors, multiply, product_kernel
+from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Activations, Format, ScaleKind, affine_format
+from workbench.models.cpu.inputs import code_bits, factors
+from workbench.models.cpu.kernels import multiply, product_kernel
 from workbench.models.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
 from workbench.threads import num_threads, share, thread_pool
 
@@ -32,6 +33,8 @@ class PackedMatrix:
         num_units: Units of 32 columns.
         num_tiles: Tiles of outputs.
         data: The packed weights, uint8.
+        activations: What they are multiplied with, see `use`.
+        kernel: Address of the product kernel for these.
     """
 
     def __init__(self, form: Format, num_outputs: int, num_columns: int) -> None:
@@ -42,7 +45,15 @@ class PackedMatrix:
         memory = np.zeros(size + _LINE, np.uint8)
         start = -memory.ctypes.data % _LINE
         self.data = memory[start : start + size]
-        self.kernel = product_kernel(form)
+        self.use("float32")
+
+    def use(self, activations: Activations) -> None:
+        """Multiply with these activations from now on.
+
+        Args:
+            activations: "float32", or "int8" for weights that are codes.
+        """
+        self.activations, self.kernel = activations, product_kernel(self.form, activations)
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +78,7 @@ class PackedMatrix:
             pack_floats(raw.view(unsigned).reshape(raw.shape[0], -1), self.layout, self.data, first_output)
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
-        """``x @ matrix.T`` in float32.
+        """``x @ matrix.T`` in float32; with "int8" activations, of the x that its codes of 8 bits stand for.
 
         Args:
             x: float32 [num_rows, num_columns], contiguous.
@@ -77,10 +88,11 @@ class PackedMatrix:
         """
         y = np.empty((x.shape[0], self.num_outputs), np.float32)
         arguments = (self.kernel, self.data.ctypes.data, self.num_columns, self.num_units)
+        codes, group = code_bits(self.form, self.activations), self.form.group
         threads = num_threads() if x.shape[0] * self.num_outputs * self.num_columns >= _WORTH_THREADS else 1
 
         def work_of(thread: int) -> None:
-            multiply(*arguments, factors(self.form), self.form.group, x, y, *share(self.num_tiles, thread, threads))
+            multiply(*arguments, codes, factors(self.form), group, x, y, *share(self.num_tiles, thread, threads))
 
         thread_pool(threads).run(work_of)
         return y

@@ -1,0 +1,236 @@
+"""Products with activations of 8 bits, against float64 products of the numbers that their codes stand for."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from gguf_files import random_model, tiny_config, write_model
+from llvmlite import binding
+from stored_rows import dequantised, random_rows
+
+from workbench import Engine, SamplingParams
+from workbench.models import load_model
+from workbench.models.cpu.formats import GGML_FORMATS, TILE
+from workbench.models.cpu.kernels import MANY, product_kernel
+from workbench.models.packed import compiled_step, int8, matrix
+from workbench.models.packed.activations import float32_activations, packed_matrices
+from workbench.models.packed.check import WrongProductError, check_products
+from workbench.models.packed.pack_model import why_not_packed
+
+CANNOT = why_not_packed() or int8.why_no_int8()
+pytestmark = pytest.mark.skipif(bool(CANNOT), reason=CANNOT)
+
+TYPES = ["Q4_0", "Q4_1", "Q8_0", "Q3_K", "Q6_K"]  # the others differ from one of them in a number of bits
+if os.environ.get("WORKBENCH_THOROUGH"):
+    TYPES = [name for name, form in GGML_FORMATS.items() if form.takes("int8")]
+
+
+def rounded(x):
+    """What codes of 8 bits make of each 32 columns, computed number by number in float64."""
+    out = np.zeros(x.shape)
+    for row in range(x.shape[0]):
+        for first in range(0, x.shape[1], 32):
+            part = x[row, first : first + 32]
+            scale = np.float32(np.abs(part).max()) / np.float32(127)
+            if scale:
+                codes = [round(float(number * (np.float32(1) / scale))) for number in part]
+                out[row, first : first + 32] = np.float64(scale) * np.array(codes)
+    return out
+
+
+def int8_matrix(type_name, num_outputs, num_columns, seed=0):
+    rows = random_rows(type_name, num_outputs, num_columns, seed)
+    packed = matrix.from_ggml(type_name, [rows])
+    packed.use("int8")
+    return packed, dequantised(type_name, rows).astype(np.float64)
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize(("num_outputs", "num_columns"), [(1, 256), (TILE, 512), (2 * TILE + 5, 256)])
+def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
+    packed, weights = int8_matrix(type_name, num_outputs, num_columns)
+    x = np.random.default_rng(1).standard_normal((64, num_columns)).astype(np.float32)
+    codes = rounded(x)
+    alone = packed.multiply(x[:1])
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 64):
+        result = packed.multiply(x[:num_rows])
+        terms = np.abs(codes[:num_rows]) @ np.abs(weights).T
+        assert (np.abs(result - codes[:num_rows] @ weights.T) <= 4e-6 * terms).all()
+        assert np.array_equal(result[:1], alone)  # the rows beside it change nothing, to the last bit
+    exact = x.astype(np.float64) @ weights.T
+    error = np.sqrt(np.square(result - exact).mean() / np.square(exact).mean())
+    assert 1e-4 < error < 0.03  # the control: these are not the products of x itself
+
+
+def test_the_number_of_threads_changes_no_bit(monkeypatch):
+    packed, _ = int8_matrix("Q4_1", 6 * TILE + 7, 256)
+    x = np.random.default_rng(5).standard_normal((5, 256)).astype(np.float32)
+    alone = packed.multiply(x)
+    monkeypatch.setattr(matrix, "_WORTH_THREADS", 0)
+    for threads in range(1, 9):
+        monkeypatch.setenv("WORKBENCH_THREADS", str(threads))
+        assert np.array_equal(packed.multiply(x), alone)
+
+
+def test_sums_of_the_largest_codes_do_not_overflow():
+    for type_name in TYPES:
+        packed, weights = int8_matrix(type_name, TILE, 256)
+        x = np.where(weights[:1] > 0, 1.0, -1.0).astype(np.float32).repeat(MANY, axis=0)
+        expected = x.astype(np.float64) @ weights.T
+        assert (np.abs(packed.multiply(x) - expected) <= 4e-6 * np.abs(weights).sum(axis=1)).all()
+
+
+def test_numbers_that_are_not_finite_or_very_small_stay_in_their_row():
+    packed, _ = int8_matrix("Q4_1", TILE, 256)
+    x = np.random.default_rng(1).standard_normal((MANY + 2, 256)).astype(np.float32)
+    x[2, 9], x[3, 40], x[4], x[5] = np.nan, -np.inf, 0.0, 1e-42
+    result = packed.multiply(x)
+    assert np.isnan(result[2:4]).all()
+    assert (result[4:6] == 0).all()
+    assert np.isfinite(np.delete(result, (2, 3), axis=0)).all()
+
+
+# -- the check when a model is loaded sees wrong products ----------------------------------------------------------
+
+
+def wrong_zero_point(packed):
+    packed.kernel = product_kernel(packed.form._replace(offset=7), "int8")
+
+
+def scale_of_the_neighbour(packed):
+    tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)
+    tiles[..., packed.form.word_bytes :] = np.roll(tiles[..., packed.form.word_bytes :], 1, axis=1)
+
+
+def tail_not_written(packed):
+    packed.num_tiles -= 1
+
+
+def exact_products(packed):
+    packed.kernel = product_kernel(packed.form)
+
+
+@pytest.mark.parametrize("mutant", [None, wrong_zero_point, scale_of_the_neighbour, tail_not_written])
+def test_a_wrong_product_is_seen(mutant):
+    packed, weights = int8_matrix("Q4_0", 2 * TILE + 5, 256)
+    if mutant is None:
+        check_products(packed, lambda outputs: weights[outputs], "layer")
+        return
+    mutant(packed)
+    with pytest.raises(WrongProductError, match="differs from that with the numbers that codes of 8 bits stand for"):
+        check_products(packed, lambda outputs: weights[outputs], "layer")
+
+
+# -- a model -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    config = tiny_config("llama")
+    path = tmp_path_factory.mktemp("int8") / "m.gguf"
+    write_model(path, "llama", config, random_model(config), matrix_type="Q4_0")
+    return path
+
+
+def run(model, **limits):
+    """The log-probabilities of a few requests, and the engine's facts about its model."""
+    engine = Engine(model, num_blocks=40, block_size=4, **limits)
+    for length in (3, 18):
+        prompt = np.random.default_rng(length).integers(0, 250, length).tolist()
+        engine.add_request(prompt, SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1))
+    found = [[max(step.values()) for step in output.logprobs] for output in engine.run(progress=False)]
+    facts = engine.runner.describe() | {"not_compiled": engine.runner.not_compiled}
+    engine.close()
+    return np.array([numbers[0] for numbers in found]), facts
+
+
+def test_a_model_with_activations_of_8_bits(model_file):
+    exact, facts = run(load_model(model_file))
+    assert facts["activations"] == "float32"
+    loaded = load_model(model_file, activations="int8")
+    assert repr(loaded).count("int8 activations") == 1
+    logprobs, facts = run(loaded)
+    assert (facts["activations"], facts["forward"], facts["not_compiled"]) == ("int8", "compiled", "")
+    assert 0 < np.abs(logprobs - exact).max() < 0.05
+    assert np.array_equal(run(loaded, max_num_batched_tokens=40)[0], logprobs)
+
+
+def test_a_wrong_compiled_step_is_refused(model_file, monkeypatch):
+    loaded = load_model(model_file, activations="int8")
+    monkeypatch.setattr(compiled_step, "INT8_TOLERANCE", 1e-9)
+    monkeypatch.setenv("WORKBENCH_PREFLIGHT", "always")
+    logprobs, facts = run(load_model(model_file, activations="int8"))
+    assert facts["not_compiled"].startswith("its logits in compiled code differ by")
+    assert np.isfinite(logprobs).all()
+    with float32_activations(loaded.model) as changed:
+        assert changed and {packed.activations for packed in packed_matrices(loaded.model).values()} == {"float32"}
+    assert {packed.activations for packed in packed_matrices(loaded.model).values()} == {"int8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"activations": "int4"}, 'activations is \'int4\'; it must be "float32" or "int8"'),
+        ({"activations": "int8", "weights": "float32"}, 'weights="float32" have no codes; use activations="float32"'),
+    ],
+)
+def test_other_activations_are_refused(options, message, model_file):
+    with pytest.raises(ValueError, match=message):
+        Engine(model_file, **options)
+
+
+def test_weights_without_codes_and_processors_without_instructions_are_refused(tmp_path, monkeypatch, model_file):
+    config = tiny_config("llama")
+    write_model(tmp_path / "m.gguf", "llama", config, random_model(config), matrix_type="F16")
+    with pytest.raises(ValueError, match="needs quantised weights, and this model has none"):
+        load_model(tmp_path / "m.gguf", activations="int8")
+    monkeypatch.setattr(int8, "instruction_set", lambda: "")
+    with pytest.raises(ValueError, match="is not possible: compiled code knows no instructions of this processor"):
+        load_model(model_file, activations="int8")
+
+
+def test_a_loaded_model_has_its_activations(model_file):
+    with pytest.raises(ValueError, match="activations='int8' has no effect on a LoadedModel: pass it to load_model"):
+        Engine(load_model(model_file), activations="int8")
+
+
+# -- instructions of other processors, which this machine need not have --------------------------------------------
+
+EMIT = """
+import numba
+from numba.core import types
+from workbench.models.cpu.formats import GGML_FORMATS
+from workbench.models.cpu.tiles import PackedType, product_tile
+
+tile = product_tile(2, 2)
+
+def two_rows(weights, first, units, x, x_row, sums, sums_row, y, y_row):
+    tile(weights, first, units, x, x_row, sums, sums_row, y, y_row)
+
+signature = types.void(PackedType(GGML_FORMATS["Q4_0"], "int8"), *[types.intp] * 8)
+print(numba.cfunc(signature, error_model="numpy")(two_rows)._library.get_asm_str())
+"""
+AVX512 = "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq"
+
+
+@pytest.mark.skipif("x86" not in binding.get_default_triple(), reason="instructions of x86")
+@pytest.mark.parametrize(
+    ("features", "expected", "width"),
+    [
+        ("+avx,+avx2,+fma,+f16c,+avxvnni", {"vpdpbusd": 32}, "ymm"),
+        (f"{AVX512},+avx512vnni", {"vpdpbusd": 32}, "zmm"),
+        (AVX512, {"vpmaddubsw": 32, "vpmaddwd": 4}, "zmm"),
+    ],
+)
+def test_instructions_of_other_processors(features, expected, width, monkeypatch):
+    monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", features)
+    finished = subprocess.run([sys.executable, "-c", EMIT], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    lines = [line.split() for line in finished.stdout.splitlines() if f"%{width}" in line]
+    counts = Counter("vpdpbusd" if "vpdpbusd" in words else words[0] for words in lines)
+    assert {name: counts[name] for name in expected} == expected  # eight times for each of two rows and two vectors
+    assert not {"vpmaddubsw", "vpdpbusd"} - expected.keys() & counts.keys()
