@@ -29,7 +29,7 @@ if os.environ.get("WORKBENCH_THOROUGH"):
 
 
 def rounded(x):
-    """What codes of 8 bits make of each 32 columns, computed number by number in float64."""
+    """The numbers that codes of 8 bits stand for, 32 columns at a time, computed number by number in float64."""
     out = np.zeros(x.shape)
     for row in range(x.shape[0]):
         for first in range(0, x.shape[1], 32):

@@ -64,7 +64,7 @@ class LoadedModel:
         num_parameters: Number of weights of the whole model, counted before any quantisation.
         source: The file, folder or repository it came from.
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
-        activations: What packed weights are multiplied with: "float32" or "int8".
+        activations: Type of the inputs that packed weights are multiplied with: "float32" or "int8".
         preflights: Results of `preflight_once`, by attention backend and device.
         found_before: Findings of earlier starts about the same files.
     """

@@ -19,7 +19,7 @@ class Emitter:
     """Emits the instructions of one tile, for float32 inputs.
 
     Args:
-        builder: Where to.
+        builder: Builder of the function.
         form: The format of the weights.
         rows: Input rows of the tile.
         vectors: Vectors of outputs of the tile.

@@ -36,7 +36,7 @@ SUPER = 8
 ScaleKind = Literal["float16", "bfloat16", "float32", "codes", "none"]
 
 Activations = Literal["float32", "int8"]
-"""What weights are multiplied with: the input, or codes of 8 bits with a scale per unit, which change the result."""
+"""The factors of weights: the input as it is, or codes of 8 bits with a scale per unit, which change the result."""
 
 INT8_UNIT_BYTES = UNIT + 4
 """Bytes of a unit of an input of 8 bits: its codes and their scale."""

@@ -19,7 +19,7 @@ _SMALLEST = np.float32(1e-30)
 
 
 def code_bits(form: Format, activations: Activations) -> int:
-    """What compiled code has to know of a format to make codes of 8 bits: its bits in base words; 0 to make none."""
+    """The format's bits in base words, by which compiled code orders codes of 8 bits; 0 to make none."""
     return form.base if activations == "int8" else 0
 
 

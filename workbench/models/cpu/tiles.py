@@ -28,7 +28,7 @@ class PackedType(types.Type):
 
     Args:
         format: Their format.
-        activations: What they are multiplied with.
+        activations: The factors of the weights.
     """
 
     def __init__(self, format: Format, activations: Activations = "float32") -> None:

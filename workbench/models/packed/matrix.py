@@ -33,7 +33,7 @@ class PackedMatrix:
         num_units: Units of 32 columns.
         num_tiles: Tiles of outputs.
         data: The packed weights, uint8.
-        activations: What they are multiplied with, see `use`.
+        activations: The factors of the weights, see `use`.
         kernel: Address of the product kernel for these.
     """
 
