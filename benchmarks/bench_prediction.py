@@ -53,7 +53,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 KINDS = ("smooth", "noise", "drift")
 CPU = "cpu"
-"""The kind without emulation: a model of 135 million random weights, executed by vLLM on one core per server."""
+"""The kind without emulation: vLLM executes 135 million random weights on all cores, one server at a time."""
+
+CPU_PROMPTS = 0.25
+"""Length of the prompts of that kind against those of the others."""
+
+CPU_BLOCKS = 400
+"""KV blocks of a server of that kind: enough for all requests at once, and all servers fit into memory."""
 
 RATE = 0.6
 SEEDS = (1, 2, 3)
@@ -93,15 +99,17 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
         "WORKBENCH_TRACE_DIR": str(folder),
         "WORKBENCH_EMULATED": kind.removesuffix(ASYNCHRONOUS),
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind" if kind.startswith(CPU) else str(core),
+        "OMP_NUM_THREADS": str(os.cpu_count()) if kind.startswith(CPU) else "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
     command = f"serve {folder.parent.parent / 'tiny'} --served-model-name m --load-format dummy --host 127.0.0.1"
     command += f" --port {port} --dtype float32 --max-model-len 4096 --enforce-eager"
-    if not kind.startswith(CPU):
+    if kind.startswith(CPU):
+        command += f" --num-gpu-blocks-override {CPU_BLOCKS}"
+    else:
         command += " --worker-cls emulated_worker.EmulatedWorker"
     command += " --scheduler-cls workbench.integrations.vllm.RecordingScheduler"
     command += f" {mode} {vllm_flags({**BASE, **settings})}"
@@ -140,10 +148,14 @@ def measure(python: Path, root: Path, kind: str, names: list[str], num_requests:
             time.sleep(3)
         wait_until_up(list(ports.values()))
         for seed in SEEDS:
-            out = root / kind / f"client-{seed}.json"
-            targets = [f"{name}={port}" for name, port in ports.items()]
-            command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, *targets]
-            subprocess.run(list(map(str, command)), check=True)
+            # Servers that compute would disturb each other.
+            groups = [[name] for name in names] if kind.startswith(CPU) else [names]
+            rows: dict[str, Any] = {}
+            for group in groups:
+                rows |= drive(
+                    python, root / kind, kind, {name: ports[name] for name in group}, num_requests, rate, seed
+                )
+            (root / kind / f"client-{seed}.json").write_text(json.dumps(rows))
     finally:
         for server in servers:
             server.send_signal(signal.SIGTERM)
@@ -153,6 +165,20 @@ def measure(python: Path, root: Path, kind: str, names: list[str], num_requests:
             except subprocess.TimeoutExpired:
                 server.kill()
     time.sleep(3)  # the writers finish their files
+
+
+def drive(
+    python: Path, folder: Path, kind: str, ports: dict[str, int], num_requests: int, rate: float, seed: int
+) -> dict[str, Any]:
+    """Send the requests of one repeat to some servers at once; returns what the client measured."""
+    out = folder / "client.json"
+    targets = [f"{name}={port}" for name, port in ports.items()]
+    prompts = CPU_PROMPTS if kind.startswith(CPU) else 1.0
+    command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, prompts, *targets]
+    subprocess.run(list(map(str, command)), check=True)
+    rows: dict[str, Any] = json.loads(out.read_text())
+    out.unlink()
+    return rows
 
 
 def client_values(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """One client that sends the same requests at the same times to several servers, and measures what a user sees.
 
-python client.py OUT.json NUM_REQUESTS RATE SEED NAME=PORT [NAME=PORT ...]
+python client.py OUT.json NUM_REQUESTS RATE SEED PROMPTS NAME=PORT [NAME=PORT ...]
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ Request = tuple[float, list[int], int]
 """Arrival in seconds, prompt, number of output tokens."""
 
 
-def workload(num_requests: int, rate: float, seed: int) -> list[Request]:
-    """Poisson arrivals; one prompt in ten is long."""
+def workload(num_requests: int, rate: float, seed: int, prompts: float) -> list[Request]:
+    """Poisson arrivals; one prompt in ten is long; all lengths are multiplied by ``prompts``."""
     rng = random.Random(seed)
     now = 0.0
     requests = []
     for _ in range(num_requests):
         now += rng.expovariate(rate)
         length = rng.randint(1200, 2400) if rng.random() < 0.1 else rng.randint(30, 400)
-        requests.append((now, [rng.randint(3, 4000) for _ in range(length)], rng.randint(10, 70)))
+        prompt = [rng.randint(3, 4000) for _ in range(int(length * prompts))]
+        requests.append((now, prompt, rng.randint(10, 70)))
     return requests
 
 
@@ -51,9 +52,9 @@ async def send(
     return {"index": index, "at": sent - start, "ttft": times[0] - sent, "e2e": times[-1] - sent, "tpot": tpot}
 
 
-async def main(out: str, num_requests: int, rate: float, seed: int, ports: dict[str, int]) -> None:
+async def main(out: str, num_requests: int, rate: float, seed: int, prompts: float, ports: dict[str, int]) -> None:
     """Send the workload to all servers at once, and write each server's requests."""
-    requests = workload(num_requests, rate, seed)
+    requests = workload(num_requests, rate, seed, prompts)
     connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         warm_up: Request = (0.0, [3, 4, 5], 3)
@@ -67,5 +68,6 @@ async def main(out: str, num_requests: int, rate: float, seed: int, ports: dict[
 
 
 if __name__ == "__main__":
-    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[5:])}
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), servers))
+    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[6:])}
+    number, rate, seed, prompts = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    asyncio.run(main(sys.argv[1], number, rate, seed, prompts, servers))

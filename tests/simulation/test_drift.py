@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from workbench import simulate
-from workbench.simulation.cost_model import CostModel
-from workbench.simulation.drift import Drift, find_drift
+from workbench.simulation.cost_model import CostModel, step_costs
+from workbench.simulation.drift import MIN_CHANGE, Drift, find_drift
 from workbench.simulation.predict import Predictor, values_of
+from workbench.simulation.step_model import predicted_seconds, slopes
 
 TRUE = CostModel(fixed=0.02, per_sequence=5e-4, per_prefill_token=6e-5)
 
@@ -68,8 +69,67 @@ def test_only_the_counted_requests_make_the_values():
 def test_the_factors_of_a_recording_have_mean_one_over_its_time():
     rng = np.random.default_rng(0)
     rows, predicted = rng.integers(1, 500, 400).astype(float), rng.uniform(0.01, 0.1, 400)
-    planted = Drift(0.3, find_drift(rows, predicted, predicted).center, float(rows.sum()))
+    slopes = predicted[:, None]
+    planted = Drift(0.3, find_drift(rows, predicted, predicted, slopes).center, float(rows.sum()))
     measured = predicted * planted.factors(rows)
     assert measured.sum() == pytest.approx(predicted.sum())
-    assert find_drift(rows, measured, predicted).change == pytest.approx(0.3)
+    assert find_drift(rows, measured, predicted, slopes).change == pytest.approx(0.3, rel=0.02)
     assert Drift(-9.0, 0.0, 100.0).factor(100) > 0  # a steep line never makes a step take no time
+
+
+def independent(rng, count):
+    """Every step is disturbed by itself, by 10 %."""
+    return 1 + 0.1 * rng.standard_normal(count)
+
+
+def correlated(rng, count, memory=30):
+    """Neighbours are slow together: noise of 10 % that lasts for 30 steps, and 3 % on each step."""
+    keep, slow = np.exp(-1 / memory), rng.standard_normal(count)
+    for i in range(1, count):
+        slow[i] = keep * slow[i - 1] + np.sqrt(1 - keep**2) * slow[i]
+    return np.maximum(0.5, 1 + 0.1 * slow + 0.03 * rng.standard_normal(count))
+
+
+def bursts(rng, count):
+    """Another program comes and goes, and makes about 60 steps up to 30 % slower each time."""
+    factors, at = 1 + 0.05 * rng.standard_normal(count), 0
+    while at < count:
+        at += int(rng.exponential(150))
+        length = int(rng.exponential(60))
+        factors[at : at + length] += rng.uniform(0.05, 0.3)
+        at += length
+    return factors
+
+
+@pytest.fixture(scope="module")
+def recording():
+    """The contents of the steps of a run under growing load, with their true durations and slopes."""
+    steps = step_costs(simulate(workload(200), cost_model=TRUE))
+    coefficients = TRUE.to_dict()
+    return steps.rows, predicted_seconds(coefficients, steps.features), slopes(coefficients, steps.features)
+
+
+def share_with_a_trend(recording, disturb, planted=0.0, count=200, rule=lambda drift: drift.is_certain):
+    """Share of simulated recordings that are said to have a trend."""
+    rows, predicted, gradients = recording
+    trend = 1 + planted * (np.cumsum(rows) / rows.sum() - 0.5)
+    rng = np.random.default_rng(7)
+    found = [
+        rule(find_drift(rows, predicted * trend * disturb(rng, len(rows)), predicted, gradients)) for _ in range(count)
+    ]
+    return np.mean(found)
+
+
+@pytest.mark.parametrize("disturb", [independent, correlated, bursts])
+def test_disturbed_steps_are_said_to_have_a_trend_in_at_most_2_percent_of_the_recordings(recording, disturb):
+    assert share_with_a_trend(recording, disturb) <= 0.02
+
+
+@pytest.mark.parametrize("disturb", [correlated, bursts])
+def test_without_its_error_a_trend_would_be_seen_in_many_of_them(recording, disturb):
+    assert share_with_a_trend(recording, disturb, rule=lambda drift: abs(drift.change) >= MIN_CHANGE) > 0.3
+
+
+@pytest.mark.parametrize(("disturb", "planted"), [(independent, 0.15), (independent, -0.15), (bursts, 0.8)])
+def test_a_planted_trend_is_found_in_at_least_95_percent_of_the_recordings(recording, disturb, planted):
+    assert share_with_a_trend(recording, disturb, planted) >= 0.95

@@ -47,7 +47,7 @@ def served(tmp_path_factory):
         script.wait_until_up([port])
         assert len(list(folder.glob("*.jsonl.gz"))) == 1  # before the first request
         client = ROOT / "benchmarks" / "prediction" / "client.py"
-        command = [PYTHON, client, root / "client.json", NUM_REQUESTS, 1.0, 1, f"vllm={port}"]
+        command = [PYTHON, client, root / "client.json", NUM_REQUESTS, 1.0, 1, 1.0, f"vllm={port}"]
         subprocess.run(list(map(str, command)), check=True, timeout=300)
         server.send_signal(signal.SIGTERM)
         server.wait(120)

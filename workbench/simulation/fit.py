@@ -7,11 +7,23 @@ simulated run is neither too short nor too long, and steps with and without prom
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from workbench.on_demand import np
-from workbench.simulation.drift import MIN_CHANGE, Drift, find_drift
+from workbench.simulation.drift import Drift, find_drift
+from workbench.simulation.step_model import (
+    ADDED,
+    COMPUTE,
+    LINEAR,
+    MEMORY,
+    columns,
+    overlapped,
+    predicted_seconds,
+    shares,
+    slopes,
+    summed,
+)
 
 HELD_OUT_EVERY = 5
 """Every fifth step is held out of the fit that the errors are measured on."""
@@ -55,18 +67,6 @@ MAX_SEARCHED = 2_000
 
 STRETCHES = 20
 """Number of stretches of a recording that a bootstrap draws from."""
-
-ADDED = ("fixed", "per_sequence", "per_prefill_step")
-"""Coefficients of the part of a step that nothing overlaps."""
-
-MEMORY = ("weights", "per_kv_token")
-"""Coefficients of the time for reading memory."""
-
-COMPUTE = ("per_row", "per_attention_cell")
-"""Coefficients of the time for arithmetic."""
-
-LINEAR = ("fixed", "per_sequence", "per_prefill_token", "per_kv_token", "per_attention_cell", "per_prefill_step")
-"""Coefficients of a model without overlap: the weights are then part of ``fixed``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,26 +142,6 @@ class FitReport:
     notes: tuple[str, ...] = ()
 
 
-def columns(features: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns that coefficients multiply, by name, float64 [steps].
-
-    Args:
-        features: Sequences, prefill tokens, KV positions and attention cells, float64 [steps, 4].
-    """
-    sequences, prefill, kv_tokens, cells = features.T
-    ones = np.ones(len(features))
-    return {
-        "fixed": ones,
-        "weights": ones,
-        "per_sequence": sequences,
-        "per_prefill_token": prefill,
-        "per_row": sequences + prefill,
-        "per_kv_token": kv_tokens,
-        "per_attention_cell": cells,
-        "per_prefill_step": (prefill > 0).astype(float),
-    }
-
-
 def fit_coefficients(steps: StepCosts) -> dict[str, float]:
     """The coefficients by name, with "overlap", whose predictions add up to the measured time.
 
@@ -215,7 +195,7 @@ def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float]
     best: dict[str, float] = {}
     smallest = np.inf
     if start is not None:
-        first = [_shares(_total(start, parts, MEMORY), _total(start, parts, COMPUTE), overlap)]
+        first = [shares(summed(start, parts, MEMORY), summed(start, parts, COMPUTE), overlap)]
     else:
         first = [(np.where(rows > knee, 0.0, 1.0), np.where(rows > knee, 1.0, 0.0)) for knee in _knees(rows)]
     for memory_share, compute_share in first:
@@ -229,9 +209,9 @@ def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float]
             coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
             values = dict(zip(shared, map(float, coefficients)))
             weights = 1 / np.maximum(matrix @ coefficients, 1e-3 * steps.seconds)
-            memory, compute = _total(values, parts, MEMORY), _total(values, parts, COMPUTE)
-            memory_share, compute_share = _shares(memory, compute, overlap)
-            predicted = _total(values, parts, ADDED) + overlapped(memory, compute, overlap)
+            memory, compute = summed(values, parts, MEMORY), summed(values, parts, COMPUTE)
+            memory_share, compute_share = shares(memory, compute, overlap)
+            predicted = summed(values, parts, ADDED) + overlapped(memory, compute, overlap)
             before, error = error, float(((predicted - steps.seconds) ** 2 * weights).sum())
             if abs(before - error) <= CONVERGED * error:
                 break
@@ -245,31 +225,6 @@ def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float]
 def _knees(rows: np.ndarray) -> np.ndarray:
     """Guesses of the number of rows above which arithmetic takes longer than reading memory."""
     return np.unique(np.quantile(rows, (0.5, 0.75, 0.9)))
-
-
-def _shares(memory: np.ndarray, compute: np.ndarray, overlap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The partial derivatives of the overlapped time."""
-    joined = overlapped(memory, compute, overlap)
-    return (memory / joined) ** (overlap - 1), (compute / joined) ** (overlap - 1)
-
-
-def overlapped(memory: np.ndarray, compute: np.ndarray, overlap: float) -> np.ndarray:
-    """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``."""
-    larger = np.maximum(np.maximum(memory, compute), 1e-12)
-    return larger * (1 + (np.minimum(memory, compute) / larger) ** overlap) ** (1 / overlap)
-
-
-def predicted_seconds(coefficients: Mapping[str, float], features: np.ndarray) -> np.ndarray:
-    """The durations that coefficients give to steps, float64 [steps]."""
-    parts = columns(features)
-
-    memory, compute = _total(coefficients, parts, MEMORY), _total(coefficients, parts, (*COMPUTE, "per_prefill_token"))
-    return _total(coefficients, parts, ADDED) + overlapped(memory, compute, coefficients["overlap"])
-
-
-def _total(coefficients: Mapping[str, float], parts: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
-    """The sum of some terms of the model; a coefficient that it lacks is 0."""
-    return np.sum([coefficients.get(name, 0.0) * parts[name] for name in names], axis=0)
 
 
 def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]:
@@ -352,8 +307,9 @@ def _fit_level(steps: StepCosts) -> tuple[dict[str, float], Drift]:
     drift = Drift()
     for _ in range(LEVELLINGS):
         coefficients = fit_coefficients(steps.without(drift))
-        drift = find_drift(steps.rows, steps.seconds, predicted_seconds(coefficients, steps.features))
-    if abs(drift.change) < MIN_CHANGE:
+        predicted = predicted_seconds(coefficients, steps.features)
+        drift = find_drift(steps.rows, steps.seconds, predicted, slopes(coefficients, steps.features))
+    if not drift.is_certain:
         return fit_coefficients(steps), Drift()
     return fit_coefficients(steps.without(drift)), drift
 
