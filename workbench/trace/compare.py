@@ -21,6 +21,7 @@ from workbench.trace.divergence import (
 from workbench.trace.errors import TraceError
 from workbench.trace.matching import Matching, match_requests
 from workbench.trace.metrics import RequestMetrics, number
+from workbench.trace.spread import typical_change
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -140,16 +141,24 @@ class Comparison:
         ]
 
     def _changes(self) -> list[str]:
-        """The mean of each latency in both runs, and how many requests gain and pay."""
+        """The mean of each latency in both runs, and how many requests gain and pay if it changed."""
         lines = []
+        order = {request_id: index for index, request_id in enumerate(self.a.requests)}
+        requests = sorted(self.requests, key=lambda request: order[request.request_id])
+        is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
         for title, a, b in (("TTFT", "ttft_a", "ttft_b"), ("ITL", "itl_a", "itl_b")):
-            values = [(getattr(request, a), getattr(request, b)) for request in self.requests]
+            values = [(getattr(request, a), getattr(request, b)) for request in requests]
             both = [(before, after) for before, after in values if before is not None and after is not None]
             if not both:
                 continue
             old, new = (fmean(column) for column in zip(*both))
+            line = f"mean {title}: {number(old)} -> {number(new)} {self.unit}"
+            change = typical_change(both) if is_measured else None
+            if change is not None and not change.is_certain:
+                lines.append(f"{line}: no change beyond the spread of the runs ({change})")
+                continue
             gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
-            lines.append(f"mean {title}: {number(old)} -> {number(new)} {self.unit}; {gain} requests gain, {pay} pay")
+            lines.append(f"{line}{f', {change}' if change else ''}; {gain} requests gain, {pay} pay")
         return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -306,6 +315,11 @@ def _known_only(name: str, one: Trace, other: Trace) -> str:
     if len(fields) > MAX_FIELDS:
         return f"{len(fields)} fields in {name}"
     return ", ".join(f"{field} {one.config[field]!r}" for field in fields) + f" in {name}" if fields else ""
+
+
+def _is_simulated(trace: Trace) -> bool:
+    """Whether its times come from a cost model, so that the same run would take the same time again."""
+    return trace.meta.source.startswith("simulation") or ", forked at step" in trace.meta.source
 
 
 def _ttft(metrics: RequestMetrics, unit: str) -> float | None:
