@@ -364,7 +364,7 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
 MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table, "starts": starts_table}
 
 OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
-    "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu")
+    "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async")
 }
 SECTIONS: dict[str, Callable[[], str]] = {
     "serving": serving_table,
