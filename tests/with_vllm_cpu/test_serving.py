@@ -1,12 +1,9 @@
 """A real vLLM serves a tiny model on the CPU, recorded, on the emulated accelerator (``make test-vllm-cpu``)."""
 
 import gzip
-import importlib.util
 import json
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,60 +16,30 @@ from workbench.simulation.fork import fork
 from workbench.simulation.predict import Predictor, values_of
 from workbench.trace import compare
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ["VLLM_CPU_PYTHON"]).absolute()
+CLIENT = Path(__file__).parents[2] / "benchmarks" / "prediction" / "client.py"
 NUM_REQUESTS = 20
 SETTINGS = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "enable_prefix_caching": False}
 
 
-def benchmark():
-    """The script benchmarks/bench_prediction.py, which starts and stops servers."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("bench_prediction", ROOT / "benchmarks" / "bench_prediction.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """The file of a recording, and the client's measurements; vLLM was ended by a SIGTERM."""
-    script, root = benchmark(), tmp_path_factory.mktemp("served")
-    model = ROOT / "benchmarks" / "prediction" / "tiny_model.py"
-    subprocess.run([sys.executable, str(model), str(root / "tiny")], check=True)
-    folder = root / "smooth" / "s0"
-    port = script.free_port()
-    server = script.serve(PYTHON, folder, "smooth", port, SETTINGS, 0)
-    try:
-        script.wait_until_up([port])
+@pytest.fixture(scope="module", params=["smooth", "smooth, asynchronous"], ids=["sync", "async"])
+def served(request, tmp_path_factory, python, serving, finished):
+    """The file of a recording, and the client's measurements."""
+    root = tmp_path_factory.mktemp("served")
+    with serving(root, request.param, SETTINGS) as (port, folder):
         assert len(list(folder.glob("*.jsonl.gz"))) == 1  # before the first request
-        client = ROOT / "benchmarks" / "prediction" / "client.py"
-        command = [PYTHON, client, root / "client.json", NUM_REQUESTS, 1.0, 1, 1.0, f"vllm={port}"]
+        command = [python, CLIENT, root / "client.json", NUM_REQUESTS, 1.0, 1, 1.0, f"vllm={port}"]
         subprocess.run(list(map(str, command)), check=True, timeout=300)
-        server.send_signal(signal.SIGTERM)
-        server.wait(120)
-    finally:
-        server.kill()
-        server.wait(30)
-    (path,) = folder.glob("*.jsonl.gz")
-    for _ in range(100):
-        with gzip.open(path) as file:
-            try:
-                if b'"kind":"end"' in file.read():
-                    break
-            except EOFError:
-                pass
-        subprocess.run(["sleep", "0.2"], check=True)
-    return path, json.loads((root / "client.json").read_text())["vllm"]
+    return finished(folder), json.loads((root / "client.json").read_text())["vllm"]
 
 
-def test_the_file_is_whole_although_vllm_kills_its_process_tree(served):
+def test_the_file_is_whole_although_vllm_kills_its_process_tree(served, request):
     path, rows = served
     with gzip.open(path) as file:
         assert json.loads(file.read().strip().split(b"\n")[-1])["kind"] == "end"
     trace = Trace.load(path)
     assert not trace.problems and trace.meta.source.startswith("vllm ") and trace.meta.source != "vllm unknown"
     assert len(trace.requests) == NUM_REQUESTS + 1 == len(rows) + 1  # and the warm-up
+    assert trace.config["async_scheduling"] is ("[async]" in request.node.name)
 
 
 def test_a_fork_without_changes_repeats_the_steps_of_vllm(served):
