@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from workbench import simulate
 from workbench.simulation.cost_model import CostModel
 
@@ -60,3 +62,19 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     saved = page_of(trace)  # a page without a host cannot simulate
     saved.frame()
     assert saved.root.get_by_role("button", name="Which setting?").is_hidden()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_its_dialog_has_no_serious_finding(axe_findings, open_page, serve, dark):
+    trace = loaded_server()
+    page = open_page(serve(trace), dark=dark)
+    page.wait(f"view.store.numSteps === {len(trace)}")
+    page.root.get_by_role("button", name="Which setting?").click()
+    page.frame()
+    assert axe_findings(page.page) == [], "the form"
+    target = page.root.get_by_role("dialog", name="Which setting?").get_by_label("Target")
+    target.fill("ttft_p99=900ms, itl_p99=100ms")
+    target.press("Enter")
+    page.wait("view.status.tuned?.candidates.length > 2")
+    page.frame()
+    assert axe_findings(page.page) == [], "the answer"

@@ -18,6 +18,7 @@ from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 from workbench.viz.attention_weights import weights_facts
+from workbench.viz.changed_run import changed_run
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
@@ -330,32 +331,12 @@ class Feed:
         def fork() -> None:
             if number != self._forks:  # a slider has moved on since
                 return
-            simulated, facts = self._simulate(engine, at_step, changes)
+            simulated, facts = changed_run(self._newest_trace(), engine, at_step, changes)
             if number == self._forks:
                 self._fork_facts = {"at_step": at_step, "changes": changes, **facts}
                 self._other = simulated
 
         self._in_background(fork)
-
-    def _simulate(self, engine: Any, at_step: int, changes: dict[str, Any]) -> tuple[Trace, dict[str, Any]]:
-        """The run under another configuration: with times predicted from its own step costs where they can be.
-
-        Returns:
-            The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
-            ``no_times``: the reason for which there are no times.
-        """
-        trace = self._newest_trace()
-        timed = len(trace) > 0 and any(record.timings for record in trace[-1:])
-        reason = "a run that is changed in its middle has no times"
-        if timed and at_step <= trace[0].step:
-            try:
-                measured = trace.metrics().summary.duration
-                unchanged = trace.whatif().metrics().summary.duration
-                return trace.whatif(**changes), {"error": abs(unchanged - measured) / measured if measured else 0.0}
-            except (ValueError, TraceError) as problem:
-                reason = str(problem)
-        simulated = engine.fork(at_step=at_step, **changes)
-        return simulated, {"no_times": reason} if timed else {}
 
     def _do_explain(self, request_id: str) -> None:
         def explain() -> None:

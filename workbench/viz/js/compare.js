@@ -11,7 +11,7 @@ import { forkWords } from "./what_if.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
-const READING = "Top: this run. Bottom: what if";
+const READING = "Top: this run (a). Bottom: what if (b)";
 
 const ALIGNMENTS = [
   ["step", "aligned by step"],
@@ -118,7 +118,7 @@ export class ComparePanel extends CanvasPanel {
       clock =
         `Its times are predicted from this run's own step costs, which give this run's duration to within ${percent}.`;
     }
-    return [simulated, where, clock, ...notes.map((note) => plain(note, 240))].filter(Boolean).join(" ");
+    return [simulated, where, clock, ...notes.map((note) => `${plain(note, 240)}.`)].filter(Boolean).join(" ");
   }
 
   // -- gains and losses ------------------------------------------------------------------------------------------

@@ -64,7 +64,6 @@ export class Controls {
 
   viewControls() {
     const { view } = this;
-    const focusTitle = "Colour the requests scheduled at the cursor, up to six";
     const axisTitle = "Switch the horizontal axis between steps and wall time";
     this.views = VIEWS.map(([name, label], i) => {
       const props = { title: `Show the ${label.toLowerCase()} panels (${i + 1})`, onclick: () => view.show(name) };
@@ -76,7 +75,6 @@ export class Controls {
     return [
       h("div", { class: "wb-tabs", role: "group", "aria-label": "View" }, this.views),
       this.search.element,
-      button("Colour running requests", focusTitle, () => view.focusScheduled(), { class: "wb-button wb-wide-only" }),
       this.axis,
       button("◐", "Switch between light and dark", () => view.nextTheme()),
       this.helpButton,
@@ -84,7 +82,8 @@ export class Controls {
   }
 
   cursorBar() {
-    const { cursor } = this.view, move = (steps) => () => cursor.seek(cursor.step + steps);
+    const { cursor } = this.view, focusTitle = "Colour the requests scheduled at the cursor, up to six";
+    const move = (steps) => () => cursor.seek(cursor.step + steps);
     this.play = button("▶", "Play or pause (Space)", () => this.togglePlay());
     const range = { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step at the cursor" };
     this.slider = h("input", { ...range, oninput: () => cursor.seek(Number(this.slider.value)) });
@@ -109,6 +108,9 @@ export class Controls {
       this.position,
       this.speed,
       this.follow,
+      button("Colour running requests", focusTitle, () => this.view.focusScheduled(), {
+        class: "wb-button wb-wide-only",
+      }),
     );
   }
 

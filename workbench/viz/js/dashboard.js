@@ -2,67 +2,24 @@
 // It speaks to its host only through a model with get / set / save_changes / on / off, as anywidget defines it; a saved
 // page gives it a model that never changes.
 
-import { BlockTablesPanel } from "./block_tables.js";
-import { ComparePanel } from "./compare.js";
+import { Areas, isLayout, makePanels } from "./areas.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
-import { h } from "./dom.js";
+import { h, offerDownload } from "./dom.js";
 import { EndCard } from "./end_card.js";
-import { EventsPanel } from "./events.js";
-import { GanttPanel } from "./gantt.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Inspector } from "./inspector.js";
-import { KernelPanel } from "./kernel.js";
 import { bindKeys, keyList } from "./keys.js";
-import { MetricsPanel } from "./metrics.js";
-import { PackedPanel } from "./packed.js";
+import { Place } from "./place.js";
 import { PhaseBox } from "./phase_box.js";
-import { PoolPanel } from "./pool.js";
 import { BreakpointsForm, close, openBelow } from "./popovers.js";
-import { RectanglePanel } from "./rectangle.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
 import { watchSurroundings } from "./surroundings.js";
-import { TextsPanel } from "./texts.js";
 import { Theme } from "./theme.js";
-import { TimelinePanel } from "./timeline.js";
 import { Tooltip } from "./tooltip.js";
 import { TuningForm } from "./tuning.js";
-import { WeightsPanel } from "./weights.js";
 import { WhatIf } from "./what_if.js";
-
-const PANELS = {
-  timeline: TimelinePanel,
-  gantt: GanttPanel,
-  compare: ComparePanel,
-  packed: PackedPanel,
-  rectangle: RectanglePanel,
-  weights: WeightsPanel,
-  kernel: KernelPanel,
-  texts: TextsPanel,
-  pool: PoolPanel,
-  tables: BlockTablesPanel,
-  events: EventsPanel,
-  metrics: MetricsPanel,
-};
-
-/** The panels of each view, by the area they are in. */
-const LAYOUTS = {
-  story: { wide: ["compare"], left: ["texts"], right: ["timeline", "gantt"] },
-  scheduler: {
-    wide: ["timeline", "gantt", "compare"],
-    left: ["tables", "events"],
-    right: ["pool"],
-    bottom: ["metrics"],
-  },
-  kernel: { wide: ["timeline"], left: ["packed", "rectangle"], right: ["kernel", "weights", "tables"] },
-  all: {
-    wide: ["timeline", "gantt", "compare"],
-    left: ["packed", "rectangle", "weights", "texts"],
-    right: ["pool", "tables", "kernel", "events"],
-    bottom: ["metrics"],
-  },
-};
 
 const NOTHING_TO_DO = "Every request is finished, so there is nothing to run. Ask the model something first.";
 
@@ -83,13 +40,13 @@ class View {
     this.cursor.live = this.live;
     this.theme = new Theme(this.options.theme || "auto");
     this.tooltip = new Tooltip();
+    this.place = new Place(this);
     this.commandCount = 0;
     this.asked = new Set(); // ids of requests that were asked for here and have not arrived
     this.frameRequest = null;
     // For the test that compares them with the same functions in Python.
     this.geometry = { poolColumns, readableScale, tileKind };
-    const chosen = this.options.panels?.length ? this.options.panels : Object.keys(PANELS);
-    this.panels = chosen.filter((id) => PANELS[id]).map((id) => new PANELS[id](this));
+    this.panels = makePanels(this, this.options.panels);
     /** Whether all panels are here, to be shown in views; a choice of panels is shown as it is. */
     this.whole = !this.options.panels?.length;
     this.inspector = new Inspector(this);
@@ -113,20 +70,14 @@ class View {
     const { root, controls } = this;
     const bold = (text) => h("b", {}, text);
     const legend = [bold("Solid"), " is prefill, ", bold("light with a dot"), " is decode, ", bold("hatched")];
-    this.areas = {};
-    for (const name of ["wide", "left", "right", "bottom"]) {
-      this.areas[name] = h("div", { class: `wb-area wb-${name}` });
-    }
-    const { wide, left, right, bottom } = this.areas;
+    this.areas = new Areas();
     controls.element.append(...this.popovers);
     root.append(
       h("style", {}, STYLE),
       controls.element,
       this.phaseBox.element,
       this.endCard.element,
-      wide,
-      h("div", { class: "wb-columns" }, left, right),
-      bottom,
+      ...this.areas.elements,
       h("p", { class: "wb-reading" }, "Colours mark the requests in focus. ", legend, " is recomputed."),
       this.inspector.element,
       this.tooltip.element,
@@ -143,23 +94,16 @@ class View {
   /** The view that the address or the host asks for. An address such as #kernel/12 names a step too. */
   firstView() {
     const [asked, step] = this.options.page ? location.hash.slice(1).split("/") : [], { view } = this.options;
-    if (/^\d+$/.test(step ?? "")) this.placeLater = { step: Number(step), follow: false, request: null };
-    return LAYOUTS[asked] ? asked : LAYOUTS[view] ? view : "story";
+    if (/^\d+$/.test(step ?? "")) this.place.later = { step: Number(step), follow: false, request: null };
+    return isLayout(asked) ? asked : isLayout(view) ? view : "story";
   }
 
   /** Show a view: put its panels into the areas of the page. */
   show(name) {
-    if (!LAYOUTS[name] || (!this.whole && name !== "all")) return;
+    if (!isLayout(name) || (!this.whole && name !== "all")) return;
     this.shown = name;
     this.root.dataset.view = name;
-    for (const [area, element] of Object.entries(this.areas)) {
-      const panels = (LAYOUTS[name][area] || []).map((id) => this.panel(id)?.element).filter(Boolean);
-      for (const child of [...element.children]) if (!panels.includes(child)) child.remove();
-      panels.forEach((panel, i) => {
-        if (element.children[i] !== panel) element.insertBefore(panel, element.children[i] || null);
-      });
-      element.hidden = !panels.length;
-    }
+    this.areas.fill(name, (id) => this.panel(id)?.element);
     for (const panel of this.panels) panel.resized();
     if (this.options.page && location.protocol !== "about:") history.replaceState(null, "", `#${name}`);
     this.changed("data");
@@ -175,37 +119,6 @@ class View {
 
   can(ability) {
     return this.live && (this.status.can || []).includes(ability);
-  }
-
-  // -- the cursor that views share ---------------------------------------------------------------------------------
-
-  /** Tell the host the place of the cursor: each place that a person chooses, but not every step that is followed. */
-  shareCursor() {
-    const { store, cursor } = this;
-    if (!store.numSteps) return;
-    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
-    const place = { step, follow: cursor.follow, request }, written = JSON.stringify(place);
-    if (written === this.shared) return;
-    const first = this.shared === undefined;
-    this.shared = written;
-    if (first && cursor.follow && request === null) return;
-    this.model.set("cursor", place);
-    this.model.save_changes();
-  }
-
-  /** Go to the place that the host names. */
-  takeCursor(place) {
-    const { store, cursor } = this;
-    if (!place || place.follow === undefined || JSON.stringify(place) === this.shared) return;
-    if (!store.numSteps) return void (this.placeLater = place);
-    this.shared = JSON.stringify(place);
-    const request = place.request === null ? null : store.byId.get(place.request)?.index ?? null;
-    if (request !== cursor.selected) {
-      cursor.selected = request;
-      this.changed("select");
-    }
-    if (place.step !== null) cursor.seek(place.step - store.label(0), { stay: true });
-    else if (place.follow && !cursor.follow) cursor.toLive();
   }
 
   // -- the host --------------------------------------------------------------------------------------------------
@@ -225,11 +138,7 @@ class View {
     if (before === 0 && store.numSteps && !this.live && !this.status.watching) cursor.openRecording();
     if (forgotten || replaced || store.numSteps === before) this.changed("data");
     if (forgotten || replaced || store.numSteps !== before) cursor.grown();
-    if (this.placeLater && store.numSteps) {
-      const place = this.placeLater;
-      this.placeLater = null;
-      this.takeCursor(place);
-    }
+    this.place.takeLater();
   }
 
   /** Another run has taken the place of the one on display: nothing of that one is left. */
@@ -322,7 +231,7 @@ class View {
     }
     for (const panel of this.panels) panel.frame();
     this.keepFocus();
-    this.shareCursor();
+    this.place.share();
   }
 
   /** The focus stays in the view when the element that had it disappears, so that the keys still work. */
@@ -454,16 +363,6 @@ class View {
   }
 }
 
-/** Let the browser save a page that the host has made: its name in one line, then its content. */
-function offerDownload(bytes) {
-  if (!bytes?.byteLength) return;
-  const data = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), end = data.indexOf(10);
-  const url = URL.createObjectURL(new Blob([data.slice(end + 1)], { type: "text/html" }));
-  const link = h("a", { href: url, download: new TextDecoder().decode(data.slice(0, end)) });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
-}
-
 export function render({ model, el }) {
   const root = h("div");
   el.append(root);
@@ -472,13 +371,13 @@ export function render({ model, el }) {
     "change:packet": () => view.receive(model.get("packet")),
     "change:status": () => view.statusChanged(),
     "change:other": () => view.receiveOther(model.get("other")),
-    "change:cursor": () => view.takeCursor(model.get("cursor")),
+    "change:cursor": () => view.place.take(model.get("cursor")),
     "change:download": () => offerDownload(model.get("download")),
   };
   for (const [event, listener] of Object.entries(listeners)) model.on(event, listener);
   view.receive(model.get("packet"));
   view.receiveOther(model.get("other"));
-  view.takeCursor(model.get("cursor"));
+  view.place.take(model.get("cursor"));
   // For tests, and for use in a browser's console: the state behind the picture.
   root.workbench = view;
   return () => {

@@ -107,3 +107,13 @@ export function formatSeconds(seconds) {
   if (seconds >= 1e-3) return `${formatNumber(seconds * 1e3)} ms`;
   return `${formatNumber(seconds * 1e6)} µs`;
 }
+
+/** Let the browser save a page that the host has made: its name in one line, then its content. */
+export function offerDownload(bytes) {
+  if (!bytes?.byteLength) return;
+  const data = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), end = data.indexOf(10);
+  const url = URL.createObjectURL(new Blob([data.slice(end + 1)], { type: "text/html" }));
+  const link = h("a", { href: url, download: new TextDecoder().decode(data.slice(0, end)) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

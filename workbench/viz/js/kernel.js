@@ -11,6 +11,9 @@ const LEFT = 84, TOP = 20, GAUGE = 56, BYTES = 52, MAX_ROWS = 240;
 const ITEMS_HINT = "one row per work item: its query rows and the KV it reads";
 const THREADGROUPS_HINT = "one row per threadgroup: its query rows and the KV blocks it read";
 
+/** Names of the backends that are not their words. */
+const BACKENDS = { cpu: "CPU", cuda: "CUDA", metal: "Metal" };
+
 export class KernelPanel extends CanvasPanel {
   constructor(view) {
     super(view, { id: "kernel", title: "Attention work list", hint: ITEMS_HINT, height: 160 });
@@ -166,7 +169,7 @@ export class KernelPanel extends CanvasPanel {
       ? `, grid ${launch.grid.join(" × ")} threads, threadgroup ${launch.threadgroup.join(" × ")}`
       : "";
     const from = work.source === "launch"
-      ? `(measured, ${plain(launch.backend, 24)})`
+      ? `(measured, ${BACKENDS[launch.backend] ?? plain(launch.backend, 24)})`
       : `(planned with ${work.blockQ} query rows per item: no launch was recorded)`;
     return `${items} ${from}${grid}`;
   }

@@ -166,9 +166,9 @@ export class TextsPanel extends Panel {
 
   /** The prompt, shortened in the middle; a press shows all of it. */
   promptElement(request) {
-    const { prompt, prompt_length: length = 0 } = request;
+    const { prompt, prompt_length: length = 0 } = request, own = ownWords(prompt);
     if (!prompt) return h("bdi", { class: "wb-prompt" }, counted(request.num_prompt_tokens, "prompt token"));
-    const shown = bothEnds(ownWords(prompt), PROMPT_CHARACTERS);
+    const shown = bothEnds(own, PROMPT_CHARACTERS), more = shown === own ? "show template" : "show all";
     const text = h("bdi", {}, shown), element = h("div", { class: "wb-prompt" }, text);
     if (shown === prompt && length <= prompt.length) return element;
     let whole = false;
@@ -176,11 +176,11 @@ export class TextsPanel extends Panel {
     const toggle = () => {
       whole = !whole;
       setText(text, whole ? prompt + rest : shown);
-      setText(button, whole ? "show less" : "show all");
+      setText(button, whole ? "show less" : more);
       button.setAttribute("aria-expanded", String(whole));
     };
     const props = { class: "wb-link", type: "button", "aria-expanded": "false", onclick: toggle };
-    const button = h("button", props, "show all");
+    const button = h("button", props, more);
     element.append(" ", button);
     return element;
   }

@@ -1,0 +1,33 @@
+"""The run on display under another configuration, with times where they can be predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.trace.errors import TraceError
+from workbench.trace.trace import Trace
+
+
+def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, Any]) -> tuple[Trace, dict[str, Any]]:
+    """Simulate a run with changes, with times predicted from its own step costs where they can be.
+
+    Args:
+        trace: The run.
+        controller: Its engine, with ``fork``.
+        at_step: Number of the first step that the changes apply to.
+        changes: Fields of the configuration with their new values.
+
+    Returns:
+        The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
+        ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
+    """
+    timed = len(trace) > 0 and any(record.timings for record in trace[-1:])
+    reason = "a run that is changed in its middle has no times"
+    if timed and at_step <= trace[0].step:
+        try:
+            measured = trace.metrics().summary.duration
+            unchanged = trace.whatif().metrics().summary.duration
+            return trace.whatif(**changes), {"error": abs(unchanged - measured) / measured if measured else 0.0}
+        except (ValueError, TraceError) as problem:
+            reason = str(problem)
+    return controller.fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}

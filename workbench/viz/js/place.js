@@ -1,0 +1,45 @@
+// The place that the host and a view share: step and request of the cursor, which Python can read and set.
+
+export class Place {
+  constructor(view) {
+    this.view = view;
+    this.later = null; // a place in steps that are not here yet
+  }
+
+  /** Tell the host the place of the cursor: each place that a person chooses, but not every step that is followed. */
+  share() {
+    const { store, cursor, model } = this.view;
+    if (!store.numSteps) return;
+    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
+    const place = { step, follow: cursor.follow, request }, written = JSON.stringify(place);
+    if (written === this.shared) return;
+    const first = this.shared === undefined;
+    this.shared = written;
+    if (first && cursor.follow && request === null) return;
+    model.set("cursor", place);
+    model.save_changes();
+  }
+
+  /** Go to the place that the host names. */
+  take(place) {
+    const { store, cursor } = this.view;
+    if (!place || place.follow === undefined || JSON.stringify(place) === this.shared) return;
+    if (!store.numSteps) return void (this.later = place);
+    this.shared = JSON.stringify(place);
+    const request = place.request === null ? null : store.byId.get(place.request)?.index ?? null;
+    if (request !== cursor.selected) {
+      cursor.selected = request;
+      this.view.changed("select");
+    }
+    if (place.step !== null) cursor.seek(place.step - store.label(0), { stay: true });
+    else if (place.follow && !cursor.follow) cursor.toLive();
+  }
+
+  /** Go to the place that was named before there were any steps. */
+  takeLater() {
+    const place = this.later;
+    if (!place || !this.view.store.numSteps) return;
+    this.later = null;
+    this.take(place);
+  }
+}
