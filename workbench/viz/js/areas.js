@@ -1,4 +1,4 @@
-// The panels of a view, and the areas of the page that hold them: those of the story, the scheduler, the kernel, or all.
+// The panels of a view, and the areas of the page that hold them in the story, the scheduler, the kernel or all.
 
 import { BlockTablesPanel } from "./block_tables.js";
 import { ComparePanel } from "./compare.js";
