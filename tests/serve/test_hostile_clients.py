@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import logging
@@ -11,6 +12,8 @@ import socket
 import sys
 import threading
 import time
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +65,18 @@ def read_to_end(connection):
             parts.append(part)
     connection.close()
     return b"".join(parts)
+
+
+def open_dashboard(server, receive_buffer=None):
+    """A connection that asks for the websocket of a page of the dashboard."""
+    token = re.search(r'"token":"([^"]+)"', server.ask("GET", "/dashboard")[2])[1]
+    return connect(
+        server,
+        b"GET /dashboard/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Protocol: bokeh, %b\r\n\r\n" % token.encode(),
+        receive_buffer,
+    )
 
 
 def is_idle(server):
@@ -366,14 +381,8 @@ def test_a_reader_of_the_dashboard_that_never_reads_is_cut_off(
     from workbench.serve import sockets
 
     monkeypatch.setattr(sockets, "STALL_SECONDS", stall_seconds)
-    token = re.search(r'"token":\s*"([^"]+)"', server.ask("GET", "/dashboard")[2])[1]
     others = set(server.server.listener.streams)
-    handshake = (
-        "GET /dashboard/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-        f"Sec-WebSocket-Protocol: bokeh, {token}\r\n\r\n"
-    )
-    connection = connect(server, handshake.encode(), receive_buffer=4096)
+    connection = open_dashboard(server, receive_buffer=4096)
     wait_for(lambda: any(stream.farewell for stream in server.server.listener.streams - others))
     [stream] = [stream for stream in server.server.listener.streams - others if stream.farewell]
     most = largest = 0
@@ -576,24 +585,50 @@ def test_the_body_of_a_rejected_request_is_not_kept(model):
         connection.close()
 
 
-def test_pages_of_the_dashboard_leave_time_for_others(server):
-    """A burst of pages: /health is answered between them, and pages of clients that left are not made."""
-    sessions = server.server.dashboard.get_sessions
-    before = len(sessions("/dashboard"))
-    page = b"GET /dashboard HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-    pages = [connect(server, page) for _ in range(30)]
-    for connection in pages[10:]:
-        connection.close()
-    assert server.ask("GET", "/health")[0] == 200
-    made = len(sessions("/dashboard")) - before
-    assert made < 10, "all pages were made first"
-    for connection in pages[:10]:
-        assert b"200 OK" in read_to_end(connection)
-    assert len(sessions("/dashboard")) - before < 20
+def test_sessions_of_the_dashboard_leave_time_for_others(model):
+    """Pages have no session; a burst of websockets gets theirs one by one, and none once its client has left."""
+    with server_of(model) as server:
+        sessions = partial(server.server.dashboard.get_sessions, "/dashboard")
+        sockets = [open_dashboard(server) for _ in range(8)]
+        for socket_ in sockets[4:]:
+            socket_.close()
+        assert server.ask("GET", "/health")[0] == 200
+        assert len(sessions()) < 4, "all sessions were created first"
+        for socket_ in sockets[:4]:
+            assert socket_.recv(12) == b"HTTP/1.1 101"
+        guard = server.server.listener.request_callback
+        wait_for(lambda: not guard._sessions.num_waiting)
+        assert len(sessions()) == 4
+        for socket_ in sockets[:4]:
+            socket_.close()
 
 
-def test_more_pages_than_may_wait_are_refused(server, monkeypatch):
-    monkeypatch.setattr("workbench.serve.pages.MAX_WAITING", 0)
-    assert server.ask("GET", "/dashboard")[0] == 503
-    monkeypatch.undo()
-    assert server.ask("GET", "/dashboard")[0] == 200
+def test_more_sessions_than_allowed_are_refused(model, monkeypatch):
+    monkeypatch.setattr("workbench.serve.dashboard.MAX_SESSIONS", 1)
+    with server_of(model) as server:
+        first, second = open_dashboard(server), open_dashboard(server)
+        assert first.recv(12) == b"HTTP/1.1 101" and second.recv(12) == b"HTTP/1.1 503"
+        first.close()
+        second.close()
+
+
+def test_a_session_that_has_ended_leaves_nothing_behind(model, monkeypatch):
+    """Neither the pages that were open nor their views live as long as the trace."""
+    monkeypatch.setattr("workbench.serve.dashboard.LOST_SESSION_SECONDS", 0.1)
+    from workbench.viz.app import TracePage
+
+    with server_of(model) as server:
+        open_dashboard(server).close()
+        socket_ = open_dashboard(server)
+        assert socket_.recv(12) == b"HTTP/1.1 101"
+        wait_for(lambda: server.server.dashboard.num_sessions)
+        trace = server.engine.trace
+        pages = [weakref.ref(p) for p in gc.get_objects() if isinstance(p, TracePage) and p._feed.trace is trace]
+        assert pages
+        socket_.close()
+
+        def are_gone():
+            gc.collect()
+            return not any(page() for page in pages)
+
+        wait_for(are_gone)

@@ -88,13 +88,13 @@ def test_a_connection_that_is_refused_has_the_status_of_its_answer(server, new_l
     assert new_line() == ("-", "-", status, str(len(answer)))
 
 
-def test_a_page_that_is_not_made_because_its_client_left_is_status_499(server, new_line):
-    pages = server.server.listener.request_callback._pages
-    asyncio.run_coroutine_threadsafe(pages._turn.acquire(), server.loop).result(30)
+def test_a_session_that_is_not_created_because_its_client_left_is_status_499(server, new_line):
+    sessions = server.server.listener.request_callback._sessions
+    asyncio.run_coroutine_threadsafe(sessions._turn.acquire(), server.loop).result(30)
     try:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(f"GET /dashboard HTTP/1.1\r\n{HEAD}\r\n".encode())
-            wait_for(lambda: pages.num_waiting)
-        assert new_line() == ("alice", "GET /dashboard HTTP/1.1", "499", "-")
+            client.sendall(f"GET /dashboard/ws HTTP/1.1\r\n{HEAD}Upgrade: websocket\r\n\r\n".encode())
+            wait_for(lambda: sessions.num_waiting)
+        assert new_line() == ("alice", "GET /dashboard/ws HTTP/1.1", "499", "-")
     finally:
-        server.loop.call_soon_threadsafe(pages._turn.release)
+        server.loop.call_soon_threadsafe(sessions._turn.release)

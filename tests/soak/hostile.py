@@ -8,6 +8,7 @@ honest clients stream meanwhile, and every one of their answers must equal the o
 """
 
 import argparse
+import base64
 import contextlib
 import http.client
 import json
@@ -130,18 +131,52 @@ def tokenize_long_texts(attack, draw):
     connection.close()
 
 
-def open_dashboards(attack, draw):
+def open_dashboard(attack, draw):
+    """A connection that asks for the websocket of a page; names of sessions are not signed, so it makes one up."""
+    session = {"session_id": str(draw.random()), "session_expiry": time.time() + 60}
+    connection = attack.connect(4096)
+    connection.sendall(
+        b"GET /dashboard/ws HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Protocol: bokeh, %b\r\n\r\n"
+        % (HOST, base64.urlsafe_b64encode(json.dumps(session).encode()).rstrip(b"="))
+    )
+    return connection
+
+
+def load_dashboards(attack, draw):
+    """20 pages, and 20 websockets that their browsers do not wait for."""
     connections = [attack.connect() for _ in range(20)]
     for connection in connections:
         connection.sendall(b"GET /dashboard HTTP/1.1\r\n%b\r\n" % HOST)
-    attack.over.wait(3)
+    connections += [open_dashboard(attack, draw) for _ in range(20)]
+    attack.over.wait(draw.random() * 3)
     for connection in connections:
         connection.close()
 
 
+def never_read_the_dashboard(attack, draw):
+    """A page that says that it is loaded, and then takes none of the steps."""
+    connection = open_dashboard(attack, draw)
+    received = b""
+    while b'"ACK"' not in received:
+        part = connection.recv(4096)
+        if not part or b" 503 " in part:
+            return connection.close()
+        received += part
+    ready = {"type": "event", "name": "document_ready", "values": {"type": "map", "entries": []}}
+    event = {"kind": "MessageSent", "msg_type": "bokeh_event", "msg_data": ready}
+    for part in {"msgid": "1", "msgtype": "PATCH-DOC"}, {}, {"events": [event]}:
+        data = json.dumps(part).encode()
+        connection.sendall(b"\x81\xfe%b\0\0\0\0%b" % (len(data).to_bytes(2, "big"), data))
+    attack.over.wait(10)
+    connection.close()
+
+
 ATTACKS = {
     hold_connections: 1.0, leave_behind_bytes: 0.05, pipeline_and_leave: 0.5, never_read_the_trace: 0.1,
-    never_read_an_answer: 0.5, send_slowly: 0.1, send_garbage: 0.05, tokenize_long_texts: 0.5, open_dashboards: 5.0,
+    never_read_an_answer: 0.5, send_slowly: 0.1, send_garbage: 0.05, tokenize_long_texts: 0.5, load_dashboards: 5.0,
+    never_read_the_dashboard: 0.1,
 }  # fmt: skip
 
 

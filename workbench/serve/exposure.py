@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.field_checks import printable
-from workbench.serve.guard import DASHBOARD, OPEN_PATHS
+from workbench.serve.dashboard import DASHBOARD
+from workbench.serve.guard import OPEN_PATHS
 from workbench.serve.openapi import OPERATIONS
 from workbench.serve.settings import ServeSettings
 

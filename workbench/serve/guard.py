@@ -33,17 +33,13 @@ from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from workbench.serve.access_log import CLIENT_CLOSED_REQUEST
+from workbench.serve.dashboard import DASHBOARD, DASHBOARD_SOCKET, Dashboard, SessionQueue, SocketInTurn
 from workbench.serve.errors import ApiError, too_busy, unavailable
 from workbench.serve.keys import ApiKey, KeyRing
-from workbench.serve.pages import PageInTurn, PageQueue
 from workbench.serve.settings import LOOPBACK_NAMES, ServeSettings, is_address
 from workbench.serve.sockets import BAD_REQUEST, WatchedStream
 
 COOKIE = "workbench_api_key"
-DASHBOARD = "/dashboard"
-DASHBOARD_SOCKET = DASHBOARD + "/ws"
-PAGES = (DASHBOARD, DASHBOARD + "/", DASHBOARD + "/autoload.js")
-SESSION_HEADERS = ("Bokeh-Session-Id", "Bokeh-Token")
 NO_BODY = -1
 LostRequest = Callable[[HTTPServerRequest, WatchedStream, int], None]
 OPEN_PATHS = ("/health",)
@@ -55,16 +51,16 @@ class Guard(Router):
 
     Args:
         settings: Access and limits.
-        api: Answers all paths but the dashboard's.
-        dashboard: Answers below /dashboard, and serves the scripts of its page below /static.
+        api: Answers all other paths.
+        dashboard: Answers the websocket of the dashboard's page, and serves the page's scripts below /static.
         on_lost: Called with a request whose client left before a handler was there to log it, and with its status.
     """
 
-    def __init__(self, settings: ServeSettings, api: Application, dashboard: Application, on_lost: LostRequest) -> None:
+    def __init__(self, settings: ServeSettings, api: Application, dashboard: Dashboard, on_lost: LostRequest) -> None:
         self._settings = settings
         self._api = api
         self._dashboard = dashboard
-        self._pages = PageQueue()
+        self._sessions = SessionQueue(dashboard)
         self._keys = KeyRing(settings.keys)
         self._on_lost = on_lost
 
@@ -97,20 +93,17 @@ class Guard(Router):
             stream.user = key.name
             if request.method == "POST" and (seconds := self._keys.take(key)):
                 raise too_busy(f"the key may send {key.per_minute:g} requests a minute", math.ceil(seconds))
-        if not _is_dashboard(request.path):
+        if request.path.startswith("/static/"):
+            return self._dashboard.find_handler(request, **kwargs)
+        if request.path != DASHBOARD_SOCKET:
             return self._api.find_handler(request, **kwargs)
-        # Bokeh would open a session under any name that an argument or a header gives.
-        request.arguments = request.query_arguments = {}
-        for name in SESSION_HEADERS:
-            request.headers.pop(name, None)
-        if request.path == DASHBOARD_SOCKET:
-            stream.farewell = close_frame
-        page = self._dashboard.find_handler(request, **kwargs)
-        if request.method != "GET" or request.path not in PAGES:
-            return page
-        if self._pages.is_full:
-            raise unavailable("too many pages of the dashboard are being made")
-        in_turn = PageInTurn(page, self._pages, partial(self._on_lost, request, stream, CLIENT_CLOSED_REQUEST))
+        stream.farewell = close_frame
+        handler = self._dashboard.find_handler(request, **kwargs)
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            return handler  # answers that it is a websocket
+        if self._sessions.is_full:
+            raise unavailable("the dashboard has no session left: try again later")
+        in_turn = SocketInTurn(handler, self._sessions, partial(self._on_lost, request, stream, CLIENT_CLOSED_REQUEST))
         cast(HTTP1Connection, request.connection).set_close_callback(in_turn.on_connection_close)
         return in_turn
 
@@ -208,10 +201,6 @@ def _wrong_key() -> ApiError:
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-def _is_dashboard(path: str) -> bool:
-    return path == DASHBOARD or path.startswith((DASHBOARD + "/", "/static/"))
 
 
 def _name_of(host: str) -> str:

@@ -11,8 +11,9 @@ from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
 from workbench.serve.bridge import EngineBridge
+from workbench.serve.dashboard import DASHBOARD
 from workbench.serve.errors import ApiError, internal_error
-from workbench.serve.guard import DASHBOARD, stream_of
+from workbench.serve.guard import stream_of
 from workbench.serve.openapi import describe
 from workbench.serve.preparation import length_of
 from workbench.serve.prometheus import CONTENT_TYPE

@@ -14,19 +14,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bokeh.server.server import BaseServer
-from bokeh.server.tornado import BokehTornado
-from panel.io.application import build_applications
-from panel.io.server import get_server  # noqa: F401  (importing it puts Panel's handlers in place of Bokeh's)
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
-from tornado.web import Application, RequestHandler
+from tornado.web import Application, RedirectHandler, RequestHandler
 
 from workbench.field_checks import printable
 from workbench.serve import handlers
 from workbench.serve.access_log import AccessLog
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
-from workbench.serve.guard import COOKIE, DASHBOARD, Guard
+from workbench.serve.dashboard import DASHBOARD, Dashboard, PageHandler
+from workbench.serve.guard import Guard
 from workbench.serve.listener import Listener
 from workbench.serve.log_limit import limit_repeats
 from workbench.serve.settings import ServeSettings
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 """Number of connections that the system keeps until they are accepted. One more than that would try again only after a
 second, so a burst of connections must fit; Tornado's default is 128."""
-
-UNUSED_PAGE_SECONDS = 15
-"""Time that a browser has to connect to the page of the dashboard that it was given."""
 
 LogRequest = Callable[[RequestHandler], None]
 """A function that is called with each handler that has answered."""
@@ -74,22 +69,9 @@ class Server:
         log_request: LogRequest = log or (lambda handler: None)
         sockets = bind_sockets(settings.port, settings.host, backlog=BACKLOG)
         self.port: int = sockets[0].getsockname()[1]
-        self.dashboard = BokehTornado(
-            # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
-            build_applications({DASHBOARD: make_app(lambda: engine.trace)}, title="Workbench"),
-            use_index=False,
-            redirect_root=False,
-            # The guard compares Origin with Host before Bokeh sees a websocket.
-            extra_websocket_origins=["*"],
-            # Headers and cookies that are not excluded end up in the page, in the token of its session.
-            exclude_headers=["Authorization", "Cookie"],
-            exclude_cookies=[COOKIE],
-            # A page that nobody uses holds a megabyte, and thousands of objects that garbage collections pass over.
-            unused_session_lifetime_milliseconds=1000 * UNUSED_PAGE_SECONDS,
-            check_unused_sessions_milliseconds=1000,
-            log_function=log_request,
-        )
-        api = make_api(self.bridge, log_request)
+        # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
+        self.dashboard = Dashboard(make_app(lambda: engine.trace), log_request)
+        api = make_api(self.bridge, self.dashboard, log_request)
         guard = Guard(settings, api, self.dashboard, log.add_request if log else lambda request, stream, status: None)
         self.listener = Listener(guard, settings, log.add_connection if log else lambda stream, status: None)
         self.listener.add_sockets(sockets)
@@ -115,8 +97,8 @@ class Server:
                 self._access_log.close()
 
 
-def make_api(bridge: EngineBridge, log_request: LogRequest = lambda handler: None) -> Application:
-    """All endpoints but the dashboard."""
+def make_api(bridge: EngineBridge, dashboard: Dashboard, log_request: LogRequest = lambda handler: None) -> Application:
+    """All endpoints but the websocket and the scripts of the dashboard."""
     routes: list[tuple[str, Any]] = [
         ("/", handlers.Root),
         ("/favicon.ico", handlers.NoIcon),
@@ -131,11 +113,14 @@ def make_api(bridge: EngineBridge, log_request: LogRequest = lambda handler: Non
         ("/openapi.json", handlers.OpenApi),
         ("/trace/stream", TraceStream),
     ]
-    shared = {"bridge": bridge}
     return Application(
-        [(path, handler, shared) for path, handler in routes],
+        [
+            *((path, handler, {"bridge": bridge}) for path, handler in routes),
+            (DASHBOARD, PageHandler, {"dashboard": dashboard}),
+            (DASHBOARD + "/", RedirectHandler, {"url": DASHBOARD}),
+        ],
         default_handler_class=handlers.NotFound,
-        default_handler_args=shared,
+        default_handler_args={"bridge": bridge},
         log_function=log_request,
         compress_response=False,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import param
 
@@ -52,11 +52,17 @@ class Cursor(param.Parameterized):
 
         watcher(take, "cursor")
 
-        def show(*_: Any) -> None:
-            if (values := self.to_view()) != view.cursor:
-                view.cursor = values
+        # Weakly, because a cursor lives as long as its trace and must not keep each page that was ever open.
+        weak_view = ref(view)
 
-        self.param.watch(show, ["step", "follow", "request"])
+        def show(*_: Any) -> None:
+            linked = weak_view()
+            if linked is None:
+                self.param.unwatch(watching)
+            elif (values := self.to_view()) != linked.cursor:
+                linked.cursor = values
+
+        watching = self.param.watch(show, ["step", "follow", "request"])
 
 
 _CURSORS: WeakKeyDictionary[Any, Cursor] = WeakKeyDictionary()
