@@ -29,11 +29,11 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def new_line(server):
-    """A function that waits for the one new line of the log: user, request, status and size."""
+    """A function that gives the one new line of the log when no connection is left: user, request, status and size."""
     before = len(server.log.read_text().splitlines())
 
     def find():
-        wait_for(lambda: len(server.log.read_text().splitlines()) > before)
+        wait_for(lambda: not server.server.listener._connections)
         [line] = server.log.read_text().splitlines()[before:]
         return re.fullmatch(r'127\.0\.0\.1 - (\S+) \[[^]]+\] "([^"]+)" (\d+) (\S+) "-" "-"', line).groups()
 

@@ -7,6 +7,7 @@ import workbench  # noqa: F401
 
 
 def main(options):
+    import mlx.core as mx
     from word_llama import make_tiny_llama
 
     from workbench.config import EngineConfig
@@ -14,6 +15,8 @@ def main(options):
     from workbench.serve.server import serve
     from workbench.serve.settings import ServeSettings
 
+    if "mlx_cache_bytes" in options:
+        mx.set_cache_limit(options["mlx_cache_bytes"])
     engine = Engine(make_tiny_llama(), EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
     serve(engine, ServeSettings(port=0, **options.get("serve", {})))
     print("free blocks", engine.scheduler.num_free_blocks, flush=True)

@@ -1,6 +1,6 @@
 """The dashboard: its page, its sessions, and their turns.
 
-A session holds the state of an open page on the server: about a megabyte, and 20 milliseconds of the event loop to
+A session holds the state of an open page on the server: about a megabyte, and 13 milliseconds of the event loop to
 create. The page is the same for every browser but for a token, so it is rendered once, and a session is created when
 the page's websocket opens. Sessions are limited in number and created one at a time, so that the event loop serves
 others in between.

@@ -10,13 +10,16 @@ import asyncio
 import gc
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bokeh.server.server import BaseServer
 from tornado.ioloop import IOLoop
+from tornado.iostream import StreamClosedError
 from tornado.netutil import bind_sockets
 from tornado.web import Application, RedirectHandler, RequestHandler
+from tornado.websocket import WebSocketClosedError
 
 from workbench.field_checks import printable
 from workbench.serve import handlers
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 """Number of connections that the system keeps until they are accepted. One more than that would try again only after a
 second, so a burst of connections must fit; Tornado's default is 128."""
+
+COLLECT_PAUSE = 100
+"""Minimum pause after a collection of all garbage, as a multiple of the time that it took."""
 
 LogRequest = Callable[[RequestHandler], None]
 """A function that is called with each handler that has answered."""
@@ -61,6 +67,7 @@ class Server:
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self._settings = settings
         self._stop = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(_report_failure)
         self.bridge = EngineBridge(engine, settings, asyncio.get_running_loop())
         self._access_log = (
             None if settings.access_log is None else AccessLog(settings.access_log, settings.trusted_proxies)
@@ -134,6 +141,7 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
         _share_the_interpreter()
+        collecting = asyncio.ensure_future(_collect_garbage())
         limit_repeats()
         scheme = "http" if settings.tls_cert is None else "https"
         print(
@@ -141,6 +149,7 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
             flush=True,
         )
         await server.run()
+        collecting.cancel()
 
     asyncio.run(main())
 
@@ -153,3 +162,23 @@ def _share_the_interpreter() -> None:
     # No object made so far will become garbage, and each collection of all of them takes more than 100 ms.
     gc.collect()
     gc.freeze()
+    # Python would collect the oldest generation when there is much garbage, which takes long; _collect_garbage does.
+    gc.set_threshold(*gc.get_threshold()[:2], 1_000_000_000)
+
+
+async def _collect_garbage() -> None:
+    """Collect all garbage every second or so.
+
+    Nobody else runs during a collection, whose time grows with the garbage: small ones are frequent, and all together
+    take at most a part in COLLECT_PAUSE of the time.
+    """
+    while True:
+        start = time.thread_time()
+        gc.collect()
+        await asyncio.sleep(max(1.0, COLLECT_PAUSE * (time.thread_time() - start)))
+
+
+def _report_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody awaits, except that a client has left."""
+    if not isinstance(context.get("exception"), StreamClosedError | WebSocketClosedError):
+        loop.default_exception_handler(context)

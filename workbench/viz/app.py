@@ -45,6 +45,11 @@ class TracePage(AnyWidgetComponent):
         self.param.watch(lambda event: feed.handle(event.new), "command")
         self.param.watch(lambda event: feed.confirm(), "mounted")
 
+    @classmethod
+    def _render_esm(cls, compiled: Any = True, server: bool = False) -> str:
+        """The module as it is: Panel's search for indentation takes 7 of the 20 ms that a new session costs."""
+        return bundle()
+
     def prepare(self) -> None:
         """Do most of the work of the next ``refresh``. May be called from any thread."""
         self._feed.prepare()
