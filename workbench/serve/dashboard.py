@@ -16,7 +16,7 @@ from bokeh.server.tornado import BokehTornado
 from bokeh.util.token import generate_jwt_token, generate_session_id
 from panel.io.application import build_applications
 from panel.io.document import _cleanup_doc
-from panel.io.resources import Resources
+from panel.io.resources import LOCAL_DIST, Resources, patch_model_css
 from panel.io.server import server_html_page_for_session  # importing it puts Panel's handlers in place of Bokeh's
 from panel.io.session import generate_session
 from panel.io.state import set_curdoc
@@ -87,6 +87,8 @@ class Dashboard(BokehTornado):
 
     def new_connection(self, protocol: Any, socket: Any, application_context: Any, session: Any) -> Any:
         """Connect a websocket to its session; if it has closed meanwhile, Bokeh would keep the session forever."""
+        for root in session.document.roots:  # style sheets from this server, as in Panel's pages
+            patch_model_css(root, dist_url=LOCAL_DIST)
         connection = super().new_connection(protocol, socket, application_context, session)
         if socket.ws_connection is None:
             self.client_lost(connection)
