@@ -1,4 +1,4 @@
-"""What the server changes in its process: garbage collections, and failures that nobody awaits."""
+"""Changes that the server makes in its process: garbage collections, and failures that nobody awaits."""
 
 import asyncio
 import gc

@@ -112,7 +112,7 @@ class SessionQueue:
     """The turns of sessions.
 
     Args:
-        dashboard: Where the sessions are created.
+        dashboard: Creates the sessions.
     """
 
     def __init__(self, dashboard: Dashboard) -> None:
