@@ -23,13 +23,15 @@ lint: .venv/.installed-all
 	$(BIN)/mypy
 	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
 
-# The playground in node and in a browser; `make test` skips these where Pyodide has not been fetched.
+# The playground in node and in a browser, and notebooks in JupyterLite; `make test` skips what has not been fetched.
 test-playground: .venv/.installed-all
 	$(BIN)/workbench playground --fetch
-	$(BIN)/python -m pytest -n0 tests/playground tests/ui/test_playground.py
+	$(BIN)/python scripts/build_lite.py
+	$(BIN)/python -m pytest -n0 tests/playground tests/ui/test_playground.py tests/ui/test_lite.py
 
 docs: .venv/.installed-all
 	-$(BIN)/workbench playground --fetch
+	$(BIN)/python scripts/build_lite.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:
@@ -85,4 +87,4 @@ $(VLLM_CPU_ENV)/.installed: benchmarks/prediction/repair.py
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-vllm .venv-vllm-cpu-* build site *.egg-info
+	rm -rf .venv .venv-lite .venv-vllm .venv-vllm-cpu-* build site *.egg-info

@@ -3,7 +3,7 @@
 Links from pages into the code lead to a page of the site that shows the file, at the line; links to a notebook lead to
 a page with its text and code. ``docs/data/run.jsonl.gz`` is a run of the real model (``scripts/make_docs_run.py``). The
 site holds it once, as a saved page, and the page of a concept shows the view and the step that belong to it.
-The playground is part of the site if its Python has been fetched.
+The playground is part of the site if its Python has been fetched, notebooks that run if JupyterLite is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from docs_playground import LIVE, with_playground
+import build_lite
+from docs_playground import LIVE, with_notebooks, with_playground
 from mkdocs.structure.files import File, Files
 
 from workbench.playground import runtime, site
@@ -97,6 +98,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """
     up = "../" * page.file.src_uri.count("/")
     markdown = with_playground(markdown, page.file.src_uri)
+    markdown = with_notebooks(markdown, page.file.src_uri)
     markdown = LINK.sub(lambda link: f']({up}source/{link[1]}.md "line {link[2]}")', markdown)
     markdown = NOTEBOOK.sub(lambda link: f"]({up}source/{link[1]}.md)", markdown)
     concept = page.file.src_uri.removeprefix("concepts/").removesuffix(".md")
@@ -130,3 +132,7 @@ def on_post_build(config: Any, **_: Any) -> None:
         site.build(Path(config["site_dir"]) / "playground" / "app")
     else:
         log.info("the site has no playground: `workbench playground --fetch` fetches its Python")
+    if build_lite.is_installed():
+        build_lite.build(Path(config["site_dir"]) / "lite")
+    else:
+        log.info("the site has no notebooks that run in the browser: `python scripts/build_lite.py` says why")

@@ -1,6 +1,8 @@
-"""The playground on the pages of concepts: a workload that shows the concept, live."""
+"""What runs in the browser, on the pages: workloads of the playground beside concepts, and notebooks."""
 
 from __future__ import annotations
+
+import build_lite
 
 from workbench.playground import runtime
 from workbench.playground.presets import PRESETS
@@ -38,3 +40,27 @@ def with_playground(markdown: str, name: str) -> str:
     address = f"{'../' * (name.count('/') + 1)}playground/app/#preset={LIVE[name]}"
     heading, _, rest = markdown.partition("\n")
     return heading + FRAME.format(title=title, hint=hint, address=address) + rest
+
+
+def with_notebooks(markdown: str, name: str) -> str:
+    """A page with links to the notebooks that run in the browser, if the site has them.
+
+    Args:
+        markdown: The page.
+        name: Its path below ``docs``: the course, or the page of a notebook.
+    """
+    if not build_lite.is_installed():
+        return markdown
+    if name == "course.md":
+        links = ", ".join(_link(notebook, notebook[:2], 1) for notebook in build_lite.NOTEBOOKS)
+        said = f"Three notebooks run in this browser, with nothing to install: {links}."
+        return markdown.replace("## Exercises\n", f"{said} Cells with a model are left out.\n\n## Exercises\n", 1)
+    notebook = name.rpartition("/")[2].partition(".")[0]
+    if name.startswith("source/notebooks/") and notebook in build_lite.NOTEBOOKS:
+        heading, _, rest = markdown.partition("\n")
+        return f"{heading}\n\n{_link(notebook, 'Run this notebook in the browser', 3)}\n\n{rest}"
+    return markdown
+
+
+def _link(notebook: str, words: str, depth: int) -> str:
+    return f'<a href="{"../" * depth}lite/lab/index.html?path={notebook}.ipynb">{words}</a>'

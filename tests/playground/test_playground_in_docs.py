@@ -31,3 +31,18 @@ def test_other_pages_and_a_site_without_the_playground_are_as_they_were(monkeypa
         for name in ("serve.md", *([] if fetched else docs_playground.LIVE)):
             markdown = (DOCS / name).read_text()
             assert "<iframe" not in docs_playground.with_playground(markdown, name)
+
+
+def test_the_course_and_its_notebooks_lead_to_those_that_run_in_the_browser(monkeypatch):
+    course = (DOCS / "course.md").read_text()
+    monkeypatch.setattr(docs_playground.build_lite, "is_installed", lambda: False)
+    assert docs_playground.with_notebooks(course, "course.md") == course
+    monkeypatch.setattr(docs_playground.build_lite, "is_installed", lambda: True)
+    shown = docs_playground.with_notebooks(course, "course.md")
+    for name in docs_playground.build_lite.NOTEBOOKS:
+        assert f'href="../lite/lab/index.html?path={name}.ipynb"' in shown
+        page = docs_playground.with_notebooks("# Title\n\ntext\n", f"source/notebooks/{name}.ipynb.md")
+        title, _, rest = page.partition("\n")
+        assert title == "# Title" and f'"../../../lite/lab/index.html?path={name}.ipynb"' in rest
+    other = "source/notebooks/00_tour.ipynb.md"
+    assert docs_playground.with_notebooks("# Title\n", other) == "# Title\n"

@@ -11,8 +11,8 @@ from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random
 
 from workbench import simulate
 from workbench.trace import Trace, TraceMeta
+from workbench.viz import background, reprs, svg, watch, widget, words
 from workbench.viz import bundle as bundling
-from workbench.viz import reprs, svg, watch, words
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.packet import decode_packet
 
@@ -207,6 +207,15 @@ def test_a_view_follows_a_controller(monkeypatch):
     view.command = {"id": 2, "name": "add_request", "args": {"prompt": ""}}
     view.refresh()
     assert view.status["message"] == "prompt must not be empty"
+
+
+def test_without_threads_a_command_is_answered_at_once(monkeypatch):
+    monkeypatch.setattr(background, "HAS_THREADS", False)
+    monkeypatch.setattr(widget, "HAS_THREADS", False)
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]})
+    view = watch(trace)
+    view.command = {"id": 1, "name": "explain", "args": {"request_id": "a"}}
+    assert view.status["handled"] == 1 and view.status["explained"]["request"] == "a"
 
 
 def test_unknown_panels_and_themes_are_refused():

@@ -18,6 +18,7 @@ from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 from workbench.viz.attention_weights import weights_facts
+from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
@@ -281,7 +282,7 @@ class Feed:
 
     def _in_background(self, work: Callable[[], Any]) -> None:
         """Run work that waits for the engine on another thread, because the view must not wait."""
-        threading.Thread(target=lambda: self._attempt(work), name="workbench-command", daemon=True).start()
+        in_background(lambda: self._attempt(work), "workbench-command")
 
     def _engine(self, ability: str = "start") -> Any:
         if self.controller is None:

@@ -12,6 +12,7 @@ import traitlets
 
 from workbench.trace.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
+from workbench.viz.background import HAS_THREADS, in_background
 from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
@@ -68,7 +69,7 @@ class TraceView(anywidget.AnyWidget):
         super().__init__(_esm=bundle(), packet=feed.next_packet() or b"", status=feed.status(), options=options)
         self.shared_cursor = cursor_of(feed.trace)
         self.shared_cursor.link(self)
-        self.observe(lambda change: feed.handle(change.new), "command")
+        self.observe(lambda change: change.owner._handle(change.new), "command")
         self.observe(lambda change: feed.confirm(), "mounted")
 
     def __repr__(self) -> str:
@@ -86,6 +87,11 @@ class TraceView(anywidget.AnyWidget):
         if found is None:
             raise ValueError("breakpoints need a live engine: a recording cannot be controlled")
         return found
+
+    def _handle(self, command: dict[str, Any]) -> None:
+        self._feed.handle(command)
+        if not HAS_THREADS:  # nothing polls
+            self.refresh()
 
     def refresh(self) -> None:
         """Send everything that is new. It is called periodically; call it yourself to show the last step at once."""
@@ -129,8 +135,9 @@ def watch(
     options: dict[str, Any] = {"panels": list(panels), "theme": theme}
     options |= {name: value for name, value in (("view", view), ("bare", bare)) if value not in ("story", False)}
     shown = TraceView(Feed(source, other), options)
-    if os.environ.get("WORKBENCH_HEADLESS") != "1":
-        threading.Thread(target=_poll, args=(weakref.ref(shown),), name="workbench-view", daemon=True).start()
+    if HAS_THREADS and os.environ.get("WORKBENCH_HEADLESS") != "1":
+        newest = weakref.ref(shown)
+        in_background(lambda: _poll(newest), "workbench-view")
     return shown
 
 
