@@ -32,7 +32,7 @@ NOTEBOOKS = ("06_partial_prefills", "11_own_policy", "12_recordings")
 DATA = ("data/vllm_five_long.jsonl.gz",)
 
 IN_THE_PAGE = ("micropip", "ipython", "jedi", "comm", "anywidget", "param")
-"""What the kernel and the views import in the page, with their dependencies; all of them are pure Python."""
+"""Packages that the kernel and the views import in the page; with their dependencies, all of pure Python."""
 
 LEFT_OUT = ("pexpect", "ptyprocess", "widgetsnbextension")
 """Dependencies that are never imported there; the last is 2 MB of JavaScript for another front end."""

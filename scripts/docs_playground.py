@@ -1,4 +1,4 @@
-"""What runs in the browser, on the pages: workloads of the playground beside concepts, and notebooks."""
+"""Live parts of the pages: workloads of the playground beside concepts, and notebooks that run in the browser."""
 
 from __future__ import annotations
 
