@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,6 +176,18 @@ def test_a_confirmed_feed_sends_no_step_twice():
         assert "facts" not in header or seen == 0
         seen += 1
         feed.confirm()
+
+
+def test_a_prepared_packet_is_sent_as_it_is(monkeypatch):
+    """The event loop of a server does no work for it, also when the server's trace has lost steps meanwhile."""
+    traces = [random_trace(8), random_trace(4)]
+    whole = Feed(traces[0]).next_packet()
+    feed, view = Feed(lambda: traces[0]), SimpleNamespace(packet=b"", other=b"", status={}, download=b"")
+    feed.prepare()
+    del traces[0]
+    monkeypatch.setattr("workbench.viz.feed.encode_packet", None)
+    feed.update(view)
+    assert view.packet == whole
 
 
 def test_a_view_that_asks_again_gets_everything():

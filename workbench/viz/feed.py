@@ -76,6 +76,7 @@ class Feed:
         self._tuned: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
+        self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
 
@@ -93,8 +94,8 @@ class Feed:
         return len(trace) - (self._sent if trace is self.trace else 0) > REPEAT_STEPS
 
     def prepare(self) -> None:
-        """Encode the newest steps, so that ``next_packet`` only has to join them."""
-        columns_of(self._newest_trace())
+        """Encode the newest steps for the next `update`. May be called from any thread."""
+        self._packet = self.next_packet()
 
     def next_packet(self) -> bytes | None:
         """The steps that the view has not received yet, or None if there is nothing new."""
@@ -133,7 +134,8 @@ class Feed:
 
     def update(self, view: Any) -> None:
         """Set the ``packet``, ``other`` and ``status`` of a view, each only if it is new."""
-        if (packet := self.next_packet()) is not None:
+        packet, self._packet = self._packet or self.next_packet(), None
+        if packet is not None:
             view.packet = packet
         if (other := self.other_packet()) is not None:
             view.other = other
