@@ -108,10 +108,12 @@ def test_a_changed_source_is_noticed(tmp_path):
     copy = tmp_path / "workbench"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc", "static"))
     before = sources_digest(copy)
-    for name in ("models/cpu/tiles.py", "models/preflight.py", "attention/cpu/decode.py", "threads.py"):
+    for name in ("models/cpu/emitter.py", "models/preflight.py", "attention/cpu/decode.py", "threads.py"):
         source = copy / name
         text = source.read_text()
-        source.write_text(text.replace("+", "-", 1))
+        changed = text.replace("+", "-", 1)
+        assert changed != text
+        source.write_text(changed)
         assert sources_digest(copy) != before
         source.write_text(text)
     assert sources_digest(copy) == before == sources_digest(PACKAGE)
@@ -120,7 +122,7 @@ def test_a_changed_source_is_noticed(tmp_path):
 def test_a_wrong_kernel_never_passes(cache, file, monkeypatch, caplog):
     """A kernel that is wrong is one whose source differs, so the entry of the right one does not stand for it."""
     start(file)
-    monkeypatch.setattr(matrix, "product_kernel", lambda form: product_kernel(form._replace(offset=7)))
+    monkeypatch.setattr(matrix, "product_kernel", lambda form, *how: product_kernel(form._replace(offset=7), *how))
     loaded, _ = start(file)
     assert loaded.quantized, "control: an entry with the same sources stands for the check"
     monkeypatch.setattr(remembered_module, "sources_digest", lambda package: "of the changed source")

@@ -17,6 +17,7 @@ import workbench
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = "workbench/course/notebooks"
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.3 has no filters
 BUILD = "import sys; from setuptools import build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
 RUN = """
 import pathlib, sys, workbench
@@ -67,7 +68,7 @@ def built(tracked, tmp_path_factory):
             shutil.copy(ROOT / name, folder / "checkout" / name)
     sdist = build("build_sdist", folder / "checkout", folder / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        archive.extractall(folder / "unpacked", **SAFELY)
     (unpacked,) = (folder / "unpacked").iterdir()
     wheel = build("build_wheel", folder / "checkout", folder / "wheel")
     return wheel, unpacked, build("build_wheel", unpacked, folder / "wheel-of-sdist")

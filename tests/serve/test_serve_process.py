@@ -5,12 +5,19 @@ import gc
 import logging
 import sys
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
 
 from workbench.serve import server
+
+
+def run(coroutine):
+    """Run it on another thread: this one may have an event loop, of a browser's tests."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, coroutine).result()
 
 
 class Node:
@@ -40,7 +47,7 @@ def test_only_the_server_collects_all_garbage(monkeypatch):
         gc.callbacks.append(watch)
         objects = [Node() for _ in range(100_000)]
         assert oldest and not any(oldest), "Python collects the younger generations"
-        asyncio.run(collect())
+        run(collect())
         assert node() is None
     finally:
         gc.callbacks.remove(watch)
@@ -64,5 +71,5 @@ def test_a_client_that_leaves_is_no_failure_of_the_server(failure, is_logged, ca
         gc.collect()
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(fail())
+        run(fail())
     assert bool(caplog.records) == is_logged
