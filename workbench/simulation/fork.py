@@ -166,7 +166,7 @@ class _Past:
 
         A stop token stays one. An asynchronous scheduler foresees an end by ``max_tokens``, and for an end by a stop
         token it has scheduled one chunk too many. A last token that also came earlier was none: a stop string ended
-        the request.
+        the request, or the recording has no token ids.
         """
         *before, last = self._sampled[info.request_id] or [-1]
         if info.request_id not in self._ended:

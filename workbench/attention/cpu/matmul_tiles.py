@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from workbench.attention.cpu.simd import (
@@ -19,6 +19,7 @@ from workbench.attention.cpu.simd import (
     VECTOR,
     element_pointer,
     load_vector,
+    loop,
     multiply_add,
     splat_scalar,
     store_vector,
@@ -28,8 +29,6 @@ from workbench.attention.cpu.simd import (
 TILE_ROWS = 8 if LANES == 16 else 4
 """Number of rows of a tile of two vectors: enough independent sums to hide the latency of a multiply-add, few enough to
 leave registers for the operands (AVX-512 and Arm have 32 registers, AVX2 has 16)."""
-
-_Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
 
 
 def matmul_tile(rows: int, vectors: int, accumulate: bool) -> Callable[..., None]:
@@ -67,7 +66,7 @@ def matmul_tile(rows: int, vectors: int, accumulate: bool) -> Callable[..., None
                 return updated
 
             zero = ir.Constant(VECTOR, [0.0] * LANES)
-            for value, place in zip(_loop(builder, depth, step, [zero] * len(places)), places):
+            for value, place in zip(loop(builder, depth, step, [zero] * len(places)), places):
                 # Added last, so that a short sum added to a long one is rounded once instead of at every step.
                 total = builder.fadd(load_vector(builder, place), value) if accumulate else value
                 store_vector(builder, total, place)
@@ -109,7 +108,7 @@ def dot_tile(rows: int, keys: int) -> Callable[..., None]:
                 ]
 
             zero = ir.Constant(VECTOR, [0.0] * LANES)
-            for at, vector in enumerate(_loop(builder, vectors, step, [zero] * (rows * keys))):
+            for at, vector in enumerate(loop(builder, vectors, step, [zero] * (rows * keys))):
                 row, key = divmod(at, keys)
                 place = builder.gep(c_first, [_plus(builder, _times(builder, c_row, row), key)])
                 builder.store(sum_lanes(builder, vector), place)
@@ -119,17 +118,6 @@ def dot_tile(rows: int, keys: int) -> Callable[..., None]:
         return types.void(c, at, at, a, at, at, b, at, at, at), codegen
 
     return tile
-
-
-def _loop(builder: ir.IRBuilder, count: ir.Value, step: _Step, start: list[ir.Value]) -> list[ir.Value]:
-    """``sums = step(k, sums)`` for k in [0, count). LLVM turns the stack cells into registers."""
-    cells = [cgutils.alloca_once(builder, VECTOR) for _ in start]
-    for cell, value in zip(cells, start):
-        builder.store(value, cell)
-    with cgutils.for_range(builder, count) as loop:
-        for cell, value in zip(cells, step(loop.index, [builder.load(cell) for cell in cells])):
-            builder.store(value, cell)
-    return [builder.load(cell) for cell in cells]
 
 
 def _times(builder: ir.IRBuilder, index: ir.Value, factor: int) -> ir.Value:

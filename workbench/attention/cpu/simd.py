@@ -104,6 +104,22 @@ def sum_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return builder.call(function, [ir.Constant(FLOAT, 0.0), vector], fastmath=("reassoc",))
 
 
+def loop(
+    builder: ir.IRBuilder,
+    count: ir.Value,
+    step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
+    start: list[ir.Value],
+) -> list[ir.Value]:
+    """``values = step(k, values)`` for k in [0, count). LLVM turns the stack cells into registers."""
+    cells = [cgutils.alloca_once(builder, value.type) for value in start]
+    for cell, value in zip(cells, start):
+        builder.store(value, cell)
+    with cgutils.for_range(builder, count) as current:
+        for cell, value in zip(cells, step(current.index, [builder.load(cell) for cell in cells])):
+            builder.store(value, cell)
+    return [builder.load(cell) for cell in cells]
+
+
 def _max_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     function_type = ir.FunctionType(FLOAT, [VECTOR])
     name = f"llvm.vector.reduce.fmax.v{LANES}f32"

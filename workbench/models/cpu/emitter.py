@@ -7,7 +7,7 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba.core import cgutils
 
-from workbench.attention.cpu.simd import FLOAT, INDEX, LANES, VECTOR, multiply_add, splat_scalar, store_vector
+from workbench.attention.cpu.simd import FLOAT, INDEX, LANES, VECTOR, loop, multiply_add, splat_scalar, store_vector
 from workbench.models.cpu.formats import SUPER, TILE, UNIT, Format
 
 BYTE, WORD = ir.IntType(8), ir.IntType(32)
@@ -61,7 +61,7 @@ class Emitter:
                 totals = self._scaled(at, super_at, number, products, group_sums, totals)
             return totals
 
-        totals = _loop(builder, num_units, step, [zero] * (self.rows * self.vectors))
+        totals = loop(builder, num_units, step, [zero] * (self.rows * self.vectors))
         for row in range(self.rows):
             out = self._plus(y, builder.mul(y_row, INDEX(4 * row)))
             for vector in range(self.vectors):
@@ -97,7 +97,7 @@ class Emitter:
                         sums[place] = multiply_add(builder, number, factor, sums[place])
             return sums
 
-        return _loop(builder, INDEX(len(columns) // per_word), step, sums)
+        return loop(builder, INDEX(len(columns) // per_word), step, sums)
 
     def _floats_of_columns(self, at: ir.Value, word: ir.Value, per_word: int, vector: int) -> Callable[[int], ir.Value]:
         """Reads one of some columns of floating-point weights."""
@@ -214,19 +214,3 @@ def splat_integer(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
 def each(number: int) -> ir.Constant:
     """The same 32-bit number in every lane."""
     return ir.Constant(WORDS, [number] * LANES)
-
-
-def _loop(
-    builder: ir.IRBuilder,
-    count: ir.Value,
-    step: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
-    start: list[ir.Value],
-) -> list[ir.Value]:
-    """``values = step(k, values)`` for k in [0, count)."""
-    cells = [cgutils.alloca_once(builder, value.type) for value in start]
-    for cell, value in zip(cells, start):
-        builder.store(value, cell)
-    with cgutils.for_range(builder, count) as loop:
-        for cell, value in zip(cells, step(loop.index, [builder.load(cell) for cell in cells])):
-            builder.store(value, cell)
-    return [builder.load(cell) for cell in cells]
