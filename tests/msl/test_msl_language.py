@@ -46,6 +46,20 @@ def test_fast_and_precise_functions(namespace):
     np.testing.assert_allclose(y, np.exp(-FLOATS) + FLOATS / 3, rtol=1e-6)
 
 
+def test_fast_exp2_is_wrong_by_the_whole_allowed_error():
+    """3 + floor(2 |x|) units in the last place, in both directions: no kernel that passes here relies on less."""
+    x = np.concatenate([RANDOM.uniform(-120, 0, 3000), RANDOM.uniform(-2, 0, 1096)]).astype(np.float32)
+    fast = run("y[i] = fast::exp2(x[i]);", inputs=[mx.array(x)], threads=len(x)).astype(np.float64)
+    precise = run("y[i] = exp2(x[i]);", inputs=[mx.array(x)], threads=len(x))
+    exact = np.exp2(x.astype(np.float64))
+    allowed = 3 + np.floor(2 * np.abs(x))
+    off = (fast - exact) / np.spacing(precise)
+    assert (np.abs(off) <= allowed + 1).all()  # the nearest float is up to one unit away from the exact number
+    assert (np.abs(off) >= allowed - 1).mean() > 0.99
+    assert 0.4 < (off > 0).mean() < 0.6
+    assert (np.abs(precise - exact) <= np.spacing(precise)).all()
+
+
 @pytest.mark.parametrize("kind", ["half", "bfloat"])
 def test_functions_of_narrow_types_are_rounded_once(kind):
     x = mx.array(FLOATS).astype(DTYPES[kind])
