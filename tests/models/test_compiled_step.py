@@ -7,7 +7,7 @@ from mlx_lm.models import llama
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.models.packed import compiled_step
+from workbench.models.packed import step_check
 from workbench.models.packed.description import Description
 from workbench.models.packed.pack_model import pack_model, why_not_packed
 
@@ -83,7 +83,7 @@ def test_a_wrong_description_is_refused(monkeypatch):
         for tables, scale in honest(self):
             yield tables._replace(scales=tables.scales * np.float32(1.1)), scale
 
-    monkeypatch.setattr(compiled_step.Description, "variants", wrong)
+    monkeypatch.setattr(Description, "variants", wrong)
     outputs, reason = run_engine(packed_model("llama"))
     assert reason.startswith("its logits in compiled code differ by")
     assert len(outputs) == 4
@@ -106,7 +106,7 @@ def test_a_captured_layer_sees_the_step_and_the_next_one_is_compiled_again():
 
 @pytest.mark.parametrize(("control", "reason"), [(1.3e-4, ""), (9e-5, "and by 9.0e-05 with positions shifted by 3")])
 def test_a_model_that_depends_little_on_positions_needs_a_control_above_the_tolerance(control, reason, monkeypatch):
-    monkeypatch.setattr(compiled_step, "_error", lambda *_, shift=0: control if shift else 2.5e-6)
+    monkeypatch.setattr(step_check, "worst_error", lambda logits, _: control if len(logits) == 1 else 2.5e-6)
     engine = Engine(packed_model("llama"), num_blocks=8)
     assert engine.runner.not_compiled.endswith(reason) and bool(engine.runner.not_compiled) == bool(reason)
     engine.close()

@@ -15,7 +15,7 @@ from workbench import Engine, SamplingParams
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
 from workbench.models.cpu.kernels import MANY, product_kernel
-from workbench.models.packed import compiled_step, int8, matrix
+from workbench.models.packed import description, int8, matrix, step_check
 from workbench.models.packed.activations import float32_activations, packed_matrices
 from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.pack_model import why_not_packed
@@ -158,13 +158,34 @@ def test_a_model_with_activations_of_8_bits(model_file):
     assert np.array_equal(run(loaded, max_num_batched_tokens=40)[0], logprobs)
 
 
-def test_a_wrong_compiled_step_is_refused(model_file, monkeypatch):
-    loaded = load_model(model_file, activations="int8")
-    monkeypatch.setattr(compiled_step, "INT8_TOLERANCE", 1e-9)
-    monkeypatch.setenv("WORKBENCH_PREFLIGHT", "always")
+def test_a_model_that_depends_little_on_positions_has_a_compiled_step(tmp_path):
+    """Rounding to 8 bits changes its logits as much as wrong positions do; those are compared with float32."""
+    config = tiny_config("llama")
+    model = random_model(config)
+    for layer in model.layers:
+        layer.self_attn.o_proj.weight *= 0.02
+        layer.mlp.down_proj.weight *= 0.02
+    write_model(tmp_path / "m.gguf", "llama", config, model, matrix_type="Q4_0")
+    _, facts = run(load_model(tmp_path / "m.gguf", activations="int8"))
+    assert (facts["forward"], facts["not_compiled"]) == ("compiled", "")
+
+
+def test_a_compiled_step_with_codes_in_a_wrong_order_is_refused(model_file, monkeypatch):
+    right = description.code_bits
+    monkeypatch.setattr(description, "code_bits", lambda form, activations: 2 * right(form, activations))
     logprobs, facts = run(load_model(model_file, activations="int8"))
-    assert facts["not_compiled"].startswith("its logits in compiled code differ by")
+    assert facts["not_compiled"].startswith("its logits in compiled code with activations of 8 bits differ from those")
     assert np.isfinite(logprobs).all()
+
+
+def test_a_comparison_that_sees_nothing_refuses_the_compiled_step(model_file, monkeypatch):
+    monkeypatch.setattr(step_check, "INT8_RATIO", 1e4)
+    _, facts = run(load_model(model_file, activations="int8"))
+    assert facts["not_compiled"].endswith("with codes in a wrong order")
+
+
+def test_exact_activations_for_a_while(model_file):
+    loaded = load_model(model_file, activations="int8")
     with float32_activations(loaded.model) as changed:
         assert changed and {packed.activations for packed in packed_matrices(loaded.model).values()} == {"float32"}
     assert {packed.activations for packed in packed_matrices(loaded.model).values()} == {"int8"}

@@ -14,7 +14,7 @@ from workbench.models import preflight_once as once_module
 from workbench.models import remembered as remembered_module
 from workbench.models.cpu.kernels import product_kernel
 from workbench.models.layer_cache import LayerKV
-from workbench.models.packed import check, compiled_step, matrix
+from workbench.models.packed import check, matrix, step_check
 from workbench.models.preflight import PreflightResult
 from workbench.models.preflight_once import from_json, to_json
 from workbench.models.remembered import NOTHING, VARIABLE, entries, is_on, remembered, sources_digest
@@ -54,7 +54,7 @@ def ran(monkeypatch):
 
     watch(check, "check_products")
     watch(once_module, "preflight")
-    watch(compiled_step, "_logits_by_layer")
+    watch(step_check, "_logits_by_layer")
     return names
 
 

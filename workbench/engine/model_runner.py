@@ -307,7 +307,7 @@ def _compiled(
         return None, "its weights are not packed"
     if result.states:
         return None, "it has recurrent layers"
-    from workbench.models.packed.compiled_step import make_compiled_step
+    from workbench.models.packed.step_check import make_compiled_step
 
     return make_compiled_step(model, result, kv_cache, remembered)
 

@@ -1,0 +1,208 @@
+"""Compare the compiled forward pass with a model's own layers; only a pass that is right is used.
+
+Both run the steps of the preflight on a small pool, whose windows are narrowed. With float32 activations their logits
+agree to rounding, and the same comparison with shifted positions has to fail.
+
+With activations of 8 bits they do not agree to rounding: a difference in the last bit of an input changes some codes,
+and after a few layers many. So both are compared with float32 activations. The compiled pass may not be much further
+from those than the layers are, and the same comparison with codes in a wrong order has to fail. Positions and all else
+that is not the codes were compared before, with float32 activations.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from workbench.attention.backend import AttentionBackend
+from workbench.attention.metadata import AttentionMetadata
+from workbench.models.cpu.layer_loop import Model, ProductField
+from workbench.models.forward import forward_rows
+from workbench.models.packed.activations import float32_activations
+from workbench.models.packed.compiled_step import CompiledStep
+from workbench.models.packed.description import Description, NotDescribed
+from workbench.models.paged_cache import PagedKVCache
+from workbench.models.patch import patch_model
+from workbench.models.preflight import (
+    BLOCK_SIZE,
+    NARROW_WINDOW,
+    NUM_TRIAL_BLOCKS,
+    POSITION_SHIFT,
+    STEPS,
+    TOLERANCE,
+    PreflightResult,
+    pack_probe,
+    probe_tokens,
+)
+from workbench.models.remembered import NOTHING, Remembered
+
+INT8_RATIO = 4.0
+"""Largest error of the compiled pass with activations of 8 bits, in units of the error of the model's own layers with
+these. In a dozen rows of logits, one or two with a large error decide both."""
+
+_EXACT, _INT8 = "compiled step", "compiled step, int8"
+
+
+def make_compiled_step(
+    model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache, remembered: Remembered = NOTHING
+) -> tuple[CompiledStep | None, str]:
+    """The compiled forward pass of a model, if it passes the comparison with the model's own layers.
+
+    Args:
+        model: The mlx-lm model; it is unchanged afterwards.
+        result: The result of its preflight.
+        kv_cache: The pool to run on.
+        remembered: A comparison that was passed in an earlier start is not repeated.
+
+    Returns:
+        The compiled pass, or None and the reason.
+    """
+    backend = kv_cache.backend
+    if result.mode != "kernel" or backend is None or backend.name != "cpu":
+        return None, "attention does not run in compiled code"
+
+    variant, int8_passed = remembered.get(_EXACT), remembered.get(_INT8) is not None
+    try:
+        with float32_activations(model) as are_int8:
+            description = _described(model, result, kv_cache)
+            compare_int8 = are_int8 and not int8_passed
+            if variant is None or compare_int8:
+                trial = _Trial(model, result, backend)
+                exact = trial.logits_by_layer()
+            if variant is None:
+                variant = _right_variant(trial, description, exact)
+                remembered.put(_EXACT, variant)
+        if are_int8:
+            description = _described(model, result, kv_cache)
+        tables, scale = list(description.variants())[variant]
+        if compare_int8:
+            _check_int8(trial, description, tables, scale, exact)
+            remembered.put(_INT8, variant)
+    except _Refused as reason:
+        return None, str(reason)
+    return CompiledStep(description, kv_cache.kernel_layers, tables, scale), ""
+
+
+class _Refused(Exception):
+    """The model has no compiled pass; the message says why."""
+
+
+def _described(model: nn.Module, result: PreflightResult, kv_cache: PagedKVCache) -> Description:
+    """The model with its present activations."""
+    try:
+        return Description(model, kv_cache.kernel_layers, result.num_heads)
+    except NotDescribed as unknown:
+        raise _Refused(f"the model has {unknown}") from None
+    except Exception as problem:  # modules of any shape are looked at
+        raise _Refused(f"the model cannot be described ({type(problem).__name__}: {problem})") from None
+
+
+class _Trial:
+    """The steps of the preflight on a small pool.
+
+    Args:
+        model: The mlx-lm model.
+        result: The result of its preflight.
+        backend: Attention over the pool.
+    """
+
+    def __init__(self, model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> None:
+        self._model, self._backend = model, backend
+        narrow = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in result.layers]
+        self._pool = PagedKVCache.for_kernel(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
+        token_ids = probe_tokens(model)
+        self._steps = [pack_probe(step, token_ids) for step in STEPS]
+
+    def logits_by_layer(self) -> list[np.ndarray]:
+        """Logits of each chunk's last row, computed by the model's own layers: an array for each step."""
+        patches = patch_model(self._model, self._backend)
+        try:
+            return [_logits_by_layer(self._model, self._pool, *step) for step in self._steps]
+        finally:
+            for patch in patches:
+                patch.restore()
+
+    def logits_compiled(
+        self, description: Description, tables: Model, scale: float, shift: int = 0
+    ) -> list[np.ndarray]:
+        """The same logits in compiled code, with positions shifted in the last step."""
+        step = CompiledStep(description, self._pool.kernel_layers, tables, scale)
+        shifts = [0] * (len(self._steps) - 1) + [shift]
+        return [
+            np.array(step.run(token_ids, positions + np.int32(by), metadata.cu_seqlens_q[1:] - 1, metadata))
+            for (metadata, positions, token_ids), by in zip(self._steps, shifts)
+        ]
+
+
+def _right_variant(trial: _Trial, description: Description, exact: list[np.ndarray]) -> int:
+    """The number of the variant with the logits of the model's layers, with float32 activations.
+
+    Raises:
+        _Refused: No variant has them, or a shift of positions cannot be told from rounding.
+    """
+    tolerance = TOLERANCE[mx.float32]
+    errors: dict[float, float] = {}
+    for number, variant in enumerate(description.variants()):
+        error = worst_error(trial.logits_compiled(description, *variant), exact)
+        shifted = trial.logits_compiled(description, *variant, shift=POSITION_SHIFT)
+        control = errors[error] = worst_error(shifted[-1:], exact[-1:])
+        if error <= tolerance and control > max(tolerance, 4 * error):  # 4 as in the preflight
+            return number
+    best = min(errors)
+    raise _Refused(
+        f"its logits in compiled code differ by {best:.1e} of their spread, "
+        f"and by {errors[best]:.1e} with positions shifted by {POSITION_SHIFT}"
+    )
+
+
+def _check_int8(trial: _Trial, description: Description, tables: Model, scale: float, exact: list[np.ndarray]) -> None:
+    """Compare the compiled pass with activations of 8 bits.
+
+    Raises:
+        _Refused: It is much further from ``exact`` than the layers are, or codes in a wrong order cannot be told.
+    """
+    allowed = INT8_RATIO * typical_error(trial.logits_by_layer(), exact)
+    error = typical_error(trial.logits_compiled(description, tables, scale), exact)
+    control = typical_error(trial.logits_compiled(description, _in_wrong_order(tables), scale), exact)
+    if not error <= allowed < control:
+        raise _Refused(
+            f"its logits in compiled code with activations of 8 bits differ from those with float32 by {error:.1e} of "
+            f"their spread (allowed: {allowed:.1e}), and by {control:.1e} with codes in a wrong order"
+        )
+
+
+def _in_wrong_order(tables: Model) -> Model:
+    """Tables whose inputs of 8 bits are ordered for weights of another width."""
+    products = tables.products.copy()
+    codes = products[:, ProductField.CODES]
+    codes[:] = np.where(codes == 0, 0, np.where(codes == 8, 4, 8))
+    return tables._replace(products=products)
+
+
+def _logits_by_layer(
+    model: nn.Module, kv_cache: PagedKVCache, metadata: AttentionMetadata, positions: np.ndarray, token_ids: np.ndarray
+) -> np.ndarray:
+    kv_cache.begin_step(positions, metadata)
+    try:
+        logits = forward_rows(model, token_ids, kv_cache, metadata.cu_seqlens_q[1:] - 1, None)
+        mx.eval(logits, kv_cache.arrays)
+    finally:
+        kv_cache.end_step()
+    return np.array(logits)
+
+
+def worst_error(logits: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Error of the worst row, relative to the spread of its step's logits; infinity if it is not a number."""
+    errors = [np.sqrt(np.square(a - b).mean(axis=1)).max() / b.std() for a, b in zip(logits, expected)]
+    return _finite(np.max(errors))
+
+
+def typical_error(logits: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Root mean square error of all rows, relative to the spread of the logits; infinity if it is not a number."""
+    a, b = np.concatenate(logits), np.concatenate(expected)
+    return _finite(np.sqrt(np.square(a - b).mean()) / b.std())
+
+
+def _finite(error: float) -> float:
+    return float(error) if np.isfinite(error) else float("inf")
