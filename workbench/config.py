@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
@@ -312,7 +313,9 @@ class EngineConfig(_Frozen):
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise ValueError(f"unknown EngineConfig field {name!r}; the fields are {', '.join(known)}")
+                similar = get_close_matches(str(name), known, n=1, cutoff=0.8)
+                hint = f" (did you mean {similar[0]}?)" if similar else ""
+                raise ValueError(f"unknown EngineConfig field {name!r}{hint}; the fields are {', '.join(known)}")
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 

@@ -130,8 +130,9 @@ class Explainer:
     def explain(self, request_id: str) -> Explanation:
         """See `explain`."""
         if request_id not in self.trace.requests:
-            known = ", ".join(list(self.trace.requests)[:5])
-            raise TraceError(f"the trace has no request {request_id!r}; it has {known} and so on")
+            known = list(self.trace.requests)
+            more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+            raise TraceError(f"the trace has no request {request_id!r}; it has {', '.join(known[:5]) or 'none'}{more}")
         of_request = self.metrics.requests[request_id]
         info = self.trace.requests[request_id]
         tokens = of_request.token_times if self.unit == "s" else tuple(step + 1.0 for step in of_request.token_steps)
