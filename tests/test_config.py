@@ -60,7 +60,7 @@ def test_engine_config_goes_through_json():
     config = EngineConfig(max_num_seqs=3, policy="priority", watermark=0.25)
     assert EngineConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert EngineConfig.from_dict({"max_num_seqs": None, "num_blocks": 7}) == EngineConfig(num_blocks=7)
-    with pytest.raises(ValueError, match=r"field 'max_seqs' \(did you mean max_num_seqs\?\); the fields are max_num_batched"):
+    with pytest.raises(ValueError, match=r"'max_seqs' \(did you mean max_num_seqs\?\); the fields are max_num"):
         EngineConfig.from_dict({"max_seqs": 4})
     with pytest.raises(ValueError, match="unknown EngineConfig field 'max_seqs'"):
         config.replace(max_seqs=4)
