@@ -73,6 +73,19 @@ def test_simulations_have_no_spread():
         assert "per request" not in line and "20 pay" in line
 
 
+def test_a_recording_has_its_spread_against_a_simulation_as_well():
+    recording = run(1)
+    predicted = recording.whatif(CostModel(fixed=0.03, per_sequence=5e-4, per_prefill_token=1e-4))
+    for a, b in ((recording, predicted), (predicted, recording)):
+        assert all("per request" in line for line in changes(a, b))
+
+
+def test_the_typical_change_is_the_geometric_mean_over_the_whole_run():
+    growing = [(1.0, 2.0 ** (1 + i // 10)) for i in range(80)]  # 2 in the first part, 256 in the last
+    assert typical_change(growing) == pytest.approx((2**4.5, PARTS))
+    assert typical_change([(b, a) for a, b in growing]) == pytest.approx((2**-4.5, PARTS))
+
+
 def test_few_requests_have_no_spread_either():
     assert typical_change([(1.0, 2.0)] * 15) is None and typical_change([(1.0, 2.0)] * 16) is not None
     assert typical_change([(0.0, 1.0)] * 20) is None

@@ -57,6 +57,6 @@ def test_the_recording_has_the_latencies_that_the_client_measured(served):
 
 
 def test_the_unchanged_setting_is_predicted(served):
-    predictor = Predictor(Trace.load(served[0]), num_draws=1)
+    predictor = Predictor(Trace.load(served[0]))
     assert abs(predictor.errors["duration"]) < 0.05
     assert abs(predictor.errors["e2e_mean"]) < 0.15

@@ -1,8 +1,10 @@
 """Predict the latencies of a recorded run under another configuration, with an interval and the error to expect.
 
-A prediction simulates the recorded arrivals on a clock. Its interval comes from repeating that with cost models fitted
-to other stretches of the recording, and with the noise that steps had around the model. The unchanged configuration is
-predicted first: its error against the recording, which is known, widens every other interval.
+A prediction simulates the recorded arrivals on a clock, several times: with cost models fitted to other stretches of
+the recording, and with the noise that steps had around the model. Its value is the mean, its interval comes from the
+range. Without noise waits would be too short: an arrival meets a long step more often than a short one, and waits for
+its rest. The unchanged configuration is predicted first: its error against the recording, which is known, widens every
+other interval.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import Any
 
 from workbench.on_demand import np
 from workbench.simulation.access_log import SOURCE
-from workbench.simulation.cost_model import CostModel, StepCost, step_costs, step_features
+from workbench.simulation.cost_model import CostModel, step_costs
 from workbench.simulation.drift import Drift
 from workbench.simulation.fit import FitReport, without_stalls
 from workbench.simulation.fork import fork, is_acceptance_estimated, recorded_config
+from workbench.simulation.step_noise import Replayed, StepNoise
 from workbench.trace import Trace, TraceError
 from workbench.trace.metrics import TraceMetrics
 
@@ -82,36 +85,6 @@ def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> di
     return arrays | {"itl": np.concatenate(gaps) if gaps else np.zeros(0)}
 
 
-class Replayed:
-    """A cost model for one simulation of a recorded period, with the trend and the noise of its recording.
-
-    Args:
-        model: The cost model.
-        drift: The trend.
-        ratios: Measured against predicted durations of recorded steps; each step takes the model's time, times one.
-        seed: Seed of the draws; two simulations with one seed draw the same ratios.
-    """
-
-    def __init__(self, model: StepCost, drift: Drift, ratios: np.ndarray | None = None, seed: int = 0) -> None:
-        self._model = model
-        self._drift = drift
-        self._ratios = [1.0]
-        if ratios is not None:
-            self._ratios = ratios[np.random.default_rng(seed).integers(0, len(ratios), 4096)].tolist()
-        self._num_steps = 0
-        self._num_rows = 0
-
-    def step_seconds(self, chunks: Sequence[Any]) -> float:
-        """Duration of the next step."""
-        self._num_steps += 1
-        seconds = self._model.step_seconds(chunks) * self._ratios[self._num_steps % len(self._ratios)]
-        if self._drift.change:
-            sequences, prefill_tokens, _, _ = step_features(chunks)
-            self._num_rows += sequences + prefill_tokens
-            seconds *= self._drift.factor(self._num_rows)
-        return seconds
-
-
 @dataclass(frozen=True)
 class Interval:
     """A predicted value, with the range that the measured one is expected in.
@@ -133,7 +106,7 @@ class Prediction:
 
     Attributes:
         changes: The changed fields; empty for the unchanged configuration.
-        trace: The simulated run.
+        trace: The simulated run, without noise.
         intervals: Every value by name, with its interval.
         draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
         notes: Sentences that limit its use, such as a note on an extrapolation.
@@ -182,20 +155,18 @@ class Predictor:
         self._counted = counted
         self.report: FitReport | None = None
         self._drift = Drift()
-        ratios = np.ones(1)
+        self._noise: StepNoise | None = None
         if cost_model is None:
             sources = tuple(fit_from) or (trace, *others)
             self.model, self.report = CostModel.fit(*sources)
             if not fit_from:
                 self._drift = self.report.drift
             steps = without_stalls(step_costs(*sources))[0].without(self.report.drift)
-            models = CostModel.bootstrap(steps, num_draws)
-            predicted = np.array([self.model.seconds(tuple(row)) for row in steps.features])
-            ratios = steps.seconds / predicted * float(predicted.sum() / steps.seconds.sum())
+            self._models = CostModel.bootstrap(steps, num_draws)
+            self._noise = StepNoise.of(self.model, steps)
         else:
             self.model = cost_model
-            models = [cost_model] * num_draws
-        self._models, self._ratios = models, ratios
+            self._models = [cost_model] * num_draws
 
     @cached_property
     def recorded(self) -> dict[str, float]:
@@ -241,7 +212,7 @@ class Predictor:
     def _predict(self, changes: Mapping[str, Any], errors: Mapping[str, float]) -> Prediction:
         trace = self.simulate(**changes)
         values = values_of(trace, self._counted)
-        costs = [Replayed(model, self._drift, self._ratios, seed) for seed, model in enumerate(self._models)]
+        costs = [Replayed(model, self._drift, self._noise, seed) for seed, model in enumerate(self._models)]
         runs = [values_of(fork(self.trace, cost_model=cost, **changes), self._counted) for cost in costs]
         draws = {name: np.array([run.get(name, math.nan) for run in runs]) for name in values}
         intervals = {name: _interval(value, draws[name], errors.get(name, 0.0)) for name, value in values.items()}
@@ -259,9 +230,18 @@ class Predictor:
 
 
 def _interval(value: float, draws: np.ndarray, error: float) -> Interval:
-    """The range of the draws, wide enough for the error that the unchanged prediction has."""
+    """The mean of the draws and their range, wide enough for the error that the unchanged prediction has.
+
+    Args:
+        value: The prediction without draws.
+        draws: The value in each draw.
+        error: Relative error of the unchanged prediction.
+    """
+    known = draws[np.isfinite(draws)]
+    if len(known):
+        value = float(known.mean())
     corrected = value / (1 + error) if error > -0.9 else value
-    values = np.array([value, corrected, *draws[np.isfinite(draws)]])
+    values = np.array([value, corrected, *known])
     return Interval(value, float(values.min()) * (1 - MIN_SPREAD), float(values.max()) * (1 + MIN_SPREAD))
 
 

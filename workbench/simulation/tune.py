@@ -236,9 +236,9 @@ def tune(
 ) -> Tuning:
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
-    Every setting of the grid is simulated once, the best ones again with intervals. Settings are compared draw by draw,
-    so that an error that they share does not count. A setting that cannot be told from the recorded one does not
-    replace it.
+    Every setting of the grid is simulated once, the best ones again with noise and intervals. Settings are compared
+    draw by draw, so that an error that they share does not count. Of the settings that cannot be told from the best one
+    the answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
 
     Args:
         trace: A recorded run.
@@ -276,16 +276,17 @@ def tune(
     if not scored:
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
     scored.sort(key=lambda pair: (pair[0], len(pair[1])))
-    current = Candidate({}, score(predictor.unchanged_values, limits), predictor.unchanged)
+    current = _candidate({}, predictor.unchanged, limits)
     finalists = [current]
-    seen = {current.score}  # settings that do nothing here score exactly like another one with fewer changes
+    # Settings that do nothing here score exactly like another one with fewer changes.
+    seen = {score(values_of(predictor.unchanged.trace), limits)}
     for points, changes in scored:
         if points not in seen and len(finalists) <= NUM_FINALISTS:
             seen.add(points)
-            finalists.append(Candidate(changes, points, predictor.predict(**changes)))
-    best = min(finalists, key=lambda candidate: candidate.score)
-    if best is not current and not _surely_better(best, current, limits):
-        best = current
+            finalists.append(_candidate(changes, predictor.predict(**changes), limits))
+    first = min(finalists, key=lambda candidate: candidate.score)
+    equals = [c for c in finalists if c is first or not _surely_better(first, c, limits)]
+    best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
     runners_up = tuple(
         Candidate(c.changes, c.score, c.prediction, not _surely_better(best, c, limits)) for c in others_left
@@ -302,6 +303,11 @@ def tune(
         settings=tuple(grid),
         notes=tuple(predictor.report.notes) if predictor.report else (),
     )
+
+
+def _candidate(changes: Mapping[str, Any], prediction: Prediction, slo: Mapping[str, float]) -> Candidate:
+    values = {name: interval.value for name, interval in prediction.intervals.items()}
+    return Candidate(changes, score(values, slo), prediction)
 
 
 def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
