@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,44 @@ first
     "for _ in recorded:\n    controller.step()\n    time.sleep(0.01)",
 )
 
+COMPOSED = (
+    """
+import sys
+sys.path[:0] = [{checkout!r}]
+import ipywidgets as widgets
+from workbench import EngineConfig, simulate
+from workbench.viz.cursor import cursor_of
+workload = dict(requests=[dict(id=name, prompt=dict(len=60), max_tokens=9) for name in "ab"])
+trace = simulate(workload, config=dict(max_num_batched_tokens=32))
+slider, told = widgets.IntSlider(max=len(trace) - 1, description="step"), widgets.Label()
+pool, timeline = trace.view("pool"), trace.view("timeline")
+widgets.jslink((slider, "value"), (pool, "step"))
+cursor_of(trace).param.watch(lambda event: setattr(told, "value", f"told {{event.new}}"), "step")
+widgets.VBox([widgets.HBox([pool, timeline]), slider, told])
+""",
+    """
+def try_budget(max_num_batched_tokens=32):
+    config = EngineConfig(max_num_batched_tokens=max_num_batched_tokens)
+    return simulate(workload, config=config).view("timeline")
+widgets.interact(try_budget, max_num_batched_tokens=(16, 64, 16));
+""",
+    "cursor_of(trace).step = 2",
+)
+ROOTS = "[...document.querySelectorAll('.wb-root')].map((root) => root.workbench)"
 
-@pytest.fixture
-def lab(tmp_path):
-    """A JupyterLab server on a notebook with CELLS; gives its address."""
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab server on notebooks with CELLS and with COMPOSED; gives its address."""
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("jupyterlab")
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
-    for source in CELLS:
-        source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{support" in source else source
-        notebook.cells.append(nbformat.v4.new_code_cell(source.strip()))
-    nbformat.write(notebook, tmp_path / "views.ipynb")
+    tmp_path = tmp_path_factory.mktemp("lab")
+    for name, cells in (("views", CELLS), ("composed", COMPOSED)):
+        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+        for source in cells:
+            source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{checkout" in source else source
+            notebook.cells.append(nbformat.v4.new_code_cell(source.strip()))
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -72,7 +100,9 @@ def lab(tmp_path):
         log.close()
 
 
-def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
+@contextmanager
+def run_notebook(browser, lab, name):
+    """Run all cells of a notebook and give its page, which must end without errors and requests to other hosts."""
     context = browser.new_context(viewport={"width": 1400, "height": 3600})
     page = context.new_page()
     problems, outside = [], []
@@ -80,12 +110,49 @@ def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
     page.on("pageerror", lambda error: problems.append(str(error)))
     local = (lab, lab.replace("http", "ws"), "blob:", "data:")
     page.on("request", lambda request: request.url.startswith(local) or outside.append(request.url))
-    page.goto(f"{lab}/lab/workspaces/test/tree/views.ipynb?reset")
+    page.goto(f"{lab}/lab/workspaces/{name}/tree/{name}.ipynb?reset")
     page.wait_for_selector(".jp-Notebook", timeout=60_000)
     # Before the kernel is there, running a cell would ask which kernel to take.
     page.get_by_text("(ipykernel) | Idle").wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    yield page
+    context.close()
+    assert not problems and not outside, json.dumps([problems, outside])
+
+
+def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
+    with run_notebook(browser, lab, "views") as page:
+        look_at_two_views(page)
+
+
+def test_views_sliders_and_interact_of_a_composition(browser, lab):
+    """``HBox``, ``jslink`` with a step, the cursor set and watched from Python, and ``interact`` over EngineConfig."""
+
+    def wait(condition):
+        page.wait_for_function(f"() => {{ const views = {ROOTS}; return {condition}; }}", timeout=60_000, polling=100)
+
+    with run_notebook(browser, lab, "composed") as page:
+        wait("views.length === 3 && views.every((view) => view.store.numSteps)")
+        wait("views[0].cursor.step === 2 && views[1].cursor.step === 2")  # set by the last cell
+        page.get_by_text("told 2").wait_for()
+        slider, budget = page.get_by_role("slider").first, page.get_by_role("slider").last
+        slider.focus()
+        slider.press("ArrowRight")
+        wait("views[0].cursor.step === 3 && views[1].cursor.step === 3")
+        page.get_by_text("told 3").wait_for()
+        page.evaluate(f"() => {ROOTS}[1].cursor.seek(5)")  # a person moves the other view
+        page.get_by_text("told 5").wait_for()
+        wait("views[0].cursor.step === 5")
+        assert float(slider.get_attribute("aria-valuenow")) == 5, "the linked slider stayed behind"
+        many = page.evaluate(f"() => {ROOTS}[2].store.numSteps")
+        budget.focus()
+        budget.press("ArrowRight")
+        wait(f"views[2].store.numSteps > 0 && views[2].store.numSteps < {many}")
+
+
+def look_at_two_views(page):
+    """Both views end on the last step, and a shortcut of JupyterLab that is pressed in a view stays there."""
     page.wait_for_function(
         """() => {
             const roots = [...document.querySelectorAll(".wb-root")];
@@ -111,8 +178,6 @@ def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
         """() => [document.querySelectorAll(".jp-CodeCell").length,
             document.querySelector(".wb-root").workbench.cursor.step]"""
     )
-    context.close()
     assert kept == [len(CELLS), seen[0]["cursor"] - 1], "a key of the view reached the notebook, or not the view"
-    assert not problems and not outside, json.dumps([problems, outside])
     assert seen[0]["steps"] == seen[1]["steps"] == seen[0]["cursor"] + 1 == seen[1]["cursor"] + 1
     assert seen[1]["theme"] == "dark" and seen[1]["panels"] == 3 < seen[0]["panels"]

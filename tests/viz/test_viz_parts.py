@@ -32,7 +32,9 @@ def test_one_cursor_moves_every_view_of_a_trace(trace):
     seen = []
     cursor_of(trace).param.watch(lambda event: seen.append(event.new), "step")
     pool.cursor = {"step": 2, "follow": False, "request": None}
-    assert seen == [2]
+    assert seen == [2] and pool.step == timeline.step == 2
+    timeline.step = 4  # as a linked slider sends it
+    assert (cursor_of(trace).step, cursor_of(trace).follow, pool.cursor["step"], pool.step) == (4, False, 4, 4)
 
 
 @pytest.mark.parametrize("sent", [{"step": -1}, {"step": True}, {"step": "3"}, {"step": 1, "request": 5}])
@@ -78,3 +80,5 @@ def test_figures_hold_the_numbers_of_the_metrics(trace):
     }
     tokens.selected.indices = [6, 5, 9]
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (5, False)
+    metrics.figure().children[0].renderers[0].data_source.selected.indices = [7]
+    assert cursor_of(trace).step == 7

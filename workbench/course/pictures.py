@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -66,9 +67,9 @@ def matrix(
     shades = np.round(shades / (shades.max() or 1.0), 2)
     left = LEFT if len(row_labels) else 1
     cell = min(16.0, (WIDTH - LEFT) / num_columns)
-    high = max(min(cell, 16.0), 9.0 if len(row_labels) else 2.0)
+    high = max(min(cell, 16.0), 11.0 if len(row_labels) else 2.0)
     top = COLUMN_LABEL_HEIGHT if len(column_labels) else 0
-    every = max(1, round(10 / cell))
+    every = 1 if cell >= 9 else math.ceil(20 / cell)
     parts = [
         _upwards(left + (x + 0.5) * cell, top - 4, _visible(label))
         for x, label in enumerate(column_labels[:num_columns])
@@ -93,7 +94,7 @@ def bars(values: Mapping[str, float], title: str, unit: str = "") -> Picture:
     Args:
         values: Non-negative numbers by label.
         title: Title of the picture.
-        unit: Unit, written after each number.
+        unit: Unit, written after each number; a word in the plural, such as "steps", loses its "s" after 1.
     """
     top = max(values.values(), default=0.0) or 1.0
     parts = []
@@ -102,7 +103,8 @@ def bars(values: Mapping[str, float], title: str, unit: str = "") -> Picture:
         length = value / top * (WIDTH - LEFT - 130)
         parts.append(svg.text(LEFT - 6, y + 12, label, "number", "end"))
         parts.append(_rect(LEFT, y + 2, length, 13, 'class="prefill"'))
-        parts.append(svg.text(LEFT + length + 6, y + 12, f"{value:,.4g} {unit}".rstrip(), "number"))
+        shown = unit.removesuffix("s") if value == 1 and len(unit) > 2 else unit
+        parts.append(svg.text(LEFT + length + 6, y + 12, f"{value:,.4g} {shown}".rstrip(), "number"))
     return Picture(title, svg.drawing(20 * len(values) + 4, title, parts, WIDTH))
 
 

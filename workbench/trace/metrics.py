@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.on_demand import np
 from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.latency import Latency
 from workbench.trace.speculation_metrics import SpeculationMetrics
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,7 @@ class TraceMetrics:
         columns: The fields of StepMetrics as plain arrays, by name.
         block_size: Slots per KV block.
         speculation: The fate of drafts, and of rows computed ahead.
+        trace: The trace that was read; None for metrics of several traces.
     """
 
     summary: Summary
@@ -239,6 +243,7 @@ class TraceMetrics:
     columns: Mapping[str, array[Any]]
     block_size: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    trace: Trace | None = None
 
     @cached_property
     def steps(self) -> StepMetrics:

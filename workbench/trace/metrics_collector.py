@@ -109,7 +109,8 @@ class MetricsCollector:
         timed = self._latencies.timed
         requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
         summary = _summarise(requests, columns, timed)
-        return TraceMetrics(summary, requests, columns, self._trace.block_size, self._speculation.metrics())
+        speculation = self._speculation.metrics()
+        return TraceMetrics(summary, requests, columns, self._trace.block_size, speculation, self._trace)
 
     def _read(self, record: StepRecord) -> None:
         end = self._latencies.add(record).end

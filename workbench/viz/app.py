@@ -37,6 +37,7 @@ class TracePage(AnyWidgetComponent):
     options = param.Dict(default={})
     download = param.Bytes(default=b"")
     cursor = param.Dict(default={})
+    step = param.Integer(default=None, allow_None=True, bounds=(0, None))
 
     def __init__(self, feed: Feed, **params: Any) -> None:
         super().__init__(status=feed.status(), **params)

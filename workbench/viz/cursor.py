@@ -38,19 +38,25 @@ class Cursor(param.Parameterized):
             self.param.update(step=step, follow=bool(values.get("follow")), request=request)
 
     def link(self, view: Any) -> None:
-        """Keep a view's ``cursor`` equal to this one, in both directions.
+        """Keep a view's ``cursor`` and ``step`` equal to this one, in both directions.
 
         Args:
-            view: A widget with a trait, or a Panel component with a parameter, called ``cursor``.
+            view: A widget with traits, or a Panel component with parameters, called ``cursor`` and ``step``.
         """
         view.cursor = self.to_view() if self.step is not None or self.request is not None else {}
+        view.step = self.step
         watcher = view.observe if hasattr(view, "observe") else view.param.watch
 
         def take(change: Any) -> None:
             if change.new:
                 self.take(change.new)
 
+        def take_step(change: Any) -> None:
+            if change.new not in (None, self.step):
+                self.param.update(step=change.new, follow=False)
+
         watcher(take, "cursor")
+        watcher(take_step, "step")
 
         # Weakly, because a cursor lives as long as its trace and must not keep each page that was ever open.
         weak_view = ref(view)
@@ -59,8 +65,11 @@ class Cursor(param.Parameterized):
             linked = weak_view()
             if linked is None:
                 self.param.unwatch(watching)
-            elif (values := self.to_view()) != linked.cursor:
+                return
+            if (values := self.to_view()) != linked.cursor:
                 linked.cursor = values
+            if self.step is not None:
+                linked.step = self.step
 
         watching = self.param.watch(show, ["step", "follow", "request"])
 

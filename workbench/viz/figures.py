@@ -15,8 +15,8 @@ TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
 
 
 def trace_figure(trace: Trace) -> Any:
-    """The figure of a trace's metrics; a selection in it moves the cursor of the trace's views."""
-    return metrics_figure(trace.metrics(), cursor=cursor_of(trace))
+    """The figure of a trace's metrics, ``trace.metrics().figure()``."""
+    return metrics_figure(trace.metrics())
 
 
 def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> Any:
@@ -24,7 +24,8 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
 
     Args:
         metrics: The metrics of a trace.
-        cursor: Moved to the first step of a selection when the figure is served by Panel or Bokeh; None for none.
+        cursor: Moved to the first step of a box selection where Python runs, in a served page or a notebook; by default
+            the cursor that the views of the trace share.
 
     Returns:
         A ``bokeh.models.Column`` of two figures; ``panel.pane.Bokeh`` and ``bokeh.plotting.show`` take it.
@@ -33,6 +34,8 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
     from bokeh.models import ColumnDataSource
     from bokeh.plotting import figure
 
+    if cursor is None and metrics.trace is not None:
+        cursor = cursor_of(metrics.trace)
     steps, unit = metrics.steps, metrics.summary.unit
     numbers, decode, top = steps.step, steps.num_decode_tokens, steps.num_tokens
     tokens: Any = ColumnDataSource({"step": numbers, "prefill": top - decode, "decode": decode, "top": top})

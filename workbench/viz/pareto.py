@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench.viz.reprs import fragment, table
+
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
 POINT, FRONT, RING, INK, GRID = "#8a8f98", "#0072b2", "#d55e00", "#1f2328", "#d0d7de"
+
+MOST_LINEAR = 8.0
+"""Largest ratio of values on a linear scale; a wider range is on a logarithmic one, so that small values stay apart."""
 
 _AXES = {
     "ttft_mean": ("mean time to first token", "ms", 1000.0),
@@ -55,8 +60,19 @@ def pareto_svg(
 
 
 def tuning_html(tuning: Any) -> str:
-    """HTML of a ``workbench.simulation.tune.Tuning``: its answer as text, and every setting of the sweep as a point."""
-    return f"<pre>{escape(repr(tuning))}</pre>{_tuning_svg(tuning)}"
+    """HTML of a ``workbench.simulation.tune.Tuning``: its answer, a table of settings, and each setting as a point."""
+    facts = tuning_facts(tuning)
+    rows = [
+        (one["words"], one["setting"], *(one["values"].get(name, "") for name in tuning.slo), one["flags"])
+        for one in facts["candidates"]
+    ]
+    lines = [line for line in (facts["losers"], *facts["notes"]) if line]
+    return fragment(
+        f"<h4>{escape(facts['verdict'])}</h4>",
+        table(("", "setting", *tuning.slo, "vLLM's flags"), rows),
+        *(f"<p>{escape(line)}</p>" for line in dict.fromkeys(lines)),
+        facts["picture"],
+    )
 
 
 def tuning_facts(tuning: Any) -> dict[str, Any]:
@@ -126,17 +142,33 @@ def _panel(
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"
     parts.append(f'<g transform="{turned}">{_text(left + 14, middle, _title("ttft_mean"), "middle")}</g>')
+    taken: list[tuple[float, float, float, float]] = []
     for row in sorted(rows, key=lambda row: id(row) in numbers):  # the front is drawn last, on top
         x, y, number = to_x(_value(row, across)), to_y(_value(row, "ttft_mean")), numbers.get(id(row))
         if number is None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{POINT}"/>')
         else:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{FRONT}" stroke="{INK}"/>')
-            parts.append(_text(x + 8, y - 6, number))
+            parts.append(_label(x, y, number, taken))
         if (word := rings.get(id(row))) is not None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" stroke="{RING}" stroke-width="2"/>')
-            parts.append(_text(x - 12, y + 4, word, "end") if word else "")
+            parts.append(_label(x, y, word, taken) if word else "")
     return "".join(parts)
+
+
+def _label(x: float, y: float, word: str, taken: list[tuple[float, float, float, float]]) -> str:
+    """A word beside a point, at the first of several places that no other word has; the place is added to ``taken``."""
+    width = 7.0 * len(word)
+    sides = (x + 12, x - 12 - width)
+    places = [(side, y + down) for down in (-6, 14, -20, 28, 42) for side in sides]
+
+    def free(place: tuple[float, float]) -> bool:
+        left, base = place
+        return all(left + width < x0 or left > x1 or base < y0 or base - 12 > y1 for x0, y0, x1, y1 in taken)
+
+    left, base = next(filter(free, places), places[0])
+    taken.append((left, base - 12, left + width, base))
+    return _text(left, base, word)
 
 
 def _value(row: Mapping[str, Any], name: str) -> float:
@@ -149,8 +181,14 @@ def _title(name: str) -> str:
 
 
 def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Callable[[float], float]]:
-    """Round ticks that enclose the values, and the function from a value to its coordinate."""
+    """Round ticks around the values, and the function from a value to its coordinate."""
     low, high = min(values), max(values)
+    if low > 0 and high / low > MOST_LINEAR:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        marks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        shown = [mark for mark in marks if low / 2.6 < mark < high * 2.6]
+        span = math.log(shown[-1] / shown[0])
+        return shown, lambda value: begin + math.log(value / shown[0]) / span * (end - begin)
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - max(abs(low), 1.0) * 0.5, high + max(abs(high), 1.0) * 0.5
     rough = (high - low) / 4

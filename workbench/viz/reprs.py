@@ -61,6 +61,7 @@ STYLE = (
     # Named three times to take precedence over the rules of notebooks, which align tables to the right.
     ".wb-repr.wb-repr.wb-repr :is(td,th){padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
     ".wb-repr td{font-variant-numeric:tabular-nums;overflow-wrap:anywhere;white-space:pre-wrap}"
+    ".wb-repr.wb-repr.wb-repr pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace}"
     ".wb-repr i.dot{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}" + _HUES
 )
 """Styles of a fragment; each rule is scoped to ``.wb-repr``. Dark or light follows the notebook."""
@@ -145,7 +146,10 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
         for request_id, info in list(trace.requests.items())[-limit:]
     ]
     note = f"<p>The last {limit} of {len(trace.requests)} requests.</p>" if len(trace.requests) > limit else ""
-    return note + table(("request", "prompt tokens", "tokens", "prompt", "text"), rows)
+    # A simulation has no texts.
+    headings = ("request", "prompt tokens", "tokens", "prompt", "text")
+    kept = [place for place in range(len(headings)) if place < 3 or any(row[place] for row in rows)]
+    return note + table([headings[place] for place in kept], ([row[place] for place in kept] for row in rows))
 
 
 def pool_html(state: PoolState) -> str:

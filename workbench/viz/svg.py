@@ -171,22 +171,30 @@ def step_ticks(first: int, last: int) -> range:
 
 
 def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
-    """Tokens per step against the budget: decode at the bottom, prefill above it."""
+    """Tokens per step against the budget: decode at the bottom, prefill above it.
+
+    A budget of which no step uses a quarter would leave nothing to see; it is named above the picture then.
+    """
     bars = step_bars(records, max_bars=320)
     if not len(bars.step):
         return ""
     base, high = 78.0, 64.0
     width = SPACE / len(bars.step)
-    scale = high / bars.top
+    most = max(decode + prefill for decode, prefill in zip(bars.decode, bars.prefill))
+    top = bars.top if most * 4 >= bars.top else max(most, 1)
+    scale = high / top
     parts = [
-        text(LEFT - 8, base - bars.top * scale + 4, f"{bars.top:.0f}", "number muted", "end"),
+        text(LEFT - 8, base - top * scale + 4, f"{top:.0f}", "number muted", "end"),
         text(LEFT - 8, base, "0", "number muted", "end"),
         text(LEFT - 8, base + 14, "step", "muted", "end"),
     ]
+    if top < bars.top:
+        parts.append(text(LEFT + SPACE, 8, f"the budget of {bars.top:.0f} is higher than the picture", "muted", "end"))
     gap = 1 if width > 4 else 0
     for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, bars.slack)):
         x = LEFT + i * width
         title = f"step {step}: {prefill:g} prefill, {decode:g} decode tokens"
+        slack = min(slack, top - decode - prefill)
         parts.append(_rect(x, base - (decode + prefill + slack) * scale, width - gap, slack * scale, "slack", title))
         if prefill:
             parts.append(_rect(x, base - (decode + prefill) * scale, width - gap, prefill * scale, "prefill", title))

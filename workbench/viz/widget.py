@@ -17,6 +17,7 @@ from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
+from workbench.viz.reprs import trace_html
 
 PANELS = (
     "timeline",
@@ -52,6 +53,7 @@ class TraceView(anywidget.AnyWidget):
         options: Layout of the view: "theme", "panels", and "page" if it is the only content of its page.
         download: A file for the browser to save: its name, a line break, its content.
         cursor: The step and the request that the view shows, as `workbench.viz.cursor.Cursor` gives them.
+        step: Number of the step that was chosen last, to be linked: ``jslink((slider, "value"), (view, "step"))``.
     """
 
     _esm = traitlets.Unicode().tag(sync=True)
@@ -63,6 +65,7 @@ class TraceView(anywidget.AnyWidget):
     options = traitlets.Dict().tag(sync=True)
     download = traitlets.Bytes(b"").tag(sync=True)
     cursor = traitlets.Dict().tag(sync=True)
+    step = traitlets.Int(None, allow_none=True, min=0).tag(sync=True)
 
     def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
         self._feed = feed
@@ -75,6 +78,13 @@ class TraceView(anywidget.AnyWidget):
     def __repr__(self) -> str:
         """The trace that is shown, for front ends that cannot draw widgets."""
         return f"TraceView({self._feed.trace!r})"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The widget, and a still picture for pages that cannot run it, such as GitHub's."""
+        found = super()._repr_mimebundle_(**kwargs)
+        if found is not None:
+            found[0]["text/html"] = trace_html(self._feed.trace)
+        return found
 
     @property
     def breakpoints(self) -> Breakpoints:

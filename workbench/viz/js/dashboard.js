@@ -372,6 +372,7 @@ export function render({ model, el }) {
     "change:status": () => view.statusChanged(),
     "change:other": () => view.receiveOther(model.get("other")),
     "change:cursor": () => view.place.take(model.get("cursor")),
+    "change:step": () => view.place.takeStep(model.get("step")),
     "change:download": () => offerDownload(model.get("download")),
   };
   for (const [event, listener] of Object.entries(listeners)) model.on(event, listener);

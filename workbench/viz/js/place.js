@@ -17,7 +17,16 @@ export class Place {
     this.shared = written;
     if (first && cursor.follow && request === null) return;
     model.set("cursor", place);
+    if (step !== null) model.set("step", step);
     model.save_changes();
+  }
+
+  /** Go to the step that a control of the page is linked to. */
+  takeStep(step) {
+    const { store, cursor } = this.view;
+    if (!Number.isInteger(step)) return;
+    if (!store.numSteps) this.later = { step, follow: false, request: null };
+    else if (step !== store.label(cursor.step)) cursor.seek(step - store.label(0), { stay: true });
   }
 
   /** Go to the place that the host names. */
