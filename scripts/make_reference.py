@@ -16,6 +16,8 @@ from workbench.trace.metrics import RequestMetrics
 from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, StepRecord, WorkItem
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
+CONFIGURATIONS = (EngineConfig, SamplingParams)
+RECORDS = (StepRecord, Chunk, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics)
 BEGINNING = """# Fields by name
 
 The settings of a configuration and the fields of a record, written from the docstrings by `scripts/make_reference.py`.
@@ -64,9 +66,9 @@ def contents(of: type) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     lines = [BEGINNING]
-    for of in (EngineConfig, SamplingParams):
+    for of in CONFIGURATIONS:
         lines += settings(of)
-    for of in (StepRecord, Chunk, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics):
+    for of in RECORDS:
         lines += contents(of)
     words = {"arm": Arm, "limited_by": LimitedBy}
     lines += [f"`{name}` is one of {', '.join(f'`{word}`' for word in of.__args__)}." for name, of in words.items()]
