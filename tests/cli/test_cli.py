@@ -123,6 +123,17 @@ def test_a_port_in_use_is_said_before_anything_else(smollm2):
     assert finished.stderr.splitlines()[-1].startswith(f"workbench demo: port {port} of 127.0.0.1 cannot be used: ")
 
 
+@pytest.mark.parametrize(
+    ("port", "words"),
+    [("http", "invalid int value: 'http'"), ("70000", "must be from 1 to 65535"), ("-1", "from 1 to")],
+)
+def test_a_port_that_is_none_is_refused_in_public_words(port, words):
+    finished = run("demo", "--no-browser", f"--port={port}")
+    last = finished.stderr.splitlines()[-1]
+    assert finished.returncode == 2 and finished.stdout == ""
+    assert "--port" in last and words in last and "_port" not in last
+
+
 def test_the_demo_opens_the_browser_that_there_is(monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)

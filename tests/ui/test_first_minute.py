@@ -428,6 +428,27 @@ def test_what_a_smaller_budget_would_have_done_is_two_actions(open_page, serve, 
     assert chunks == [[[c.request_id, c.start, c.num_tokens] for c in record.chunks] for record in second.trace]
 
 
+def test_what_a_smaller_budget_would_have_done_by_keyboard_alone(open_page, serve, engine):
+    engine.run(progress=False)
+    page = open_page(serve(engine).rstrip("/") + "/#story")
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    press(page, "w")
+    dialog = page.root.get_by_role("dialog", name="What if")
+    focused = "(root) => root.getRootNode().activeElement"
+    slider = page.root.evaluate_handle(focused)
+    assert slider.evaluate("(slider) => slider.type") == "range" and "budget" in slider.get_attribute("aria-label")
+    press(page, "Tab")
+    page.page.keyboard.type("12")  # a field that is reached by Tab is selected
+    press(page, "Enter")
+    page.wait("view.other && view.other.comparison")
+    fork = engine.fork(at_step=0, max_num_batched_tokens=12)
+    page.wait(f"view.other.numSteps === {len(fork)}")
+    verdict = dialog.get_by_role("status")
+    verdict.get_by_text("first token").wait_for()
+    press(page, "Escape")
+    assert dialog.is_hidden() and page.root.locator("[data-panel=compare] .wb-verdict").text_content()
+
+
 def test_every_step_is_told(page_of):
     trace = random_trace(3)
     page = page_of(trace)

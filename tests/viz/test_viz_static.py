@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from workbench.viz import background, reprs, svg, watch, widget, words
 from workbench.viz import bundle as bundling
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.packet import decode_packet
+from workbench.viz.pareto import pareto_svg
 
 
 class Collector(HTMLParser):
@@ -83,6 +85,44 @@ def test_traces_and_pools_are_drawn():
     check_fragment(pool._repr_html_())
     check_fragment(Trace(TraceMeta())._repr_html_())
     check_fragment(reprs.engine_html({"model": "tiny", "state": "idle"}, trace))
+
+
+def test_small_steps_below_a_large_budget_are_visible():
+    requests = [{"id": f"r{i}", "prompt": {"len": 3}, "max_tokens": 4} for i in range(4)]
+    heights = {}
+    for budget in (16, 512):
+        found = svg.timeline(list(simulate({"requests": requests}, config={"max_num_batched_tokens": budget})))
+        heights[budget] = [
+            float(bar.get("height")) for bar in ET.fromstring(found).iter("rect") if bar.get("class") == "decode"
+        ]
+        assert ("the budget of 512 is higher" in found) == (budget == 512)
+    assert min(heights[512]) >= min(heights[16]) > 10
+
+
+def test_columns_without_a_text_are_left_out():
+    assert "<th>text</th>" not in simulate({"requests": [{"id": "a", "prompt": {"len": 3}}]})._repr_html_()
+    assert "<th>text</th>" in hostile_trace("a reply")._repr_html_()
+
+
+def test_a_view_has_a_still_picture_for_pages_without_a_kernel(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+    data, _ = watch(random_trace(1))._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and "svg" in check_fragment(data["text/html"]).tags
+
+
+def test_points_of_a_wide_range_stay_apart_and_their_labels_too():
+    values = [(0.8, 0.305), (0.81, 0.306), (0.82, 0.3065), (40.0, 0.27)]
+    rows = [
+        {"ttft_mean": first, "itl_mean": gap, "output_throughput": 10.0 + i, "pareto": True, "seats": i}
+        for i, (first, gap) in enumerate(values)
+    ]
+    found = ET.fromstring(pareto_svg(rows, ["seats"], [("now", rows[0]), ("take", rows[1])]))
+    labels = [(float(t.get("x")), float(t.get("y"))) for t in found.iter() if t.text in ("1", "2", "3", "now", "take")]
+    left = [place for place in labels if place[0] < 440 and place[1] < 290]
+    assert len(left) == 5
+    assert all(abs(a[0] - b[0]) > 6 or abs(a[1] - b[1]) >= 12 for a, b in itertools.combinations(left, 2))
+    middle = [float(mark.get("cy")) for mark in found.iter() if mark.tag.endswith("circle")]
+    assert max(middle) - min(middle) > 100, "on a linear scale three of the points would be one"
 
 
 def test_a_long_block_table_keeps_its_end():
