@@ -32,6 +32,7 @@ test-playground: .venv/.installed-all
 docs: .venv/.installed-all
 	-$(BIN)/workbench playground --fetch
 	$(BIN)/python scripts/build_lite.py
+	-$(BIN)/python scripts/docs_notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:

@@ -8,7 +8,6 @@ The playground is part of the site if its Python has been fetched, notebooks tha
 
 from __future__ import annotations
 
-import json
 import logging
 import posixpath
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import build_lite
+import docs_notebooks
 from docs_playground import LIVE, with_notebooks, with_playground
 from mkdocs.structure.files import File, Files
 
@@ -79,15 +79,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _notebook_page(name: str) -> str:
-    """A notebook as a page: its text and its code, with the checks left out."""
-    notebook = json.loads((ROOT / name).read_text())
+    """A notebook as a page: its text, its code and its outputs, with the checks left out."""
     parts = []
-    for cell in notebook["cells"]:
+    for cell in docs_notebooks.cells(name):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(FROM_NOTEBOOK.sub("](../../", source))
         elif "check" not in cell["metadata"].get("tags", []):
-            parts.append(f"``````python\n{source}\n``````")
+            parts += [f"``````python\n{source}\n``````", *docs_notebooks.outputs(cell)]
     return "\n\n".join(parts) + f"\n\nTo run it, see [the course](../../course.md); the file is `{name}`.\n"
 
 
