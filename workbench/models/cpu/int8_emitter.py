@@ -9,12 +9,13 @@ float32, as for float32 inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from workbench.attention.cpu.simd import LANES, VECTOR, cpu_features, splat_scalar
+from workbench.attention.cpu.simd import INDEX, LANES, VECTOR, cpu_features, loop, splat_scalar
 from workbench.models.cpu.emitter import BYTE, WORD, WORDS, Emitter, each, splat_integer
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT
 
@@ -22,6 +23,9 @@ _BYTES = ir.VectorType(BYTE, 4 * LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _LARGEST_PAIR = 2 * 127
 """Largest sum of two products of a code 1 with codes of inputs."""
+_MANY_WORDS = 4
+
+Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
 
 
 def instruction_set() -> str:
@@ -56,15 +60,15 @@ class Int8Emitter(Emitter):
 
     def _added_in_words(self, at: ir.Value, number: int, inputs: list[ir.Value]) -> list[ir.Value]:
         """The sums of a group, added in 32 bits at once."""
-        sums = [each(0)] * (self.rows * self.vectors)
         name = f"llvm.x86.avx512.vpdpbusd.{32 * LANES}"
-        for place in range(number * self.format.group, (number + 1) * self.format.group, 4):
-            codes = [self._bytes(self._four_codes(at, place, vector)) for vector in range(self.vectors)]
-            for row, input in enumerate(inputs):
-                factors = self._four_inputs(input, place)
-                for vector, code in enumerate(codes):
-                    index = row * self.vectors + vector
-                    sums[index] = self._call(name, WORDS, sums[index], code, factors)
+
+        def add(total: ir.Value, codes: ir.Value, factors: ir.Value) -> ir.Value:
+            return self._call(name, WORDS, total, codes, factors)
+
+        sums = [each(0)] * (self.rows * self.vectors)
+        words = self.format.group // self._per_word
+        for word in range(number * words, (number + 1) * words):
+            sums = self._add_word(at, inputs, 0, 0, add, INDEX(word), sums)
         return sums
 
     def _added_in_halves(self, at: ir.Value, number: int, inputs: list[ir.Value]) -> list[ir.Value]:
@@ -72,24 +76,61 @@ class Int8Emitter(Emitter):
         builder, wide = self.builder, LANES == 16
         multiply_bytes = "llvm.x86.avx512.pmaddubs.w.512" if wide else "llvm.x86.avx2.pmadd.ub.sw"
         multiply_halves = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
+
+        def add(half: ir.Value, codes: ir.Value, factors: ir.Value) -> ir.Value:
+            return builder.add(half, self._call(multiply_bytes, _HALVES, codes, factors))
+
+        zeros = [ir.Constant(_HALVES, [0] * (2 * LANES))] * (self.rows * self.vectors)
         sums: list[ir.Value] = []
-        for shift, mask, factor, places in self._runs(number):
-            halves: list[ir.Value] = []
-            for place in places:
-                words = [self._four_codes(at, place, vector) for vector in range(self.vectors)]
-                codes = [self._bytes(self._masked(word, shift, mask)) for word in words]
-                parts = []
-                for input in inputs:
-                    factors = self._four_inputs(input, place)
-                    parts += [self._call(multiply_bytes, _HALVES, code, factors) for code in codes]
-                halves = [builder.add(a, b) for a, b in zip(halves, parts)] if halves else parts
+        for shift, mask, factor, run in self._runs(number):
+            halves = self._for_each_word(run, partial(self._add_word, at, inputs, shift, mask, add), zeros)
             factors = ir.Constant(_HALVES, [factor] * (2 * LANES))
             words = [self._call(multiply_halves, WORDS, half, factors) for half in halves]
             sums = [builder.add(a, b) for a, b in zip(sums, words)] if sums else words
         return sums
 
+    def _add_word(
+        self,
+        at: ir.Value,
+        inputs: list[ir.Value],
+        shift: int,
+        mask: int,
+        add: Callable[[ir.Value, ir.Value, ir.Value], ir.Value],
+        word: ir.Value,
+        sums: list[ir.Value],
+    ) -> list[ir.Value]:
+        """``sums[i] = add(sums[i], codes, inputs)`` for the codes of a base word, shifted and masked."""
+        sums = list(sums)
+        for part in range(self._per_word // 4):
+            words = [self._four_codes(at, word, part, vector) for vector in range(self.vectors)]
+            codes = [self._bytes(self._masked(word, shift, mask)) for word in words]
+            for row, input in enumerate(inputs):
+                factors = self._four_inputs(input, word, part)
+                for vector, code in enumerate(codes):
+                    index = row * self.vectors + vector
+                    sums[index] = add(sums[index], code, factors)
+        return sums
+
+    @property
+    def _per_word(self) -> int:
+        return UNIT // self.format.base
+
+    def _for_each_word(self, run: range, step: Step, values: list[ir.Value]) -> list[ir.Value]:
+        """``values = step(word, values)`` for the base words of a run.
+
+        With the 16 registers of AVX2, many words are a loop whose length LLVM does not know. It would unroll the loop,
+        load the inputs of all words first, and move sums to the stack and back.
+        """
+        first, count = run.start // self._per_word, len(run) // self._per_word
+        if LANES == 8 and count >= _MANY_WORDS and not self.format.extra:
+            hidden = self.builder.asm(ir.FunctionType(INDEX, [INDEX]), "", "=r,0", [INDEX(count)], False)
+            return loop(self.builder, hidden, lambda word, sums: step(self._plus(word, INDEX(first)), sums), values)
+        for word in range(first, first + count):
+            values = step(INDEX(word), values)
+        return values
+
     def _runs(self, number: int) -> Iterator[tuple[int, int, int, range]]:
-        """Places of a group whose sums fit into 16 bits, with the shift, mask and factor of their codes.
+        """Columns of a group whose sums fit into 16 bits, with the shift, mask and factor of their codes.
 
         Codes of 8 bits do not fit even once, so their halves of 4 bits are multiplied one after the other.
         """
@@ -100,18 +141,17 @@ class Int8Emitter(Emitter):
         length = 4 * (32767 // (largest * _LARGEST_PAIR))
         for half in halves:
             for start in range(first, last, length):
-                yield *half, range(start, min(start + length, last), 4)
+                yield *half, range(start, min(start + length, last))
 
-    def _four_codes(self, at: ir.Value, place: int, vector: int) -> ir.Value:
-        """The codes of four columns, each in a byte: those of `column_order` from ``place`` on."""
+    def _four_codes(self, at: ir.Value, word: ir.Value, part: int, vector: int) -> ir.Value:
+        """The codes of four columns, each in a byte: a part of a base word."""
         builder, form = self.builder, self.format
-        per_word = UNIT // form.base
-        word, shift = place // per_word, place % per_word // 4 * form.base
-        codes = self._masked(self._word(at, ir.Constant(at.type, word), vector), shift, _in_each_byte(form.base))
+        shift = part * form.base
+        codes = self._masked(self._word(at, word, vector), shift, _in_each_byte(form.base))
         if form.extra:
             sharing = form.base // form.extra
-            extra = self._word(at, ir.Constant(at.type, form.base + word // sharing), vector)
-            shift += word % sharing * form.extra
+            extra = self._word(at, INDEX(form.base + word.constant // sharing), vector)
+            shift += word.constant % sharing * form.extra
             high = self._masked(extra, shift, _in_each_byte(form.extra))
             codes = builder.or_(codes, builder.shl(high, each(form.base)))
         return codes
@@ -120,10 +160,10 @@ class Int8Emitter(Emitter):
         word = self.builder.lshr(word, each(shift)) if shift else word
         return self.builder.and_(word, each(mask)) if mask else word
 
-    def _four_inputs(self, input: ir.Value, place: int) -> ir.Value:
+    def _four_inputs(self, input: ir.Value, word: ir.Value, part: int) -> ir.Value:
         """The input's codes of the same columns, in every lane."""
-        four = self._load(self._plus(input, ir.Constant(input.type, place)), WORD)
-        return self._bytes(splat_integer(self.builder, four))
+        place = self._plus(self.builder.mul(word, INDEX(self._per_word)), INDEX(4 * part))
+        return self._bytes(splat_integer(self.builder, self._load(self._plus(input, place), WORD)))
 
     def _bytes(self, words: ir.Value) -> ir.Value:
         return self.builder.bitcast(words, _BYTES)
