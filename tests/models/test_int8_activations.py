@@ -1,6 +1,5 @@
 """Products with activations of 8 bits, against float64 products of the numbers that their codes stand for."""
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -9,23 +8,20 @@ import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
 from llvmlite import binding
-from stored_rows import dequantised, random_rows
+from product_mutants import random_matrix
 
 from workbench import Engine, SamplingParams
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
-from workbench.models.cpu.kernels import MANY, product_kernel
-from workbench.models.packed import description, int8, matrix, step_check
+from workbench.models.cpu.kernels import MANY
+from workbench.models.packed import description, int8, step_check
 from workbench.models.packed.activations import float32_activations, packed_matrices
-from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.pack_model import why_not_packed
 
 CANNOT = why_not_packed() or int8.why_no_int8()
 pytestmark = pytest.mark.skipif(bool(CANNOT), reason=CANNOT)
 
-TYPES = ["Q4_0", "Q4_1", "Q8_0", "Q3_K", "Q6_K"]  # the others differ from one of them in a number of bits
-if os.environ.get("WORKBENCH_THOROUGH"):
-    TYPES = [name for name, form in GGML_FORMATS.items() if form.takes("int8")]
+TYPES = [name for name, form in GGML_FORMATS.items() if form.takes("int8")]
 
 
 def rounded(x):
@@ -41,17 +37,10 @@ def rounded(x):
     return out
 
 
-def int8_matrix(type_name, num_outputs, num_columns, seed=0):
-    rows = random_rows(type_name, num_outputs, num_columns, seed)
-    packed = matrix.from_ggml(type_name, [rows])
-    packed.use("int8")
-    return packed, dequantised(type_name, rows).astype(np.float64)
-
-
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize(("num_outputs", "num_columns"), [(1, 256), (TILE, 512), (2 * TILE + 5, 256)])
 def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
-    packed, weights = int8_matrix(type_name, num_outputs, num_columns)
+    packed, weights = random_matrix(type_name, num_outputs, num_columns, "int8")
     x = np.random.default_rng(1).standard_normal((64, num_columns)).astype(np.float32)
     codes = rounded(x)
     alone = packed.multiply(x[:1])
@@ -65,63 +54,22 @@ def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
     assert 1e-4 < error < 0.03  # the control: these are not the products of x itself
 
 
-def test_the_number_of_threads_changes_no_bit(monkeypatch):
-    packed, _ = int8_matrix("Q4_1", 6 * TILE + 7, 256)
-    x = np.random.default_rng(5).standard_normal((5, 256)).astype(np.float32)
-    alone = packed.multiply(x)
-    monkeypatch.setattr(matrix, "_WORTH_THREADS", 0)
-    for threads in range(1, 9):
-        monkeypatch.setenv("WORKBENCH_THREADS", str(threads))
-        assert np.array_equal(packed.multiply(x), alone)
-
-
 def test_sums_of_the_largest_codes_do_not_overflow():
     for type_name in TYPES:
-        packed, weights = int8_matrix(type_name, TILE, 256)
+        packed, weights = random_matrix(type_name, TILE, 256, "int8")
         x = np.where(weights[:1] > 0, 1.0, -1.0).astype(np.float32).repeat(MANY, axis=0)
         expected = x.astype(np.float64) @ weights.T
         assert (np.abs(packed.multiply(x) - expected) <= 4e-6 * np.abs(weights).sum(axis=1)).all()
 
 
 def test_numbers_that_are_not_finite_or_very_small_stay_in_their_row():
-    packed, _ = int8_matrix("Q4_1", TILE, 256)
+    packed, _ = random_matrix("Q4_1", TILE, 256, "int8")
     x = np.random.default_rng(1).standard_normal((MANY + 2, 256)).astype(np.float32)
     x[2, 9], x[3, 40], x[4], x[5] = np.nan, -np.inf, 0.0, 1e-42
     result = packed.multiply(x)
     assert np.isnan(result[2:4]).all()
     assert (result[4:6] == 0).all()
     assert np.isfinite(np.delete(result, (2, 3), axis=0)).all()
-
-
-# -- the check when a model is loaded sees wrong products ----------------------------------------------------------
-
-
-def wrong_zero_point(packed):
-    packed.kernel = product_kernel(packed.form._replace(offset=7), "int8")
-
-
-def scale_of_the_neighbour(packed):
-    tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)
-    tiles[..., packed.form.word_bytes :] = np.roll(tiles[..., packed.form.word_bytes :], 1, axis=1)
-
-
-def tail_not_written(packed):
-    packed.num_tiles -= 1
-
-
-def exact_products(packed):
-    packed.kernel = product_kernel(packed.form)
-
-
-@pytest.mark.parametrize("mutant", [None, wrong_zero_point, scale_of_the_neighbour, tail_not_written])
-def test_a_wrong_product_is_seen(mutant):
-    packed, weights = int8_matrix("Q4_0", 2 * TILE + 5, 256)
-    if mutant is None:
-        check_products(packed, lambda outputs: weights[outputs], "layer")
-        return
-    mutant(packed)
-    with pytest.raises(WrongProductError, match="differs from that with the numbers that codes of 8 bits stand for"):
-        check_products(packed, lambda outputs: weights[outputs], "layer")
 
 
 # -- a model -------------------------------------------------------------------------------------------------------

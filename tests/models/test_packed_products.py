@@ -7,22 +7,26 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
+from product_mutants import PRODUCT_MUTANTS, random_matrix
 from stored_rows import dequantised, random_affine, random_rows
 
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
-from workbench.models.cpu.kernels import MANY, TILE_ROWS, product_kernel
+from workbench.models.cpu.kernels import MANY, TILE_ROWS
 from workbench.models.packed import check, matrix
 from workbench.models.packed.check import WrongProductError, check_products
+from workbench.models.packed.int8 import why_no_int8
 from workbench.models.packed.pack_model import sharing_layers, why_not_packed
 
 pytestmark = pytest.mark.skipif(bool(why_not_packed()), reason=why_not_packed())
 
+NO_INT8 = pytest.mark.skipif(bool(why_no_int8()), reason=why_no_int8())
+ACTIVATIONS = ["float32", pytest.param("int8", marks=NO_INT8)]
 THOROUGH = bool(os.environ.get("WORKBENCH_THOROUGH"))
-SHAPES = [(1, 256), (TILE, 512), (3 * TILE + 5, 256)]
+SHAPES = [(1, 256), (TILE, 512), (3 * TILE + 5, 256), (7, 768)]
 if THOROUGH:
     SHAPES += [(TILE - 1, 256), (TILE + 1, 1024), (7, 2048), (1031, 768)]
-ROWS = range(1, 701) if THOROUGH else (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33)
+ROWS = range(1, 701) if THOROUGH else (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 128, 259, 700)
 
 
 def assert_close(result, x, weights):
@@ -51,8 +55,8 @@ def test_ggml_types(type_name):
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_affine_quantisation(bits):
-    dtypes = (mx.float16, mx.bfloat16, mx.float32)
-    for group_size, dtype in itertools.product((32, 64, 128), dtypes if THOROUGH else (dtypes[bits % 3],)):
+    dtypes = (mx.float16, mx.bfloat16) + ((mx.float32,) if THOROUGH or bits == 4 else ())
+    for group_size, dtype in itertools.product((32, 64, 128), dtypes):
         words, scales, biases = random_affine(bits, group_size, TILE + 3, 384, dtype)
         float32 = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
         name = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}[dtype]
@@ -82,9 +86,10 @@ def test_what_is_not_a_number_stays_in_its_row():
     assert np.isfinite(np.delete(result, 2, axis=0)).all()
 
 
+@pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("num_rows", [1, 5, 37])
-def test_the_number_of_threads_changes_no_bit(num_rows, monkeypatch):
-    packed = matrix.from_ggml("Q4_1", [random_rows("Q4_1", 6 * TILE + 7, 256)])
+def test_the_number_of_threads_changes_no_bit(num_rows, activations, monkeypatch):
+    packed, _ = random_matrix("Q4_1", 6 * TILE + 7, 256, activations)
     x = np.random.default_rng(num_rows).standard_normal((num_rows, 256)).astype(np.float32)
     alone = packed.multiply(x)
     monkeypatch.setattr(matrix, "_WORTH_THREADS", 0)
@@ -96,38 +101,26 @@ def test_the_number_of_threads_changes_no_bit(num_rows, monkeypatch):
 # -- the check when a model is loaded sees wrong products ----------------------------------------------------------
 
 
-def packed_q4_0(num_outputs=2 * TILE + 5):
-    rows = random_rows("Q4_0", num_outputs, 256)
-    weights = dequantised("Q4_0", rows)
-    return matrix.from_ggml("Q4_0", [rows]), lambda outputs: weights[outputs]
+def packed_q4_0(num_outputs=2 * TILE + 5, activations="float32"):
+    packed, weights = random_matrix("Q4_0", num_outputs, 256, activations)
+    return packed, lambda outputs: weights[outputs]
 
 
-def test_right_products_pass_the_check():
-    check_products(*packed_q4_0(), "layer")
-
-
-def wrong_zero_point(packed):
-    packed.kernel = product_kernel(packed.form._replace(offset=7))
-
-
-def scale_of_the_neighbour(packed):
-    tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)
-    tiles[..., packed.form.word_bytes :] = np.roll(tiles[..., packed.form.word_bytes :], 1, axis=1)
-
-
-def tail_not_written(packed):
-    packed.num_tiles -= 1
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_right_products_pass_the_check(activations):
+    check_products(*packed_q4_0(activations=activations), "layer")
 
 
 def one_code_wrong(packed):
     packed.data[-packed.form.unit_bytes + 5] ^= 0x08
 
 
-@pytest.mark.parametrize("mutant", [wrong_zero_point, scale_of_the_neighbour, tail_not_written])
-def test_a_wrong_product_is_seen(mutant):
-    packed, weights = packed_q4_0()
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("mutant", PRODUCT_MUTANTS)
+def test_a_wrong_product_is_seen(mutant, activations):
+    packed, weights = packed_q4_0(activations=activations)
     mutant(packed)
-    with pytest.raises(WrongProductError, match=r"the product with layer \(4 bits, .* differs"):
+    with pytest.raises(WrongProductError, match=r"the product with layer \(4 bits, .* differs from that with"):
         check_products(packed, weights, "layer")
 
 
