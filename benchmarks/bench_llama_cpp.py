@@ -59,10 +59,12 @@ class WorkbenchArm:
         from workbench.models import load_model
 
         loaded = load_model(path, activations=activations)
-        config = EngineConfig(
-            max_num_batched_tokens=PREFILL_TOKENS, max_num_seqs=16, num_blocks=NUM_BLOCKS, enable_prefix_caching=False
-        )
-        self._engine = Engine(loaded, config)
+        limits = {"max_num_batched_tokens": PREFILL_TOKENS, "max_num_seqs": 16, "enable_prefix_caching": False}
+        self._engine = Engine(loaded, EngineConfig(num_blocks=NUM_BLOCKS, **limits))
+        num_groups = len(self._engine.runner.groups)
+        if num_groups > 1:  # a token takes a slot in the blocks of each group
+            self._engine.close()
+            self._engine = Engine(loaded, EngineConfig(num_blocks=NUM_BLOCKS * num_groups, **limits))
         self.vocab_size = loaded.vocab_size
         self.info = f"compiled step: {self._engine.runner.not_compiled or 'yes'}"
 
