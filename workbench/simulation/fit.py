@@ -212,10 +212,11 @@ def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float]
             memory, compute = summed(values, parts, MEMORY), summed(values, parts, COMPUTE)
             memory_share, compute_share = shares(memory, compute, overlap)
             predicted = summed(values, parts, ADDED) + overlapped(memory, compute, overlap)
-            before, error = error, float(((predicted - steps.seconds) ** 2 * weights).sum())
+            with np.errstate(over="ignore"):  # iterations that diverge have an infinite error: another start wins
+                before, error = error, float(((predicted - steps.seconds) ** 2 * weights).sum())
             if abs(before - error) <= CONVERGED * error:
                 break
-        if error < smallest:
+        if error < smallest or not best:
             # The last solution belongs to the shares before it: scale it so that the sums agree.
             scale = float(steps.seconds.sum() / predicted.sum())
             best, smallest = {name: value * scale for name, value in values.items()}, error
