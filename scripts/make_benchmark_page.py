@@ -208,6 +208,18 @@ def llama_cpp_table() -> str:
     return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
 
 
+def served_ttft_table() -> str:
+    """Time to the first token of a served request, one line per length of the prompt."""
+    result = load("served_ttft")
+    rows = []
+    for scene, row in result.items():
+        if isinstance(row, dict) and "wall_s" in row:
+            times = [number(1000 * row[clock][side]["median"]) for clock in row for side in ("workbench", "llama_cpp")]
+            rows.append([scene, *times, *(spread(row[clock]["times_as_fast"]) for clock in row)])
+    head = ["prompt", "Workbench, ms", "llama.cpp", "Workbench, CPU ms", "llama.cpp", "times as fast", "CPU"]
+    return f"{result['model']}; {provenance(result, result['repeats'])}.\n\n{table(head, rows)}"
+
+
 def models_table() -> str:
     """Memory and speed of each model, from the same runs as the comparison with llama.cpp."""
     rows = []
@@ -374,6 +386,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "chunk size": chunk_size_table,
     "watched": watched_table,
     "llama.cpp": llama_cpp_table,
+    "served time to first token": served_ttft_table,
     "speculation": speculation_table,
     "other scripts": other_scripts,
 }
