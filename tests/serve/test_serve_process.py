@@ -7,6 +7,7 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import panel.io.document
 import pytest
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
@@ -27,32 +28,55 @@ class Node:
         self.self = self
 
 
-def test_only_the_server_collects_all_garbage(monkeypatch):
+@pytest.fixture
+def generations(monkeypatch):
+    """The generations collected since the server took over."""
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
-    before = gc.get_threshold()
-    oldest = []
+    monkeypatch.setattr(panel.io.document, "_garbage_collect", gc.collect)
+    before, collected = gc.get_threshold(), []
 
     def watch(phase, info):
-        oldest.append(info["generation"] == 2)
+        if phase == "start":
+            collected.append(info["generation"])
 
-    async def collect():
+    server._share_the_interpreter()
+    gc.callbacks.append(watch)
+    yield collected
+    gc.callbacks.remove(watch)
+    gc.set_threshold(*before)
+
+
+def look_for_garbage():
+    async def look():
         collecting = asyncio.ensure_future(server._collect_garbage())
         await asyncio.sleep(0)
         collecting.cancel()
 
-    try:
-        server._share_the_interpreter()
-        node = weakref.ref(Node())
-        gc.callbacks.append(watch)
-        objects = [Node() for _ in range(100_000)]
-        assert oldest and not any(oldest), "Python collects the younger generations"
-        run(collect())
-        assert node() is None
-    finally:
-        gc.callbacks.remove(watch)
-        gc.set_threshold(*before)
-    assert len(objects) == 100_000
+    run(look())
+
+
+def test_only_the_server_collects_older_garbage(generations):
+    young = weakref.ref(Node())
+    objects = [Node() for _ in range(20_000)]
+    assert set(generations) == {0}, "Python collects the youngest generation"
+    look_for_garbage()
+    assert generations[-1] == 1 and young() is None
+    node = Node()
+    gc.collect(1)
+    old = weakref.ref(node)
+    del node
+    look_for_garbage()
+    assert generations[-1] == 2 and old() is None
+    assert len(objects) == 20_000
+
+
+def test_nothing_is_collected_while_nothing_happens(generations):
+    gc.collect()
+    del generations[:]
+    look_for_garbage()
+    panel.io.document._garbage_collect()
+    assert not {1, 2} & set(generations)
 
 
 @pytest.mark.parametrize(

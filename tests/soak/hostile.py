@@ -236,6 +236,12 @@ def give_way():
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
+def separate_processors():
+    """The processors, if the server can have one for itself: attackers are on other machines."""
+    processors = os.sched_getaffinity(0) if sys.platform == "linux" else set()
+    return processors if len(processors) > 1 else set()
+
+
 def start_part(option, port):
     """Another process of this script, which works until ``end_part``."""
     command = [sys.executable, __file__, option, str(port)]
@@ -288,6 +294,7 @@ def main():
     parser.add_argument("--attack", type=int, metavar="PORT", help="only attack this port, until standard input ends")
     parser.add_argument("--probe", type=int, metavar="PORT", help="only time /health, until standard input ends")
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--together", action="store_true", help="let attackers and clients use the server's processor")
     parser.add_argument("--write", action="store_true", help="keep the result in tests/soak/results")
     options = parser.parse_args()
     if options.attack:
@@ -299,7 +306,12 @@ def main():
 
     requests = make_requests(500, 24)
     expected, _ = offline_answers(requests)
+    processors = set() if options.together else separate_processors()
+    if processors:
+        os.sched_setaffinity(0, {max(processors)})
     server = ServerProcess(engine=ENGINE, keep_steps=1000, serve={"max_queue": 512}, mlx_cache_bytes=MLX_CACHE_BYTES)
+    if processors:  # of this process and of all that it starts from now on
+        os.sched_setaffinity(0, processors - {max(processors)})
     draw, lock = random.Random(1), threading.Lock()
 
     def next_request():
@@ -345,6 +357,7 @@ def main():
     medians = tenths(memory)
     report = {
         "minutes": options.minutes,
+        "server_on_separate_processor": bool(processors),
         "attacks": counts,
         "honest": dict(results),
         "health_ms_calm": quantiles_ms(calm),

@@ -97,6 +97,7 @@ def wait_for(condition, seconds=30):
 @contextlib.contextmanager
 def serving(engine, **settings):
     """Serve an engine on a thread of this process; yields a Client with ``server``, ``engine`` and ``loop``."""
+    from workbench.serve.fair_loop import FairEventLoop
     from workbench.serve.server import Server
     from workbench.serve.settings import ServeSettings
 
@@ -109,7 +110,11 @@ def serving(engine, **settings):
         ready.set()
         await client.server.run()
 
-    thread = threading.Thread(target=lambda: asyncio.run(main()), name="test-server")
+    def run():
+        with asyncio.Runner(loop_factory=FairEventLoop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run, name="test-server")
     thread.start()
     assert ready.wait(60)
     try:

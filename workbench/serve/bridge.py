@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ log = logging.getLogger("workbench")
 
 WATCH_SECONDS = 1.0
 """Interval at which the server checks, while requests are open, that the engine still runs."""
+
+_DELIVERED_AT_ONCE = 2
+_DELIVERED_SHARE = 8
 
 StepListener = Callable[[StepRecord, list[RequestInfo]], None]
 """A function that is called on the event loop with each step and the requests that arrived before it."""
@@ -55,6 +59,7 @@ class EngineBridge:
         self._encoded: tuple[StepRecord | None, bytes] = None, b""
         self._loop = loop
         self._streams: dict[str, Stream] = {}
+        self._undelivered: deque[tuple[Stream, Delta]] = deque()
         self._preparing = 0
         self.preparation = Preparation(settings.prepare_seconds)
         self._last_step = -1
@@ -203,12 +208,25 @@ class EngineBridge:
 
     def _deliver(self, record: StepRecord, arrivals: list[RequestInfo], messages: list[tuple[Stream, Delta]]) -> None:
         self.metrics.add_step(record, arrivals)
-        for stream, delta in messages:
+        if messages and not self._undelivered:
+            self._loop.call_soon(self._deliver_some)
+        self._undelivered.extend(messages)
+        for listener in list(self.step_listeners):
+            listener(record, arrivals)
+
+    def _deliver_some(self) -> None:
+        """Deliver to a few streams, and leave a turn of the event loop to others: each has an event to encode.
+
+        A share of what waits, so that the event loop cannot fall ever further behind the engine.
+        """
+        num_waiting = len(self._undelivered)
+        for _ in range(min(num_waiting, max(_DELIVERED_AT_ONCE, num_waiting // _DELIVERED_SHARE))):
+            stream, delta = self._undelivered.popleft()
             if delta.finish_reason is not None:
                 self._streams.pop(stream.request_id, None)
             stream.deltas.put_nowait(delta)
-        for listener in list(self.step_listeners):
-            listener(record, arrivals)
+        if self._undelivered:
+            self._loop.call_soon(self._deliver_some)
 
     async def watch(self) -> None:
         """End every open request with an error if the engine has stopped and cannot be restarted."""

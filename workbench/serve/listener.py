@@ -4,8 +4,8 @@ A connection beyond the limits is not left in the backlog, where /health would w
 which /health is answered and everything else gets status 503. When the reserve is full, its oldest connection makes
 room.
 
-A burst of connections is accepted at once, which takes little, and served a few at a time, because a connection costs
-the event loop half a millisecond. Those that already ask for /health come first.
+A burst of connections is accepted faster than it is served, because serving one costs the event loop half a
+millisecond. Those that ask for /health come first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from tornado.http1connection import HTTP1ConnectionParameters, HTTP1ServerConnection
@@ -42,14 +43,14 @@ IDLE_SECONDS = 75.0
 BODY_SECONDS = 30.0
 """Time limit for the arrival of a request's body."""
 SWEEP_SECONDS = 0.5
-MAX_ACCEPTED = 512
-"""Maximum number of accepted connections that wait to be served; the next ones wait in the system's queue."""
-
-SPARE_FILES = 192 + MAX_ACCEPTED
+SPARE_FILES = 192
 """Open files that the process needs besides its connections: model files, pipes, the event loop, a recording."""
 
-_SERVED_AT_ONCE = 8
+_ACCEPTED_AT_ONCE = 128
+_SERVED_AT_ONCE = 2
 _PAUSE_SECONDS = 0.2
+_HEALTH = b"GET /health "
+_HIDDEN = b"?"
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -69,23 +70,22 @@ class Listener(HTTPServer):
         super().initialize(
             # The guard answers a request whose body is too large; Tornado would only disconnect.
             guard, max_body_size=1 << 40, body_timeout=BODY_SECONDS, max_header_size=MAX_HEADER_BYTES,
-            # The sweep ends connections that send nothing.
-            idle_connection_timeout=86400, chunk_size=65536,
+            chunk_size=65536,
         )  # fmt: skip
         self._settings = settings
         self._on_lost = on_lost
         self._tls: ssl.SSLContext | None = settings.tls_context()
         self._max_connections = allowed_connections(settings.max_connections)
+        # The sweep does it. Tornado's own timer would cost each request two turns of the event loop.
+        self.conn_params.header_timeout = None
         self._reserve_params = HTTP1ConnectionParameters(
-            no_keep_alive=True,
-            max_header_size=MAX_HEADER_BYTES,
-            max_body_size=0,
-            header_timeout=86400,
-            body_timeout=1.0,
-        )  # fmt: skip
+            no_keep_alive=True, max_header_size=MAX_HEADER_BYTES, max_body_size=0, body_timeout=1.0
+        )
         self.streams: set[WatchedStream] = set()
         self._reserve: OrderedDict[WatchedStream, None] = OrderedDict()
-        self._accepted: deque[tuple[socket.socket, Any]] = deque()
+        self._waiting: dict[WatchedStream, Any] = {}
+        self._silent: set[WatchedStream] = set()
+        self._is_serving = False
         self._per_client: Counter[str] = Counter()
         self._sweeping: asyncio.Future[None] | None = None
 
@@ -103,7 +103,7 @@ class Listener(HTTPServer):
         loop, removed = IOLoop.current(), False
 
         def accept(_fd: Any, _events: int) -> None:
-            while len(self._accepted) < MAX_ACCEPTED:
+            for _ in range(_ACCEPTED_AT_ONCE):
                 if removed:
                     return
                 try:
@@ -120,7 +120,7 @@ class Listener(HTTPServer):
                     loop.remove_handler(listening)
                     loop.call_later(_PAUSE_SECONDS, resume)
                     return
-                self._serve_later(connection, address)
+                self._take(connection, address)
 
         def resume() -> None:
             if not removed:
@@ -134,25 +134,12 @@ class Listener(HTTPServer):
         resume()
         return remove
 
-    def _serve_later(self, connection: socket.socket, address: Any) -> None:
-        if _asks_for_health(connection):
-            self._handle_connection(connection, address)
-            return
-        self._accepted.append((connection, address))
-        if len(self._accepted) == 1:
-            IOLoop.current().add_callback(self._serve_some)
-
-    def _serve_some(self) -> None:
-        for _ in range(min(_SERVED_AT_ONCE, len(self._accepted))):
-            self._handle_connection(*self._accepted.popleft())
-        if self._accepted:
-            IOLoop.current().add_callback(self._serve_some)
-
-    def _handle_connection(self, connection: socket.socket, address: Any) -> None:
+    def _take(self, connection: socket.socket, address: Any) -> None:
+        """Count a connection, and let it wait for its turn unless it asks for /health."""
         client = str(address[0])
-        _find_lost_peers(connection)
         stream: WatchedStream
         try:
+            _find_lost_peers(connection)
             if self._tls is None:
                 stream = PlainStream(connection, max_buffer_size=1 << 21)
             else:
@@ -170,7 +157,36 @@ class Listener(HTTPServer):
             self._reserve[stream] = None
         else:
             self._per_client[client] += 1
-        params = self._reserve_params if is_reserve else self.conn_params
+        self._waiting[stream] = address
+        self._silent.add(stream)
+        self._serve_health(stream)
+        if self._waiting and not self._is_serving:
+            self._is_serving = True
+            IOLoop.current().add_callback(self._serve_some)
+
+    def _serve_health(self, stream: WatchedStream) -> None:
+        """Serve a waiting connection at once if it asks for /health, as far as this can be seen: not behind TLS."""
+        try:
+            begin = stream.socket.recv(len(_HEALTH), socket.MSG_PEEK) if self._tls is None else _HIDDEN
+        except OSError:  # nothing has arrived, or the client is gone
+            return
+        self._silent.discard(stream)
+        if begin == _HEALTH:
+            self._serve(stream)
+
+    def _serve_some(self) -> None:
+        for stream in tuple(self._silent):
+            self._serve_health(stream)
+        for stream in tuple(islice(self._waiting, _SERVED_AT_ONCE)):
+            self._serve(stream)
+        self._is_serving = bool(self._waiting)
+        if self._is_serving:
+            IOLoop.current().add_callback(self._serve_some)
+
+    def _serve(self, stream: WatchedStream) -> None:
+        address = self._waiting.pop(stream)
+        self._silent.discard(stream)
+        params = self._reserve_params if stream.is_reserve else self.conn_params
         server_connection = HTTP1ServerConnection(stream, params, _HTTPRequestContext(stream, address, None))
         self._connections.add(server_connection)
         server_connection.start_serving(self)
@@ -187,6 +203,8 @@ class Listener(HTTPServer):
 
     def _forget(self, stream: WatchedStream) -> None:
         self.streams.discard(stream)
+        self._waiting.pop(stream, None)
+        self._silent.discard(stream)
         if stream.lost_with is not None:
             self._on_lost(stream, stream.lost_with)
         if stream.is_reserve:
@@ -215,8 +233,8 @@ class Listener(HTTPServer):
     def stop(self) -> None:
         """Accept no more connections."""
         super().stop()
-        while self._accepted:
-            self._accepted.popleft()[0].close()
+        for stream in tuple(self._waiting):
+            stream.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
 
@@ -238,15 +256,6 @@ def allowed_connections(wanted: int) -> int:
         soft, allowed, wanted, needed,
     )  # fmt: skip
     return allowed
-
-
-def _asks_for_health(connection: socket.socket) -> bool:
-    """Whether a request for /health has arrived, as far as this can be seen: not behind TLS."""
-    connection.setblocking(False)
-    try:
-        return connection.recv(12, socket.MSG_PEEK) == b"GET /health "
-    except OSError:  # nothing has arrived, or the client is gone
-        return False
 
 
 def _find_lost_peers(connection: socket.socket) -> None:

@@ -12,8 +12,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import panel.io.document
 from bokeh.server.server import BaseServer
 from tornado.ioloop import IOLoop
 from tornado.iostream import StreamClosedError
@@ -27,6 +29,7 @@ from workbench.serve.access_log import AccessLog
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
 from workbench.serve.dashboard import DASHBOARD, Dashboard, PageHandler
+from workbench.serve.fair_loop import FairEventLoop
 from workbench.serve.guard import Guard
 from workbench.serve.listener import Listener
 from workbench.serve.log_limit import limit_repeats
@@ -41,8 +44,17 @@ BACKLOG = 4096
 """Number of connections that the system keeps until they are accepted. One more than that would try again only after a
 second, so a burst of connections must fit; Tornado's default is 128."""
 
+COLLECT_SECONDS = 0.5
+"""Interval at which young garbage is collected, most of it connections that have ended."""
+
+COLLECT_ALL_SECONDS = 10.0
+"""Minimum pause between two collections of all garbage, which take the longer the more objects live."""
+
 COLLECT_PAUSE = 100
 """Minimum pause after a collection of all garbage, as a multiple of the time that it took."""
+
+MIN_YOUNG = 4
+"""Number of Python's own collections of the youngest objects, after 700 new ones each, that come before one of ours."""
 
 LogRequest = Callable[[RequestHandler], None]
 """A function that is called with each handler that has answered."""
@@ -79,6 +91,9 @@ class Server:
         # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
         self.dashboard = Dashboard(make_app(lambda: engine.trace), log_request)
         api = make_api(self.bridge, self.dashboard, log_request)
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, FairEventLoop):
+            loop.serve_first(listening.fileno() for listening in sockets)
         guard = Guard(settings, api, self.dashboard, log.add_request if log else lambda request, stream, status: None)
         self.listener = Listener(guard, settings, log.add_connection if log else lambda stream, status: None)
         self.listener.add_sockets(sockets)
@@ -138,8 +153,11 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
 
     async def main() -> None:
         server = Server(engine, settings)
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, server.stop)
+            loop.add_signal_handler(number, server.stop)
+        # For pages that open: several such threads would only wait for Python's lock, and the event loop with them.
+        loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="workbench-pages"))
         _share_the_interpreter()
         collecting = asyncio.ensure_future(_collect_garbage())
         limit_repeats()
@@ -151,7 +169,8 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
         await server.run()
         collecting.cancel()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=FairEventLoop) as runner:
+        runner.run(main())
 
 
 def _share_the_interpreter() -> None:
@@ -162,20 +181,25 @@ def _share_the_interpreter() -> None:
     # No object made so far will become garbage, and each collection of all of them takes more than 100 ms.
     gc.collect()
     gc.freeze()
-    # Python would collect the oldest generation when there is much garbage, which takes long; _collect_garbage does.
-    gc.set_threshold(*gc.get_threshold()[:2], 1_000_000_000)
+    # Python would collect older generations when there is much garbage, which takes long; _collect_garbage does.
+    gc.set_threshold(gc.get_threshold()[0], 1_000_000_000, 1_000_000_000)
+    # Panel would do it too, after a pause, when a session has ended.
+    panel.io.document._garbage_collect = lambda: None
 
 
 async def _collect_garbage() -> None:
-    """Collect all garbage every second or so.
-
-    Nobody else runs during a collection, whose time grows with the garbage: small ones are frequent, and all together
-    take at most a part in COLLECT_PAUSE of the time.
-    """
+    """Collect garbage in small pieces, and none while nothing happens: nobody else runs during a collection."""
+    loop = asyncio.get_running_loop()
+    again = loop.time()
     while True:
-        start = time.thread_time()
-        gc.collect()
-        await asyncio.sleep(max(1.0, COLLECT_PAUSE * (time.thread_time() - start)))
+        _, num_young, num_middle = gc.get_count()
+        if num_middle and loop.time() >= again:
+            start = time.thread_time()
+            gc.collect()
+            again = loop.time() + max(COLLECT_ALL_SECONDS, COLLECT_PAUSE * (time.thread_time() - start))
+        elif num_young >= MIN_YOUNG:
+            gc.collect(1)
+        await asyncio.sleep(COLLECT_SECONDS)
 
 
 def _report_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

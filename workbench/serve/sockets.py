@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tornado.ioloop import IOLoop
-from tornado.iostream import BaseIOStream, IOStream, SSLIOStream, StreamClosedError
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 MAX_UNSENT_BYTES = 1 << 22
 """Maximum number of bytes that wait for a reader, besides the piece that exceeds it; then it is cut off (4 MiB)."""
@@ -39,7 +39,7 @@ BAD_REQUEST = 400
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class WatchedStream(BaseIOStream):
+class WatchedStream(IOStream):
     """The part that plain and encrypted connections have in common.
 
     Attributes:
@@ -98,6 +98,8 @@ class WatchedStream(BaseIOStream):
         if was_open:
             self._read_buffer.clear()
             self._read_buffer_size = 0
+            if self.error is not None:  # its frames hold this stream: only the garbage collector would free them
+                self.error.__traceback__ = None
             self._on_closed(self)
 
     # -- readers that do not read ------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class WatchedStream(BaseIOStream):
             self.close()
 
 
-class PlainStream(WatchedStream, IOStream):
+class PlainStream(WatchedStream):
     """A connection."""
 
 
