@@ -229,6 +229,27 @@ def test_a_connection_that_asks_for_health_late_is_served_before_others_that_wai
         connection.close()
 
 
+def test_a_waiting_connection_that_is_refused_waits_no_more(server):
+    from workbench.serve.sockets import UNAVAILABLE
+
+    listener = server.server.listener
+
+    async def hold():
+        listener._is_serving = True  # so that nothing is served
+
+    async def refuse():
+        next(iter(listener._waiting)).refuse(UNAVAILABLE)
+        num_waiting = len(listener._waiting)
+        listener._serve_some()
+        return num_waiting
+
+    asyncio.run_coroutine_threadsafe(hold(), server.loop).result(30)
+    connection = connect(server, b"GET /h")
+    wait_for(lambda: len(listener._waiting) == 1)
+    assert asyncio.run_coroutine_threadsafe(refuse(), server.loop).result(30) == 0
+    assert read_to_end(connection).startswith(b"HTTP/1.1 503 ")
+
+
 def test_trusted_proxies_have_no_limit_of_a_client(model):
     settings = {"max_connections": 20, "max_connections_per_client": 3, "trusted_proxies": ("127.0.0.1",)}
     with server_of(model, **settings) as server:
