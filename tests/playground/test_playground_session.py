@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from viz_traces import random_trace
@@ -14,6 +15,8 @@ from workbench.playground.session import Session, python_cell, read_policy
 from workbench.playground.site import package_archive
 from workbench.trace import compare
 from workbench.viz.layout.packet import decode_packet
+
+ROOT = Path(__file__).parents[2]
 
 
 def ask(session, command, content=None, **values):
@@ -137,6 +140,16 @@ def test_a_recording_is_opened_forked_explained_and_closed(tmp_path, ending):
     assert run(session)[0]["summary"]["num_steps"] == len(simulate(PRESETS["chunked"].workload))
 
 
+def test_a_page_without_numpy_says_what_an_explanation_lacks(monkeypatch):
+    recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
+    session = Session()
+    facts, _ = ask(session, "open", recording.read_bytes(), name=recording.name)
+    request = facts["requests"][-1]
+    assert "numpy" not in ask(session, "explain", request=request)[0]["text"]
+    monkeypatch.setattr("workbench.playground.session.has_numpy", lambda: False)
+    assert "needs\nnumpy" in ask(session, "explain", request=request)[0]["text"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -209,6 +222,7 @@ def test_the_archive_of_the_page_needs_msgspec_alone(tmp_path):
     (tmp_path / "workbench.zip").write_bytes(package_archive())
     program = """
 import sys
+from pathlib import Path
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("numpy", "tqdm", "mlx", "anywidget", "panel", "IPython", "multiprocessing"):

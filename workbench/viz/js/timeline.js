@@ -12,6 +12,9 @@ const BIN_ABOVE_STEPS = 2000;
 /** Height of the marks of events, in the order in which they are drawn. */
 const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
 
+/** Pixels: outlines of narrower bars are joined. */
+const NARROW = 12;
+
 export class TimelinePanel extends StepPanel {
   constructor(view) {
     super(view, {
@@ -164,23 +167,26 @@ export class TimelinePanel extends StepPanel {
     return { least, most, mean: sum / (to - from), meanDecodes: decodes / (to - from) };
   }
 
-  /** The bars of a simulated run beside this one, as outlines. */
+  /** The bars of a simulated run beside this one, as outlines; narrow ones share one, so that it hides no bar. */
   drawGhosts(context, axis, y, base) {
     const { other } = this.view;
     if (!other?.comparison || other.comparison.refused || axis.byTime !== (axis.byTime && other.timed())) return;
     context.strokeStyle = this.theme.colours.cursor;
     context.lineWidth = 1;
     context.beginPath();
+    let begun = false;
     for (let step = 0; step < other.numSteps; step++) {
       const [start, end] = axis.byTime ? [other.clockStart.data[step], other.clockEnd.data[step]] : [step, step + 1];
       const x = axis.byTime ? axis.xOfTime(start) : axis.x(start),
         right = axis.byTime ? axis.xOfTime(end) : axis.x(end);
       if (right < axis.x0 || x > axis.x1) continue;
       const top = Math.round(y(other.numTokens(step))) + 0.5;
-      context.moveTo(x, base);
+      const joined = right - x < NARROW;
+      if (!joined || !begun) context.moveTo(x, base);
       context.lineTo(x, top);
       context.lineTo(right, top);
-      context.lineTo(right, base);
+      if (!joined) context.lineTo(right, base);
+      begun = joined;
     }
     context.stroke();
   }
