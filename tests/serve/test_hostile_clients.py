@@ -250,11 +250,14 @@ def test_a_waiting_connection_that_is_refused_waits_no_more(server):
     assert read_to_end(connection).startswith(b"HTTP/1.1 503 ")
 
 
-def test_trusted_proxies_have_no_limit_of_a_client(model):
+def test_trusted_proxies_have_no_limit_of_a_client_but_that_of_all(model):
     settings = {"max_connections": 20, "max_connections_per_client": 3, "trusted_proxies": ("127.0.0.1",)}
     with server_of(model, **settings) as server:
         held = [connect(server, b"GET /h") for _ in range(19)]
         assert server.ask("GET", "/v1/models")[0] == 200
+        wait_for(lambda: len(server.server.listener.streams) == 19)
+        held.append(connect(server, b"GET /h"))
+        assert server.ask("GET", "/v1/models")[0] == 503, "the limit of all clients together holds"
         for connection in held:
             connection.close()
 
