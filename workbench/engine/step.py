@@ -235,7 +235,7 @@ class Step:
             self.trace.add_supplement(supplement)
         if self.shadow is not None:
             self.shadow.launch(record, self.trace)
-        if self._forget_interval is not None and self.scheduler.step % self._forget_interval == 0:
+        if self._forget_interval is not None and (record.step + 1) % self._forget_interval == 0:
             self._forget_old_steps()
         for listener in list(self.listeners):
             try:

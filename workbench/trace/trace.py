@@ -222,7 +222,7 @@ class Trace:
             unfinished = {*first.running, *first.waiting, *first.aborted}
             trace = Trace(self.meta)
             for before, info in self.arrivals():
-                if before > start or info.request_id in unfinished:
+                if before >= start or info.request_id in unfinished:  # an asynchronous step may not know the newest yet
                     trace._checker.add_request(info)
                     trace.requests.add(info, max(0, before - start))
             trace.start_from(keyframe)
