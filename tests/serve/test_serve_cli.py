@@ -29,6 +29,8 @@ def model_file(tmp_path_factory):
 def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
     server = ServerProcess(
         *command("--model", str(model_file), "--port", "0", "--max-num-seqs", "4", "--keep-steps", "50"),
+        *("--set", "async_scheduling=true", "--set", 'speculative={"method": "ngram", "prompt_lookup_max": 2}'),
+        *("--set", "num_speculative_tokens=2", "--weights", "float32"),
         environment=os.environ | {"WORKBENCH_API_KEY": KEY},
     )
     bearer = {"Authorization": f"Bearer {KEY}"}
@@ -64,6 +66,8 @@ def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
         (["--host", "0.0.0.0"], "give --api-key KEY, or --insecure"),
         (["--api-key", "short"], "at least 8 characters"),
         (["--port", "70000"], "port must be from 0 to 65535, got 70000"),
+        (["--set", "max_seqs=4"], "--set max_seqs=4 must be FIELD=VALUE with a field of EngineConfig"),
+        (["--set", "block_size=0"], "block_size must be"),
     ],
 )
 def test_bad_options_are_one_line_and_exit_2(options, message, model_file):

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from workbench.cli import main
-from workbench.simulation.sweep import mark_pareto, read_grid, save_table, sweep
+from workbench.simulation.sweep import mark_pareto, read_grid, read_settings, save_table, sweep
 from workbench.trace import Trace
 from workbench.viz.pareto import pareto_svg
 
@@ -47,6 +47,18 @@ def test_grid_from_settings():
     for words, message in ((["x=1"], "must be FIELD=VALUE"), (["rate="], "must be FIELD"), (["rate=1"] * 2, "twice")):
         with pytest.raises(ValueError, match=message):
             read_grid(words)
+
+
+def test_settings_have_one_value_each_which_may_be_json():
+    settings = read_settings(["max_num_seqs=4", "policy=priority", 'speculative={"method": "ngram", "min": [1, 2]}'])
+    assert settings == {"max_num_seqs": 4, "policy": "priority", "speculative": {"method": "ngram", "min": [1, 2]}}
+    for words, message in (
+        (["x=1"], "--set x=1 must be FIELD=VALUE"),
+        (["seed="], "must be"),
+        (["seed=1"] * 2, "twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_settings(words)
 
 
 def test_rows_front_table_and_plot(tmp_path):

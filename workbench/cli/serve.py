@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_model_option
+from workbench.cli.options import Commands, add_model_option, add_settings_option
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -82,6 +82,14 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16, help="maximum number of running requests (default 16)")
     parser.add_argument("--num-blocks", type=int, default=512, help="KV blocks in the pool (default 512)")
     parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
+    add_settings_option(parser, "another field of EngineConfig, such as async_scheduling=true")
+    parser.add_argument("--weights", choices=("packed", "float32"), default="packed", help="weights on a CPU")
+    parser.add_argument(
+        "--activations",
+        choices=("float32", "int8"),
+        default="float32",
+        help="inputs of packed weights; int8 rounds them",
+    )
     parser.add_argument(
         "--keep-steps",
         type=int,
@@ -124,17 +132,18 @@ def run(options: argparse.Namespace) -> int:
     from workbench.config import EngineConfig
     from workbench.distributed.job import run_job
     from workbench.serve.server import serve
+    from workbench.simulation.sweep import read_settings
 
     config = EngineConfig(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         num_blocks=options.num_blocks,
         max_model_len=options.max_model_len,
-    )
+    ).replace(**read_settings(options.set))
 
     def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
         with make_engine(config, keep_steps=options.keep_steps) as engine:
             serve(engine, settings)
         return 0
 
-    return run_job(options.model, lead)
+    return run_job(options.model, lead, weights=options.weights, activations=options.activations)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_settings_option
 from workbench.field_checks import integer, printable
 
 if TYPE_CHECKING:
@@ -68,9 +68,7 @@ def add_parsers(actions: Commands) -> None:
     misses.set_defaults(run=_misses)
 
     whatif = _parser(actions, "whatif", "predict a recorded run under other settings", _WHATIF)
-    whatif.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a changed setting; repeatable"
-    )
+    add_settings_option(whatif, "a changed setting")
     whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
     whatif.set_defaults(run=_whatif)
 
@@ -185,14 +183,10 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
 
 def _whatif(options: argparse.Namespace) -> int:
     from workbench.simulation.predict import Predictor
-    from workbench.simulation.sweep import read_grid
+    from workbench.simulation.sweep import read_settings
     from workbench.simulation.tune import vllm_flags
 
-    changes: dict[str, Any] = {}
-    for name, values in read_grid(options.set).items():
-        if len(values) != 1:
-            raise ValueError(f"--set {name} has {len(values)} values: give one, or use trace tune --sweep")
-        changes[name] = values[0]
+    changes = read_settings(options.set)
     trace, others, fit_from = _sources(options)
     predictor = Predictor(trace, others=others, fit_from=fit_from)
     prediction = predictor.predict(**changes) if changes else predictor.unchanged

@@ -49,13 +49,14 @@ MakeEngine = Callable[..., Engine]
 """``make_engine(config, **options)``: an engine for the loaded model, with the options of `Engine`."""
 
 
-def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int]) -> int:
+def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int], **loading: Any) -> int:
     """Load a model and run a command with it; if ``mlx.launch`` started several ranks, they share the model.
 
     Args:
         model: Name or path of a model, see `load_model`.
         lead: The command. It is called with the loaded model and a function that makes engines, on rank 0 only; the
             other ranks follow its engines until it returns.
+        **loading: Options of `load_model`.
 
     Returns:
         The exit status: the result of ``lead``, or 0 on other ranks.
@@ -65,16 +66,16 @@ def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int]) -> int:
         OSError: A rank could not be reached.
     """
     if not is_launched():
-        loaded = load_model(model)
+        loaded = load_model(model, **loading)
         return lead(loaded, partial(Engine, loaded))
     group = join_group()
     link = open_link(group, leader_host())
     try:
         if group.rank() == LEADER:
-            loaded = load_model(model, group=group)
+            loaded = load_model(model, group=group, **loading)
             return lead(loaded, partial(ShardedEngine, loaded, link))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every rank, but rank 0 ends the job
-        follow(link, partial(load_model, model, group=group))
+        follow(link, partial(load_model, model, group=group, **loading))
         return 0
     finally:
         link.close()

@@ -49,6 +49,24 @@ def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
     return grid
 
 
+def read_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """One value for each field of EngineConfig, from arguments such as ``max_num_seqs=4`` or ``speculative={...}``.
+
+    Raises:
+        ValueError: An argument has no value, or its field is unknown or given twice.
+    """
+    known = EngineConfig().to_dict()
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in known or not text:
+            raise ValueError(f"--set {setting} must be FIELD=VALUE with a field of EngineConfig: {', '.join(known)}")
+        if name in values:
+            raise ValueError(f"--set gives {name} twice")
+        values[name] = _value(text)
+    return values
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads({"none": "null", "true": "true", "false": "false"}.get(text.lower(), text))
