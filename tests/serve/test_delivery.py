@@ -22,7 +22,7 @@ def test_a_backlog_is_delivered_in_order_and_faster_the_longer_it_is(monkeypatch
         stream = Stream("r0", SamplingParams())
         for step in range(10):
             bridge._deliver(None, [], [(stream, Delta((step * 64 + i,))) for i in range(64)])
-        while sum(num_delivered) < 640 and len(num_delivered) < 100:
+        while sum(num_delivered) < 640 and len(num_delivered) < 200:
             await asyncio.sleep(0)
             num_delivered.append(stream.deltas.qsize() - sum(num_delivered))
         bridge.preparation.close()
@@ -30,5 +30,5 @@ def test_a_backlog_is_delivered_in_order_and_faster_the_longer_it_is(monkeypatch
 
     with ThreadPoolExecutor(1) as thread:  # a test of a page may have left its event loop in this one
         assert thread.submit(asyncio.run, deliver()).result() == list(range(640))
-    assert 64 < max(num_delivered) <= 80, "an eighth of what waits"
-    assert len(num_delivered) < 50 and num_delivered[-1] <= 2
+    assert 16 < max(num_delivered) <= 20, "a part of 32 of what waits"
+    assert len(num_delivered) < 120 and num_delivered[-1] <= 2

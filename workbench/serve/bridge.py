@@ -34,7 +34,7 @@ WATCH_SECONDS = 1.0
 """Interval at which the server checks, while requests are open, that the engine still runs."""
 
 _DELIVERED_AT_ONCE = 2
-_DELIVERED_SHARE = 8
+_DELIVERED_SHARE = 32
 
 StepListener = Callable[[StepRecord, list[RequestInfo]], None]
 """A function that is called on the event loop with each step and the requests that arrived before it."""
