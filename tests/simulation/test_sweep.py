@@ -53,7 +53,7 @@ def test_settings_have_one_value_each_which_may_be_json():
     settings = read_settings(["max_num_seqs=4", "policy=priority", 'speculative={"method": "ngram", "min": [1, 2]}'])
     assert settings == {"max_num_seqs": 4, "policy": "priority", "speculative": {"method": "ngram", "min": [1, 2]}}
     for words, message in (
-        (["x=1"], "--set x=1 must be FIELD=VALUE"),
+        (["x=1"], "--set 'x=1' must be FIELD=VALUE"),
         (["seed="], "must be"),
         (["seed=1"] * 2, "twice"),
     ):

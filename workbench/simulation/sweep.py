@@ -37,16 +37,8 @@ def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    known = [*EngineConfig().to_dict(), "rate"]
-    grid: dict[str, list[Any]] = {}
-    for setting in settings:
-        name, _, values = setting.partition("=")
-        if name not in known or not values:
-            raise ValueError(f"sweep {setting!r} must be FIELD=VALUE,VALUE,... with a field of {', '.join(known)}")
-        if name in grid:
-            raise ValueError(f"sweep gives {name} twice: list all its values after one {name}=")
-        grid[name] = [_value(text) for text in values.split(",")]
-    return grid
+    found = _by_field(settings, [*EngineConfig().to_dict(), "rate"], "sweep {} must be FIELD=VALUE,VALUE,...")
+    return {name: [_value(text) for text in texts.split(",")] for name, texts in found.items()}
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -55,16 +47,21 @@ def read_settings(settings: Iterable[str]) -> dict[str, Any]:
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    known = EngineConfig().to_dict()
-    values: dict[str, Any] = {}
+    found = _by_field(settings, [*EngineConfig().to_dict()], "--set {} must be FIELD=VALUE")
+    return {name: _value(text) for name, text in found.items()}
+
+
+def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[str, str]:
+    """The texts behind ``FIELD=``, by field; ``form`` says how a setting should look."""
+    texts: dict[str, str] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in known or not text:
-            raise ValueError(f"--set {setting} must be FIELD=VALUE with a field of EngineConfig: {', '.join(known)}")
-        if name in values:
-            raise ValueError(f"--set gives {name} twice")
-        values[name] = _value(text)
-    return values
+            raise ValueError(f"{form.format(repr(setting))} with a field of {', '.join(known)}")
+        if name in texts:
+            raise ValueError(f"{form.format(repr(setting))}, and {name} is given twice")
+        texts[name] = text
+    return texts
 
 
 def _value(text: str) -> Any:
