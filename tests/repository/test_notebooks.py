@@ -16,6 +16,7 @@ from workbench.scheduler.policy import SchedulingPolicy
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
 MAX_CODE_CELLS = 12
+MAX_CODE_COLUMNS = 106  # at which a page of 1,000 pixels shows the whole line
 
 
 def code_cells(path):
@@ -76,6 +77,20 @@ class TestNotebook:
             if "viz" in cell.metadata.get("tags", []):
                 last = ast.parse(cell.source).body[-1]
                 assert isinstance(last, ast.Expr), f"{path.name}: nothing is shown by\n{cell.source}"
+
+    def test_every_picture_is_shown(self, path):
+        """A picture in the middle of a cell needs ``display``: only the last expression of a cell is shown."""
+        import ast
+
+        for cell in code_cells(path):
+            for statement in ast.parse(cell.source).body[:-1]:
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                    assert ast.unparse(statement.value.func) not in ("bars", "matrix"), ast.unparse(statement)
+
+    def test_code_fits_the_page(self, path):
+        for cell in code_cells(path):
+            for line in cell.source.splitlines():
+                assert len(line) <= MAX_CODE_COLUMNS, f"{path.name}: {line}"
 
     def test_imports_workbench_before_mlx(self, path):
         """Otherwise MLX uses its slow BLAS, and a cell takes minutes."""
