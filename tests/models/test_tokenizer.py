@@ -1,8 +1,12 @@
 """Chat templates, which come with a model's file and are not trusted, and the wrapper of Hugging Face tokenizers."""
 
+import json
+import os
 import re
 import resource
 import select
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -170,9 +174,27 @@ def test_the_process_of_templates_has_little_memory_and_no_files():
     pid = template_renderer._running._process.pid
     status = Path(f"/proc/{pid}/status").read_text()
     size, peak = (int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) << 10 for name in ("VmSize", "VmHWM"))
-    assert resource.prlimit(pid, resource.RLIMIT_AS)[1] < size + 2**28 + 2**25 and peak < 100 << 20
+    assert size < resource.prlimit(pid, resource.RLIMIT_AS)[1] < size + 2**28 + 2**25 and peak < 100 << 20
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         assert resource.prlimit(pid, limit) == (0, 0)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (16, 16)
+    assert os.getsid(pid) == pid, "Ctrl-C in the terminal does not reach it"
+
+
+def test_a_text_that_is_too_large_to_send_is_refused():
+    with pytest.raises(ChatTemplateError, match="its text is too large"):
+        ChatTemplate("{{ '\U0001f600' * 15000000 }}").render(CHAT)
+
+
+def test_a_process_whose_parent_does_not_end_it_ends():
+    """For a parent that was killed."""
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}.{% endfor %}{% endfor %}"
+    request = json.dumps({"source": source, "variables": {}, "seconds": -0.9}).encode()
+    program = str(Path(template_renderer.__file__).with_name("template_process.py"))
+    with subprocess.Popen([sys.executable, "-P", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(len(request).to_bytes(8, "big") + request)
+        process.stdin.flush()
+        assert process.wait(60) == -signal.SIGALRM
 
 
 def test_a_process_that_was_ended_is_replaced():

@@ -1,6 +1,7 @@
 """Texts are tokenized beside everything else: Python's lock is free, and long texts wait only for long ones."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -54,36 +55,46 @@ def test_a_long_text_has_the_same_tokens_as_a_short_one(smollm2, monkeypatch):
     assert smollm2.tokenizer.encode(text) == expected and len(expected) > 5000
 
 
+@contextlib.contextmanager
+def blocked():
+    """A preparation, and a gate that all work behind it waits for."""
+    preparation, gate = Preparation(60.0), threading.Event()
+    try:
+        yield preparation, gate
+    finally:
+        gate.set()
+        preparation.close()
+
+
 def test_short_texts_do_not_wait_for_long_ones():
     async def main():
-        preparation, gate = Preparation(60.0), threading.Event()
-        waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT)) for _ in range(MAX_WAITING)]
-        await asyncio.sleep(0)
-        assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 30) == "short"
-        with pytest.raises(ApiError, match="too many long texts") as error:
-            await preparation.run(gate.wait, LONG_TEXT)
-        assert error.value.status == 429
-        gate.set()
-        assert all(await asyncio.gather(*waiting))
-        preparation.close()
+        with blocked() as (preparation, gate):
+            waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT)) for _ in range(MAX_WAITING)]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 30) == "short"
+            with pytest.raises(ApiError, match="too many long texts") as error:
+                await asyncio.wait_for(preparation.run(gate.wait, LONG_TEXT), 10)
+            assert error.value.status == 429
+            gate.set()
+            assert all(await asyncio.gather(*waiting))
 
     run_in_a_thread(main())
 
 
 def test_the_text_of_a_client_that_left_is_not_tokenized():
     async def main():
-        preparation, gate, gone, done = Preparation(60.0), threading.Event(), asyncio.Event(), []
-        first = asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT))
-        second = asyncio.ensure_future(preparation.run(lambda: done.append(1), LONG_TEXT, gone))
-        await asyncio.sleep(0.01)
-        gone.set()
-        with pytest.raises(ApiError, match="disconnected"):
-            await second
-        gate.set()
-        await first
-        await preparation.run(lambda: None, LONG_TEXT)
-        assert not done
-        preparation.close()
+        gone, done = asyncio.Event(), []
+        with blocked() as (preparation, gate):
+            first = asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT))
+            second = asyncio.ensure_future(preparation.run(lambda: done.append(1), LONG_TEXT, gone))
+            await asyncio.sleep(0.01)
+            gone.set()
+            with pytest.raises(ApiError, match="disconnected"):
+                await asyncio.wait_for(second, 10)
+            gate.set()
+            await first
+            await preparation.run(lambda: None, LONG_TEXT)
+            assert not done
 
     run_in_a_thread(main())
 

@@ -11,6 +11,7 @@ from gguf_files import random_model, tiny_config, write_model
 from serve_helpers import ServerProcess
 
 KEY = "secret-key-1"
+NAME = "ti\nny"
 
 
 def command(*options):
@@ -20,7 +21,7 @@ def command(*options):
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
     """A random model of a few thousand parameters with a byte-level tokenizer, as a GGUF file."""
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    path = tmp_path_factory.mktemp("models") / f"{NAME}.gguf"
     config = tiny_config("llama")
     write_model(path, "llama", config, random_model(config))
     return path
@@ -35,9 +36,9 @@ def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
     )
     bearer = {"Authorization": f"Bearer {KEY}"}
     try:
-        assert server.address.startswith("serving tiny on http://127.0.0.1:") and KEY not in server.address
+        assert server.address.startswith("serving ti\\nny on http://127.0.0.1:") and KEY not in server.address
         assert server.ask("GET", "/v1/models")[0] == 401
-        assert json.loads(server.ask("GET", "/v1/models", headers=bearer)[2])["data"][0]["id"] == "tiny"
+        assert json.loads(server.ask("GET", "/v1/models", headers=bearer)[2])["data"][0]["id"] == NAME
         body = {"prompt": "the end", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
         status, _, text = server.ask("POST", "/v1/completions", body, bearer)
         usage = json.loads(text)["usage"]
@@ -48,7 +49,7 @@ def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
         for _ in range(70):
             server.ask("POST", "/v1/completions", {"prompt": [5], "max_tokens": 1}, bearer)
         stream = server.openai(api_key=KEY).completions.create(
-            model="tiny", prompt=[7, 8, 9], max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+            model=NAME, prompt=[7, 8, 9], max_tokens=300, stream=True, extra_body={"ignore_eos": True}
         )
         parts = iter(stream)
         next(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -201,27 +201,53 @@ def published_edge_3() -> dict[str, Case]:
 
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 BLOCK_SIZES = (8, 16, 32)
-BATCH_SIZES = (1, 2, 6, 7, 8, 9, 64)
-RANDOM_HEADS = ((1, 1), (2, 2), (3, 1), (4, 1), (4, 2), (6, 2), (8, 1), (9, 3), (10, 1), (16, 1), (40, 1))
+BATCH_SIZES = ((1, 2, 6), (7,), (8, 9, 64))
+RANDOM_HEADS = (((1, 1), (2, 2), (3, 1), (4, 1), (4, 2), (6, 2)), ((8, 1), (9, 3), (10, 1), (16, 1), (40, 1)))
+KV_SPLITS = ((None, 8, 16, 64), (4096,))
+
+
+class Variant(NamedTuple):
+    """What the text of a kernel depends on, so that random launches share few compiled kernels.
+
+    Besides the template, these are inputs of fewer than 8 elements, which MLX passes as `constant` pointers
+    (cu_seqlens_q, seqused_k, sinks), and whether contexts may be split.
+    """
+
+    dtype: str
+    head_dim: int
+    block_size: int
+    batch_sizes: tuple[int, ...]
+    heads: tuple[tuple[int, int], ...]
+    kv_splits: tuple[int | None, ...]
+
+
 VARIANTS = tuple(
-    (dtype, head_dim, BLOCK_SIZES[(row + column) % 3])
+    Variant(
+        dtype,
+        head_dim,
+        BLOCK_SIZES[(row + column) % 3],
+        BATCH_SIZES[(row + 2 * column) % 3],
+        RANDOM_HEADS[(row + column) % 2],
+        KV_SPLITS[(row + column // 2) % 2],
+    )
     for row, dtype in enumerate(DTYPES)
     for column, head_dim in enumerate(HEAD_DIMS)
 )
-"""dtype, head_dim and block size of compiled kernels: every pair of dtype with head_dim and with block size."""
+"""Every pair of dtype and head_dim, and each of both with every block size, range of batch sizes, heads and splits."""
 
 
 def random_case(seed: int) -> Case:
     """A random launch; every 25th has contexts of up to 4,096 positions, the others of up to 300."""
     rng = np.random.default_rng([20, seed])
-    dtype, head_dim, block_size = VARIANTS[seed % len(VARIANTS)]
-    num_heads, num_kv_heads = RANDOM_HEADS[rng.integers(len(RANDOM_HEADS))]
-    num_seqs = BATCH_SIZES[seed // len(VARIANTS) % len(BATCH_SIZES)]
+    round_, index = divmod(seed, len(VARIANTS))
+    variant = VARIANTS[index]
+    num_seqs = variant.batch_sizes[round_ % len(variant.batch_sizes)]
     is_long = seed % 25 == 0
-    if num_seqs == 64 or is_long:
-        num_heads, num_kv_heads = RANDOM_HEADS[rng.integers(5)]
-    sequences = []
-    for index in range(num_seqs):
+    fewest = 5 if variant.heads is RANDOM_HEADS[0] else 1
+    heads = variant.heads[:fewest] if num_seqs == 64 or is_long else variant.heads
+    num_heads, num_kv_heads = heads[rng.integers(len(heads))]
+    sequences: list[tuple[int, int]] = []
+    for seq in range(num_seqs):
         kind = rng.random()
         if kind < 0.1 and num_seqs > 1:
             rows = 0
@@ -229,7 +255,7 @@ def random_case(seed: int) -> Case:
             rows = 1
         else:
             rows = int(rng.integers(2, 48 if num_seqs < 6 else 20))
-        longest = 4096 if is_long and index == 0 else 300 if num_seqs < 6 else 120
+        longest = 4096 if is_long and seq == 0 else 300 if num_seqs < 6 else 120
         sequences.append((rows, rows + int(rng.integers(0, longest - rows))))
     if not any(rows for rows, _ in sequences):
         sequences[-1] = (1, max(1, sequences[-1][1]))
@@ -237,13 +263,13 @@ def random_case(seed: int) -> Case:
         tuple(sequences),
         num_heads,
         num_kv_heads,
-        head_dim,
-        block_size,
-        dtype,
+        variant.head_dim,
+        variant.block_size,
+        variant.dtype,
         left=int(rng.choice([-1, -1, 0, 1, 7, 31, 32, 100])),
         softcap=float(rng.choice([0.0, 0.0, 1.5, 30.0])),
         sinks=bool(rng.random() < 0.3),
-        kv_split=[None, None, 8, 64, 100][rng.integers(5)],
+        kv_split=variant.kv_splits[rng.integers(len(variant.kv_splits))],
         shared_prefix=int(rng.choice([0, 0, 32])),
         seed=seed,
     )

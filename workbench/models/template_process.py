@@ -165,7 +165,6 @@ def limit_resources() -> None:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     compiled("{% for m in messages %}{{ m.content | trim }}{% endfor %}")  # imports what Jinja imports when it is used
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     limit_resources()
@@ -177,7 +176,8 @@ def main() -> None:
             encoded = json.dumps(answer(request)).encode()
         except MemoryError:
             encoded = json.dumps({"error": "MemoryError", "message": "its text is too large"}).encode()
-        answers.write(len(encoded).to_bytes(8, "big") + encoded)
+        answers.write(len(encoded).to_bytes(8, "big"))
+        answers.write(encoded)
         answers.flush()
 
 

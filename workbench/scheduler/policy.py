@@ -70,10 +70,9 @@ class KVCacheView:
     """The KV blocks and the prefix cache as a policy sees them: questions, and nothing that changes them."""
 
     __slots__ = ("_kv_cache",)
-    _kv_cache: KVCacheManager
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
-        object.__setattr__(self, "_kv_cache", kv_cache)
+        self._kv_cache = kv_cache
 
     @property
     def num_free_blocks(self) -> int:
@@ -83,14 +82,6 @@ class KVCacheView:
     def num_computed_tokens(self, request: Request) -> int:
         """Number of tokens at the start of a waiting request that are found in the prefix cache."""
         return self._kv_cache.get_computed_blocks(_own(request)).num_tokens
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse.
-
-        Raises:
-            AttributeError: Always: a policy decides, and the scheduler changes the blocks.
-        """
-        raise AttributeError(f"a policy decides and does not change KV blocks: {name} cannot be set")
 
 
 @dataclass(frozen=True, slots=True)
