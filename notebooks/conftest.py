@@ -19,7 +19,9 @@ from nbformat import NotebookNode
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.nb_run import NotebookRun
 
-HEADLESS = "WORKBENCH_HEADLESS"
+VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered"}
+"""Environment of the kernels. No notebook breaks what the checks of a model are there for, so they are made once."""
+
 UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
 """Output that a reader should not see: numpy's repr of a number, an address, NaN."""
 
@@ -73,11 +75,13 @@ def _looked_at(run: NotebookRun) -> NotebookResult:
 
 
 _execute = NotebookRun.execute
+_before: dict[str, str | None] = {}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before a notebook's kernel starts."""
-    os.environ[HEADLESS] = "1"
+    _before.update({name: os.environ.get(name) for name in VARIABLES})
+    os.environ.update(VARIABLES)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -89,4 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """After a notebook has ended: other tests run in the normal mode."""
-    os.environ.pop(HEADLESS, None)
+    for name, value in _before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value

@@ -167,19 +167,21 @@ def test_an_event_for_a_connection_that_has_just_closed_is_dropped(server, small
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_an_answer_whose_reader_was_cut_off_ends_without_a_failure(server, small_buffers, caplog, version):
     bridge = server.server.bridge
-    connection = connect(server, get("/trace/stream", version), receive_buffer=4096)
+    connection = connect(server, get("/trace/stream", version) + post(), receive_buffer=4096)
     wait_for(lambda: bridge.step_listeners)
     [handler] = [listener.__self__ for listener in bridge.step_listeners]
+    stream = stream_of(handler.request)
 
     async def cut_off():
         handler.send_event(b"x" * 1_000_000)
-        stream_of(handler.request).cut_off("the test says so")
+        stream.cut_off("the test says so")
         handler.send_event(b"y")
 
     asyncio.run_coroutine_threadsafe(cut_off(), server.loop).result(30)
     wait_for(lambda: not bridge.num_readers)
     rest = read_to_end(connection)
     assert b"the test says so" in rest[-200:] and b"data: y" not in rest
+    assert stream.num_requests == 1, "its next request is not read"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 

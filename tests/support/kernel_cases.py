@@ -207,10 +207,10 @@ KV_SPLITS = ((None, 8, 16, 64), (4096,))
 
 
 class Variant(NamedTuple):
-    """What the text of a kernel depends on, so that random launches share few compiled kernels.
+    """A part of the random launches that shares compiled kernels.
 
-    Besides the template, these are inputs of fewer than 8 elements, which MLX passes as `constant` pointers
-    (cu_seqlens_q, seqused_k, sinks), and whether contexts may be split.
+    The text of a kernel depends on its template, on inputs of fewer than 8 elements, which MLX passes as `constant`
+    pointers (cu_seqlens_q, seqused_k, sinks), and on whether contexts are split.
     """
 
     dtype: str
