@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ class ApiHandler(RequestHandler):
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Accel-Buffering", "no")
         self.flush()
-        stream_of(self.request).farewell = self._farewell
+        stream_of(self.request).farewell = partial(_farewell, self.request.version)
 
     def send_event(self, data: bytes) -> None:
         """Send one event without waiting for the reader, who is cut off when it falls too far behind."""
@@ -65,13 +66,6 @@ class ApiHandler(RequestHandler):
         closed.set_exception(StreamClosedError())
         closed.exception()  # it is no surprise, so that nobody has to ask for it
         return closed
-
-    def _farewell(self, reason: str) -> bytes:
-        """The last event of a reader that is cut off."""
-        event = b"data: " + msgspec.json.encode(ApiError(503, reason, kind="server_error", code="cut_off").body())
-        if self.request.version == "HTTP/1.0":  # its answers have no chunks
-            return event + b"\n\n"
-        return b"%x\r\n%b\n\n\r\n0\r\n\r\n" % (len(event) + 2, event)
 
     def check_model(self, model: str | None) -> None:
         """Reject requests for another model.
@@ -104,6 +98,17 @@ class ApiHandler(RequestHandler):
         """Log failures of the server, but not the errors of clients."""
         if not isinstance(problem, ApiError | HTTPError):
             log.error("%s %s failed", self.request.method, self.request.path, exc_info=(kind, problem, trace))
+
+
+def _farewell(version: str, reason: str) -> bytes:
+    """The last event of a reader that is cut off.
+
+    A function that does not hold the handler: the stream keeps it, and the handler holds the stream.
+    """
+    event = b"data: " + msgspec.json.encode(ApiError(503, reason, kind="server_error", code="cut_off").body())
+    if version == "HTTP/1.0":  # its answers have no chunks
+        return event + b"\n\n"
+    return b"%x\r\n%b\n\n\r\n0\r\n\r\n" % (len(event) + 2, event)
 
 
 class NotFound(ApiHandler):

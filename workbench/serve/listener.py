@@ -217,18 +217,21 @@ class Listener(HTTPServer):
     # -- time and bytes ----------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Disconnect clients that take too long or too much."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            now = time.monotonic()
-            for stream in list(self.streams):
-                stream.check_time(now, self._settings.header_seconds, IDLE_SECONDS)
-            unsent = sum(stream.num_unsent for stream in self.streams)
-            while unsent > MAX_TOTAL_UNSENT:
-                worst = max(self.streams, key=lambda stream: stream.num_unsent)
-                unsent -= worst.num_unsent
-                worst.cut_off("too much is waiting for slow readers, and this one is most behind")
-                worst.close()
+            self._check_streams()
+
+    def _check_streams(self) -> None:
+        """Disconnect clients that take too long or too much."""
+        now = time.monotonic()
+        for stream in list(self.streams):
+            stream.check_time(now, self._settings.header_seconds, IDLE_SECONDS)
+        unsent = sum(stream.num_unsent for stream in self.streams)
+        while unsent > MAX_TOTAL_UNSENT:
+            worst = max(self.streams, key=lambda stream: stream.num_unsent)
+            unsent -= worst.num_unsent
+            worst.cut_off("too much is waiting for slow readers, and this one is most behind")
+            worst.close()
 
     def stop(self) -> None:
         """Accept no more connections."""

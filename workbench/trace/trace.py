@@ -82,7 +82,7 @@ class Trace:
         self._supplements: dict[tuple[int, str], Supplement] = {}
         self._checker = TraceChecker(meta)
         self._run = _Run(self)
-        self._whole: Trace = self
+        self._slice_of: Trace | None = None
         self._offset = 0
         self._lazy: dict[str, Any] = {}
         self._lazy_lock = threading.RLock()
@@ -192,8 +192,13 @@ class Trace:
             self._run.writer = writer
             return writer
 
+    @property
+    def _whole(self) -> Trace:
+        # A trace without an attribute for itself ends with its last reader, before Python looks for cycles.
+        return self if self._slice_of is None else self._slice_of
+
     def _check_whole(self) -> None:
-        if self._whole is not self:
+        if self._slice_of is not None:
             raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")
 
     def _check_writable(self) -> None:
@@ -345,7 +350,7 @@ class Trace:
     def _slice(self, start: int, stop: int) -> Trace:
         part = Trace(self.meta)
         part._steps = self._steps[start:stop]
-        part._whole, part._offset, part._run = self._whole, self._offset + start, self._run
+        part._slice_of, part._offset, part._run = self._whole, self._offset + start, self._run
         part.problems = list(self.problems)
         for before, info in self.arrivals():
             if before < stop or stop == len(self):

@@ -43,8 +43,8 @@ class TracePage(AnyWidgetComponent):
         super().__init__(status=feed.status(), **params)
         self._feed = feed
         cursor_of(feed.trace).link(self)
-        self.param.watch(lambda event: feed.handle(event.new), "command")
-        self.param.watch(lambda event: feed.confirm(), "mounted")
+        self.param.watch(lambda event: self._feed.handle(event.new), "command")
+        self.param.watch(lambda event: self._feed.confirm(), "mounted")
 
     @classmethod
     def _render_esm(cls, compiled: Any = True, server: bool = False) -> str:
@@ -62,6 +62,12 @@ class TracePage(AnyWidgetComponent):
     def refresh(self) -> None:
         """Send everything that is new since the last call."""
         self._feed.update(self)
+
+    def end(self) -> None:
+        """Let go of the trace and of what was sent: a page that has ended stays until Python looks for cycles."""
+        self._feed = Feed(Trace(self._feed.trace.meta))
+        with param.parameterized.discard_events(self):
+            self.param.update(packet=b"", other=b"", download=b"")
 
 
 def make_app(
@@ -118,13 +124,14 @@ def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> No
         await refresh(document)
         following = asyncio.create_task(follow(document))
 
-        def end(_: Any) -> None:
+        def stop(_: Any) -> None:
             following.cancel()
 
-        pn.state.on_session_destroyed(end)
+        pn.state.on_session_destroyed(stop)
         if on_seen is not None:
             on_seen()
 
+    pn.state.on_session_destroyed(lambda _: page.end())
     pn.state.onload(start)
 
 
