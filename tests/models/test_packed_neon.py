@@ -24,6 +24,7 @@ def rows_of_a_tile(weights, units, x, x_row, sums, sums_row, y, y_row, left):
 signature = types.void(PackedType(GGML_FORMATS[sys.argv[1]]), *[types.intp] * 8)
 code = numba.cfunc(signature, error_model="numpy")(rows_of_a_tile).inspect_llvm()
 triple = "aarch64-unknown-linux-gnu"
+code = code.replace("llvm.x86.ssse3.pshuf.b.128", "llvm.aarch64.neon.tbl1.v16i8")  # the same for indices below 16
 code = re.sub(r'target triple = ".*"', f'target triple = "{triple}"', re.sub(r'target datalayout = ".*"', "", code))
 binding.initialize_all_targets()
 binding.initialize_all_asmprinters()
@@ -56,3 +57,11 @@ def test_products_are_made_of_vector_instructions(monkeypatch):
     assert counts["fmla"] >= 8 * (8 * 2 + sum(range(1, 7)) * 4)
     assert counts["scvtf"] + counts["ucvtf"] >= 8 * (2 + 6 * 4)
     assert counts["fcvtl"] > 0 and counts["fmadd"] == 0
+
+
+@pytest.mark.skipif("x86" not in binding.get_default_triple(), reason="on Arm the tests of products run this code")
+def test_tables_are_looked_up_by_an_instruction(monkeypatch):
+    counts, called = instructions("IQ4_NL", monkeypatch)
+    assert called == set()
+    assert counts["tbl"] >= 2 * (2 + 6 * 4)  # once for the even and once for the odd columns of a word
+    assert counts["fmla"] >= 8 * (8 * 2 + sum(range(1, 7)) * 4)

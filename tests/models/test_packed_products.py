@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
-from product_mutants import PRODUCT_MUTANTS, random_matrix
+from product_mutants import PRODUCT_MUTANTS, random_matrix, wrong_table_entry
 from stored_rows import dequantised, random_affine, random_rows
 
 from workbench.models import load_model
@@ -51,6 +51,21 @@ def test_ggml_types(type_name):
             result = packed.multiply(x[:num_rows])
             assert_close(result, x[:num_rows], weights)
             assert np.array_equal(result[:1], alone)  # the rows beside it change nothing, to the last bit
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_codes_that_name_entries_of_a_table(activations):
+    """Products are equal to the last bit to those with the entries themselves, which are numbers of 8 bits."""
+    blocks = random_rows("IQ4_NL", TILE + 5, 512).reshape(TILE + 5, -1, 18)
+    packed = matrix.from_ggml("IQ4_NL", [blocks.reshape(TILE + 5, -1)])
+    table = np.array(packed.form.table, np.uint8) ^ 0x80
+    numbers = np.concatenate([blocks[..., :2], table[blocks[..., 2:] & 15], table[blocks[..., 2:] >> 4]], axis=-1)
+    wide = matrix.from_ggml("Q8_0", [numbers.reshape(TILE + 5, -1)])
+    assert wide.nbytes * 18 == packed.nbytes * 34
+    x = np.random.default_rng(1).standard_normal((MANY + 3, 512)).astype(np.float32)
+    for product in (packed, wide):
+        product.use(activations)
+    assert np.array_equal(packed.multiply(x), wide.multiply(x))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -122,6 +137,15 @@ def test_a_wrong_product_is_seen(mutant, activations):
     mutant(packed)
     with pytest.raises(WrongProductError, match=r"the product with layer \(4 bits, .* differs from that with"):
         check_products(packed, weights, "layer")
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_a_wrong_entry_of_a_table_is_seen(activations):
+    packed, weights = random_matrix("IQ4_NL", 2 * TILE + 5, 256, activations)
+    check_products(packed, lambda outputs: weights[outputs], "layer")
+    wrong_table_entry(packed)
+    with pytest.raises(WrongProductError):
+        check_products(packed, lambda outputs: weights[outputs], "layer")
 
 
 @pytest.mark.parametrize("rows", TILE_ROWS)

@@ -29,6 +29,13 @@ def wrong_zero_point(packed: PackedMatrix) -> None:
     packed.kernel = product_kernel(packed.form._replace(offset=offset - 1), packed.activations)
 
 
+def wrong_table_entry(packed: PackedMatrix) -> None:
+    """Take the number beside the right one for one code of 16."""
+    table = list(packed.form.table)
+    table[11] += 1
+    packed.kernel = product_kernel(packed.form._replace(table=tuple(table)), packed.activations)
+
+
 def scale_of_the_neighbour(packed: PackedMatrix) -> None:
     """Give every group the scale of the group beside it."""
     tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)

@@ -28,18 +28,8 @@ KINDS = {
 }
 """The kind of each ggml type's blocks."""
 
-_NO_TABLE = np.arange(16, dtype=np.uint8)
-_IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
-"""The 16 values of IQ4_NL (``kvalues_iq4nl``), as codes with an offset of 128."""
-
-
-def nibble_table(type_name: str) -> np.ndarray:
-    """The code that each nibble of a type stands for, uint8 [16]."""
-    return _IQ4_NL.astype(np.uint8) if type_name == "IQ4_NL" else _NO_TABLE
-
-
 @jit
-def decode_small_blocks(kind, row, minima, extra, table, codes, scales):
+def decode_small_blocks(kind, row, minima, extra, codes, scales):
     """A row of ggml blocks of 32 columns, kinds NIBBLES and BYTES.
 
     Args:
@@ -47,7 +37,6 @@ def decode_small_blocks(kind, row, minima, extra, table, codes, scales):
         row: uint8 [bytes of the row].
         minima: Whether groups have minima.
         extra: Bits beside the four low ones.
-        table: `nibble_table`.
         codes: uint8 [num_columns]; written.
         scales: `Scales` of the row, whose ``scales`` and ``minima`` are written.
     """
@@ -58,7 +47,7 @@ def decode_small_blocks(kind, row, minima, extra, table, codes, scales):
         scales.scales[block] = _half(row, at)
         if minima:
             scales.minima[block] = _half(row, at + 2)
-        _decode_small(kind, row, at + header, extra, table, codes, block * 32)
+        _decode_small(kind, row, at + header, extra, codes, block * 32)
 
 
 @jit
@@ -110,7 +99,7 @@ def _half(row, at):
 
 
 @jit
-def _decode_small(kind, row, at, extra, table, codes, first):
+def _decode_small(kind, row, at, extra, codes, first):
     """32 codes of one byte, or of four bits and perhaps a fifth: byte j holds those of columns j and j + 16."""
     if kind == BYTES:
         for j in range(32):
@@ -119,7 +108,7 @@ def _decode_small(kind, row, at, extra, table, codes, first):
     low_at = at + 4 if extra else at
     for j in range(16):
         both = row[low_at + j]
-        low, high = table[both & 15], table[both >> 4]
+        low, high = both & 15, both >> 4
         if extra:
             low |= (row[at + j // 8] >> (j % 8) & 1) << 4
             high |= (row[at + 2 + j // 8] >> (j % 8) & 1) << 4

@@ -9,6 +9,7 @@ from numba.core import cgutils
 
 from workbench.attention.cpu.simd import FLOAT, INDEX, LANES, VECTOR, loop, multiply_add, splat_scalar, store_vector
 from workbench.models.cpu.formats import SUPER, TILE, UNIT, Format
+from workbench.models.cpu.lookup import entries
 
 BYTE, WORD = ir.IntType(8), ir.IntType(32)
 WORDS = ir.VectorType(WORD, LANES)
@@ -112,6 +113,8 @@ class Emitter:
         """Reads one of a word's columns as float32, multiplied by the power of two that `factors` undoes."""
         form, builder = self.format, self.builder
         low = self._word(at, word, vector)
+        if form.table:
+            return self._entries_of_word(low)
         moved = last_moved = low
         if form.extra:
             sharing = form.base // form.extra  # base words whose extra bits lie in the same word
@@ -131,6 +134,22 @@ class Emitter:
                 mask = ((1 << form.extra) - 1) << (place + form.base)
                 code = builder.or_(code, builder.and_(high, each(mask)))
             return builder.sitofp(code, VECTOR)
+
+        return column
+
+    def _entries_of_word(self, codes: ir.Value) -> Callable[[int], ir.Value]:
+        """Reads the table's entry of one of a word's columns, see `_codes_of_word`."""
+        builder = self.builder
+        halves = [
+            entries(builder, self.format.table, builder.and_(builder.lshr(codes, each(shift)), each(0x0F0F0F0F)))
+            for shift in (0, 4)
+        ]
+
+        def column(index: int) -> ir.Value:
+            byte, half = index // 2, halves[index % 2]
+            is_last = byte == 3
+            number = builder.lshr(half, each(24)) if is_last else builder.and_(half, each(0xFF << 8 * byte))
+            return builder.sitofp(number, VECTOR)
 
         return column
 

@@ -10,7 +10,8 @@ cut into units of 32. A unit of a tile holds, one after another and each with `T
   a column beside its low bits;
 - one scale per group of 16 or 32 columns, and one minimum per group if the format has minima.
 
-A weight is ``scale * (q - offset)`` or ``scale * q + minimum``. Scales are float16, bfloat16 or float32, or codes of 8
+A weight is ``scale * (q - offset)`` or ``scale * q + minimum``, where q is a code, or the entry of a table of 16 bytes
+that a code of 4 bits names. Scales are float16, bfloat16 or float32, or codes of 8
 bits that multiply a float16 per 256 columns; those lie in front of a tile's units. Formats of 16 and 32 bits have
 neither scales nor codes: a unit is 32 times `TILE` numbers.
 """
@@ -53,6 +54,7 @@ class Format(NamedTuple):
         scales: Type of the scales; that of the weights themselves for 16 bits; "none" for float32 weights.
         offset: Subtracted from every code; None if each group has a minimum.
         signed: Whether the codes of scales are signed.
+        table: The number from 0 to 255 that each code of 4 bits stands for; empty if codes are numbers.
     """
 
     bits: int
@@ -60,6 +62,7 @@ class Format(NamedTuple):
     scales: ScaleKind
     offset: int | None
     signed: bool = False
+    table: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -75,6 +78,11 @@ class Format(NamedTuple):
     def extra(self) -> int:
         """Bits of a column beside the base words."""
         return self.bits - self.base
+
+    @property
+    def largest(self) -> int:
+        """The largest number that is multiplied with inputs."""
+        return max(self.table) if self.table else (1 << self.bits) - 1
 
     def takes(self, activations: Activations) -> bool:
         """Whether weights can be multiplied with such activations: numbers of 16 and 32 bits have no codes."""
@@ -112,13 +120,16 @@ class Format(NamedTuple):
         return self.super_bytes * -(-num_units // SUPER) + self.unit_bytes * num_units
 
 
+_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The 16 values of IQ4_NL (``kvalues_iq4nl`` in ``ggml-common.h``)."""
+
 GGML_FORMATS: dict[str, Format] = {
     "Q4_0": Format(4, 32, "float16", 8),
     "Q4_1": Format(4, 32, "float16", None),
     "Q5_0": Format(5, 32, "float16", 16),
     "Q5_1": Format(5, 32, "float16", None),
     "Q8_0": Format(8, 32, "float16", 128),
-    "IQ4_NL": Format(8, 32, "float16", 128),  # its 16 values are integers of 8 bits
+    "IQ4_NL": Format(4, 32, "float16", 128, table=tuple(value + 128 for value in _IQ4_NL)),
     "Q2_K": Format(2, 16, "codes", None),
     "Q3_K": Format(3, 16, "codes", 4, signed=True),
     "Q4_K": Format(4, 32, "codes", None),

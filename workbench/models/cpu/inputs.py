@@ -29,8 +29,11 @@ def factors(form: Format) -> np.ndarray:
     if form.is_plain:
         return np.ones(UNIT, np.float32)
     per_word = UNIT // form.base
+    width = form.base
     index = np.arange(UNIT) % per_word
-    shift = np.where(index == per_word - 1, 0, form.base * index)
+    if form.table:  # its entries are bytes: those of even columns lie side by side, and those of odd ones
+        width, per_word, index = 8, per_word // 2, index // 2
+    shift = np.where(index == per_word - 1, 0, width * index)
     return np.float32(0.5) ** shift.astype(np.float32)
 
 

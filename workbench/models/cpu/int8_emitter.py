@@ -18,11 +18,13 @@ from numba.core import cgutils
 from workbench.attention.cpu.simd import INDEX, LANES, VECTOR, cpu_features, loop, splat_scalar
 from workbench.models.cpu.emitter import BYTE, WORD, WORDS, Emitter, each, splat_integer
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT
+from workbench.models.cpu.lookup import entries
 
 _BYTES = ir.VectorType(BYTE, 4 * LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
 _LARGEST_PAIR = 2 * 127
 """Largest sum of two products of a code 1 with codes of inputs."""
+_LARGEST_SUM = 32767
 _MANY_WORDS = 4
 
 Step = Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
@@ -132,13 +134,13 @@ class Int8Emitter(Emitter):
     def _runs(self, number: int) -> Iterator[tuple[int, int, int, range]]:
         """Columns of a group whose sums fit into 16 bits, with the shift, mask and factor of their codes.
 
-        Codes of 8 bits do not fit even once, so their halves of 4 bits are multiplied one after the other.
+        Numbers of 8 bits do not fit even once, so their halves of 4 bits are multiplied one after the other.
         """
         first, last = number * self.format.group, (number + 1) * self.format.group
-        bits = self.format.bits
-        halves = [(0, 0x0F0F0F0F, 1), (4, 0x0F0F0F0F, 16)] if bits == 8 else [(0, 0, 1)]
-        largest = 15 if bits == 8 else (1 << bits) - 1
-        length = 4 * (32767 // (largest * _LARGEST_PAIR))
+        is_cut = self.format.largest * _LARGEST_PAIR > _LARGEST_SUM
+        halves = [(0, 0x0F0F0F0F, 1), (4, 0x0F0F0F0F, 16)] if is_cut else [(0, 0, 1)]
+        largest = 15 if is_cut else self.format.largest
+        length = 4 * (_LARGEST_SUM // (largest * _LARGEST_PAIR)) // self._per_word * self._per_word
         for half in halves:
             for start in range(first, last, length):
                 yield *half, range(start, min(start + length, last))
@@ -154,7 +156,7 @@ class Int8Emitter(Emitter):
             shift += word.constant % sharing * form.extra
             high = self._masked(extra, shift, _in_each_byte(form.extra))
             codes = builder.or_(codes, builder.shl(high, each(form.base)))
-        return codes
+        return entries(builder, form.table, codes) if form.table else codes
 
     def _masked(self, word: ir.Value, shift: int, mask: int) -> ir.Value:
         word = self.builder.lshr(word, each(shift)) if shift else word

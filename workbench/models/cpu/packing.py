@@ -91,14 +91,12 @@ def _row_scales(layout: Layout) -> Scales:
     return Scales(*(np.zeros(size, np.uint32) for size in (groups, groups, supers, supers)))
 
 
-def pack_ggml(
-    raw: np.ndarray, kind: int, table: np.ndarray, layout: Layout, packed: np.ndarray, first_output: int
-) -> None:
+def pack_ggml(raw: np.ndarray, kind: int, layout: Layout, packed: np.ndarray, first_output: int) -> None:
     """Pack rows of ggml blocks, uint8 [num_rows, row_bytes], as the outputs from ``first_output`` on."""
     codes = np.zeros(layout.num_units * UNIT, np.uint8)
     place = (layout, packed.view(np.uint32), first_output, codes, _row_scales(layout))
     if kind in (NIBBLES, BYTES):
-        _pack_small_blocks(raw, kind, table, *place)
+        _pack_small_blocks(raw, kind, *place)
     else:
         _pack_super_blocks(raw, kind, *place)
 
@@ -127,9 +125,9 @@ def pack_floats(bits: np.ndarray, layout: Layout, packed: np.ndarray, first_outp
 
 # Two functions instead of one, because most files need one, and compiling takes seconds.
 @entry_point
-def _pack_small_blocks(raw, kind, table, layout, packed, first_output, codes, scales):
+def _pack_small_blocks(raw, kind, layout, packed, first_output, codes, scales):
     for row in range(raw.shape[0]):
-        decode_small_blocks(kind, raw[row], layout.minima, layout.extra, table, codes, scales)
+        decode_small_blocks(kind, raw[row], layout.minima, layout.extra, codes, scales)
         _place(layout, packed, first_output + row, codes, scales)
 
 
@@ -219,12 +217,13 @@ def _pack_floats(bits, layout, packed, first_output):
 
 
 @entry_point
-def unpack_rows(packed, layout, numbers, outputs, out):
+def unpack_rows(packed, layout, table, numbers, outputs, out):
     """Write the weights of some outputs.
 
     Args:
         packed: The packed matrix as uint32.
         layout: Its layout.
+        table: uint8 [16], the number that each code of 4 bits stands for; empty if codes are numbers.
         numbers: float32 [65536], the number that each 16 bits stand for; empty for scales of 32 bits.
         outputs: int64 [num_rows].
         out: float32 [num_rows, num_columns]; written.
@@ -243,6 +242,8 @@ def unpack_rows(packed, layout, numbers, outputs, out):
             unit, place = column // UNIT, column % UNIT
             at = first + supers * layout.super_bytes + unit * layout.unit_bytes
             code = _code(packed, at, place, lane, layout)
+            if table.size:
+                code = np.uint32(table[code])
             scale_at = at + layout.word_bytes + (place * layout.sets // UNIT * TILE + lane) * layout.scale_bytes
             super_at = first + unit // SUPER * layout.super_bytes + 2 * lane
             scale = _scale(packed, scale_at, super_at, layout, numbers)

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from workbench.models.cpu.decoders import KINDS, nibble_table
+from workbench.models.cpu.decoders import KINDS
 from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Activations, Format, ScaleKind, affine_format
 from workbench.models.cpu.inputs import code_bits, factors
 from workbench.models.cpu.kernels import multiply, product_kernel
@@ -71,8 +71,7 @@ class PackedMatrix:
         if type_name in KINDS:
             rows = raw.view(np.uint8).reshape(raw.shape[0], -1)
             rows.flags.writeable = False  # one type for memory-mapped files and copies: compiled once
-            table = nibble_table(type_name)
-            pack_ggml(rows, KINDS[type_name], table, self.layout, self.data, first_output)
+            pack_ggml(rows, KINDS[type_name], self.layout, self.data, first_output)
         else:
             unsigned = np.uint32 if self.form.bits == 32 else np.uint16
             pack_floats(raw.view(unsigned).reshape(raw.shape[0], -1), self.layout, self.data, first_output)
@@ -105,7 +104,8 @@ class PackedMatrix:
         """
         out = np.empty((outputs.size, self.num_columns), np.float32)
         kind = "float16" if self.form.scales == "codes" else self.form.scales
-        unpack_rows(self.data.view(np.uint32), self.layout, _numbers(kind), outputs, out)
+        table = np.array(self.form.table, np.uint8)
+        unpack_rows(self.data.view(np.uint32), self.layout, table, _numbers(kind), outputs, out)
         return out
 
 
