@@ -69,8 +69,8 @@ TARGETS = {
 }
 
 # Nothing of a library is linked: what numba adds for Python's sake stays unresolved, and is not called.
-_COMPILE = "-O1 -ffreestanding -fno-pic -fno-stack-protector -nostdlib -static -no-pie".split()
-_COMPILE += "-Wl,--build-id=none -Wl,-z,muldefs -Wl,--no-relax -Wl,--unresolved-symbols=ignore-all -Wa,-I.".split()
+_COMPILE = ["-O1", "-ffreestanding", "-fno-pic", "-fno-stack-protector", "-nostdlib", "-static", "-no-pie"]
+_COMPILE += ["-Wl,--build-id=none,-z,muldefs,--no-relax,--unresolved-symbols=ignore-all", "-Wa,-I."]
 
 _BOCHS = """\
 megs: 32

@@ -7,12 +7,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model as plain_mlx_lm
 from tiny_configurations import COMMON, SPECIAL
 from tiny_models import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from workbench.models import load_model
+from workbench.models.packed.activations import packed_matrices
 
 TOKENS = mx.array(np.random.default_rng(8).integers(0, 256, (1, 17)))
 
@@ -29,6 +31,13 @@ def write_folder(folder, architecture, quantization, dtype, **changes):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
+def packed_and_plain(folder):
+    """The loaded model, and the logits of plain mlx-lm in float32."""
+    plain, _ = plain_mlx_lm(folder)
+    plain.set_dtype(mx.float32)  # scales too: the exact values
+    return load_model(folder), np.array(plain(TOKENS))
+
+
 @pytest.mark.parametrize(
     ("architecture", "bits", "dtype", "changes"),
     [
@@ -37,13 +46,34 @@ def write_folder(folder, architecture, quantization, dtype, **changes):
         ("mixtral", 6, mx.bfloat16, {}),
         ("phi3", 5, mx.float16, {}),
         ("gpt_oss", 8, mx.bfloat16, {}),
+        ("qwen2_moe", 2, mx.bfloat16, {}),
+        ("qwen3_moe", 4, mx.float16, {}),
+        ("olmoe", 3, mx.bfloat16, {}),
+        ("phimoe", 5, mx.float16, {}),
     ],
 )
 def test_logits_are_those_of_plain_mlx_lm(tmp_path, architecture, bits, dtype, changes):
     write_folder(tmp_path, architecture, {"group_size": 32, "bits": bits}, dtype, **changes)
-    plain, _ = plain_mlx_lm(tmp_path)
-    plain.set_dtype(mx.float32)  # scales too: the exact values
-    loaded = load_model(tmp_path)
+    loaded, expected = packed_and_plain(tmp_path)
     assert loaded.quantized == f"{bits} bits"
-    expected = np.array(plain(TOKENS))
+    assert not any(isinstance(module, SwitchLinear | QuantizedSwitchLinear) for module in loaded.model.modules())
     np.testing.assert_allclose(np.array(loaded.model(TOKENS)), expected, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("architecture", ["gpt_oss", "mixtral", "llama"])
+def test_weights_in_mxfp4(tmp_path, architecture):
+    write_folder(tmp_path, architecture, {"group_size": 32, "bits": 4, "mode": "mxfp4"}, mx.bfloat16)
+    loaded, expected = packed_and_plain(tmp_path)
+    assert loaded.quantized == "4 bits"
+    assert all(matrix.form.table for matrix in packed_matrices(loaded.model).values())
+    np.testing.assert_allclose(np.array(loaded.model(TOKENS)), expected, atol=3e-5 * np.abs(expected).max())
+
+
+def test_experts_take_activations_of_8_bits(tmp_path):
+    write_folder(tmp_path, "qwen3_moe", {"group_size": 32, "bits": 4}, mx.float16)
+    exact = np.array(load_model(tmp_path).model(TOKENS))
+    loaded = load_model(tmp_path, activations="int8")
+    experts = [matrix for path, matrix in packed_matrices(loaded.model).items() if path.endswith("[1]")]
+    assert experts and all(matrix.activations == "int8" for matrix in experts)
+    difference = np.abs(np.array(loaded.model(TOKENS)) - exact)
+    assert 0 < np.median(difference) < 0.05 * np.abs(exact).max()  # a token whose router is undecided may differ more

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
 from llvmlite import binding
-from product_mutants import random_matrix
+from product_mutants import (
+    minimum_of_the_neighbour,
+    random_affine_matrix,
+    random_matrix,
+    scale_of_the_neighbour,
+    tail_not_written,
+)
 
 from workbench import Engine, SamplingParams
 from workbench.models import load_model
@@ -16,6 +22,7 @@ from workbench.models.cpu.formats import GGML_FORMATS, TILE
 from workbench.models.cpu.kernels import MANY
 from workbench.models.packed import description, int8, step_check
 from workbench.models.packed.activations import float32_activations, packed_matrices
+from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.pack_model import why_not_packed
 
 CANNOT = why_not_packed() or int8.why_no_int8()
@@ -52,6 +59,23 @@ def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
     exact = x.astype(np.float64) @ weights.T
     error = np.sqrt(np.square(result - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.03  # the control: these are not the products of x itself
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_products_with_affine_quantisation_are_those_of_the_codes(bits, group_size):
+    packed, weights = random_affine_matrix(bits, group_size, TILE + 5, 384, "int8")
+    x = np.random.default_rng(bits).standard_normal((MANY + 3, 384)).astype(np.float32)
+    codes = rounded(x)
+    result = packed.multiply(x)
+    assert (np.abs(result - codes @ weights.T) <= 4e-6 * (np.abs(codes) @ np.abs(weights).T)).all()
+    assert not (np.abs(result - x @ weights.T) <= 4e-6 * (np.abs(codes) @ np.abs(weights).T)).all()
+    check_products(packed, lambda outputs: weights[outputs], "layer")
+    for mutant in (scale_of_the_neighbour, minimum_of_the_neighbour, tail_not_written):
+        packed, _ = random_affine_matrix(bits, group_size, TILE + 5, 384, "int8")
+        mutant(packed)
+        with pytest.raises(WrongProductError):
+            check_products(packed, lambda outputs: weights[outputs], "layer")
 
 
 def test_sums_of_the_largest_codes_do_not_overflow():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mlx.core as mx
 import numpy as np
-from stored_rows import dequantised, random_rows
+from stored_rows import dequantised, random_affine, random_rows
 
-from workbench.models.cpu.formats import Activations
+from workbench.models.cpu.formats import TILE, Activations
 from workbench.models.cpu.kernels import product_kernel
-from workbench.models.packed.matrix import PackedMatrix, from_ggml
+from workbench.models.packed.matrix import PackedMatrix, from_affine, from_ggml
 
 
 def random_matrix(
@@ -20,6 +21,25 @@ def random_matrix(
     packed = from_ggml(type_name, [rows])
     packed.use(activations)
     return packed, dequantised(type_name, rows).astype(np.float64)
+
+
+def random_affine_matrix(
+    bits: int, group_size: int, num_outputs: int, num_columns: int, activations: Activations = "float32"
+) -> tuple[PackedMatrix, np.ndarray]:
+    """A packed matrix in MLX's affine quantisation, and its weights, float64 [num_outputs, num_columns], by MLX."""
+    words, scales, biases = random_affine(bits, group_size, num_outputs, num_columns, mx.bfloat16)
+    float32 = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
+    stored = np.array(words), np.array(scales.view(mx.uint16)), np.array(biases.view(mx.uint16))
+    packed = from_affine(bits, [stored], "bfloat16")
+    packed.use(activations)
+    return packed, np.array(float32).astype(np.float64)
+
+
+def minimum_of_the_neighbour(packed: PackedMatrix) -> None:
+    """Give every group the minimum, from which a zero point follows, of the group beside it."""
+    tiles = packed.data.reshape(packed.num_tiles, packed.num_units, packed.form.unit_bytes)
+    minima = tiles[..., -2 * TILE :]
+    minima[...] = np.roll(minima, packed.num_units // 2, axis=1)
 
 
 def wrong_zero_point(packed: PackedMatrix) -> None:

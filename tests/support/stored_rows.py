@@ -35,7 +35,9 @@ def random_rows(type_name: str, num_rows: int, num_columns: int, seed: int = 0) 
         return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     blocks = generator.integers(0, 256, (num_rows, num_columns // elements, size), dtype=np.uint8)
-    for at in HALF_FLOATS[type_name]:
+    if type_name == "MXFP4":
+        blocks[..., 0] = generator.integers(118, 138, blocks.shape[:2])  # the exponent of the scale
+    for at in HALF_FLOATS.get(type_name, ()):
         scales = generator.standard_normal((*blocks.shape[:2], 1)).astype(np.float16)
         blocks[..., at : at + 2] = scales.view(np.uint8)
     return blocks.reshape(num_rows, -1)

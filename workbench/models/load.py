@@ -312,7 +312,7 @@ def _load_with_mlx_lm(
 
         pack_model(model, dtype or mx.float32, found_before)
         model.set_dtype(dtype or mx.float32)  # scales first: MLX rounds what it dequantises to their type
-        model = dequantize_model(model)  # layers of kinds that are not packed, such as experts
+        model = dequantize_model(model)  # layers of kinds that are not packed
     if dtype is not None:
         model.set_dtype(dtype)
     num_parameters = _count_parameters(model)

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.attention.cpu.simd import jit
 
-NIBBLES, BYTES, Q2_K, Q3_K, Q4_K, Q6_K = range(6)
+NIBBLES, BYTES, POWERS, Q2_K, Q3_K, Q4_K, Q6_K = range(7)
 """Kinds of ggml blocks."""
 
 KINDS = {
@@ -20,6 +20,7 @@ KINDS = {
     "Q5_1": NIBBLES,
     "IQ4_NL": NIBBLES,
     "Q8_0": BYTES,
+    "MXFP4": POWERS,
     "Q2_K": Q2_K,
     "Q3_K": Q3_K,
     "Q4_K": Q4_K,
@@ -28,9 +29,10 @@ KINDS = {
 }
 """The kind of each ggml type's blocks."""
 
+
 @jit
 def decode_small_blocks(kind, row, minima, extra, codes, scales):
-    """A row of ggml blocks of 32 columns, kinds NIBBLES and BYTES.
+    """A row of ggml blocks of 32 columns, kinds NIBBLES, BYTES and POWERS (nibbles whose scale is a power of two).
 
     Args:
         kind: The kind.
@@ -40,11 +42,11 @@ def decode_small_blocks(kind, row, minima, extra, codes, scales):
         codes: uint8 [num_columns]; written.
         scales: `Scales` of the row, whose ``scales`` and ``minima`` are written.
     """
-    header = 4 if minima else 2
+    header = 4 if minima else 1 if kind == POWERS else 2
     size = header + (32 if kind == BYTES else 16 + (4 if extra else 0))
     for block in range(codes.size // 32):
         at = block * size
-        scales.scales[block] = _half(row, at)
+        scales.scales[block] = _power(row[at]) if kind == POWERS else _half(row, at)
         if minima:
             scales.minima[block] = _half(row, at + 2)
         _decode_small(kind, row, at + header, extra, codes, block * 32)
@@ -91,6 +93,19 @@ def decode_super_blocks(kind, row, extra, codes, scales):
             for index in range(16):
                 codes_of_scales[block * 16 + index] = row[at + 192 + index]
             shared[block] = _half(row, at + 208)
+
+
+def half_of_power(exponents: np.ndarray) -> np.ndarray:
+    """Bits of ``2**(exponent - 128)`` as bfloat16, uint16; the exponents are uint8."""
+    return np.array([_power.py_func(exponent) for exponent in range(256)], np.uint16)[exponents]
+
+
+@jit
+def _power(exponent):
+    """Bits of ``2**(exponent - 128)`` as bfloat16, of which the smallest two are not normal."""
+    if exponent < 2:
+        return np.uint32(0x20) << np.uint32(exponent)
+    return (np.uint32(exponent) - np.uint32(1)) << np.uint32(7)
 
 
 @jit

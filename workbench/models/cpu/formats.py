@@ -123,6 +123,12 @@ class Format(NamedTuple):
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The 16 values of IQ4_NL (``kvalues_iq4nl`` in ``ggml-common.h``)."""
 
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""The 16 values of mxfp4, doubled so that they are integers."""
+
+MXFP4 = Format(4, 32, "bfloat16", 12, table=tuple(value + 12 for value in _E2M1))
+"""Floating-point numbers of 4 bits; half of their scale, which is a power of two, is a bfloat16."""
+
 GGML_FORMATS: dict[str, Format] = {
     "Q4_0": Format(4, 32, "float16", 8),
     "Q4_1": Format(4, 32, "float16", None),
@@ -130,6 +136,7 @@ GGML_FORMATS: dict[str, Format] = {
     "Q5_1": Format(5, 32, "float16", None),
     "Q8_0": Format(8, 32, "float16", 128),
     "IQ4_NL": Format(4, 32, "float16", 128, table=tuple(value + 128 for value in _IQ4_NL)),
+    "MXFP4": MXFP4,
     "Q2_K": Format(2, 16, "codes", None),
     "Q3_K": Format(3, 16, "codes", 4, signed=True),
     "Q4_K": Format(4, 32, "codes", None),

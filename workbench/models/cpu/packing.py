@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.attention.cpu.compiled import entry_point
 from workbench.attention.cpu.simd import jit
-from workbench.models.cpu.decoders import BYTES, NIBBLES, decode_bits, decode_small_blocks, decode_super_blocks
+from workbench.models.cpu.decoders import BYTES, NIBBLES, POWERS, decode_bits, decode_small_blocks, decode_super_blocks
 from workbench.models.cpu.formats import SUPER, TILE, UNIT, Format
 
 
@@ -95,7 +95,7 @@ def pack_ggml(raw: np.ndarray, kind: int, layout: Layout, packed: np.ndarray, fi
     """Pack rows of ggml blocks, uint8 [num_rows, row_bytes], as the outputs from ``first_output`` on."""
     codes = np.zeros(layout.num_units * UNIT, np.uint8)
     place = (layout, packed.view(np.uint32), first_output, codes, _row_scales(layout))
-    if kind in (NIBBLES, BYTES):
+    if kind in (NIBBLES, BYTES, POWERS):
         _pack_small_blocks(raw, kind, *place)
     else:
         _pack_super_blocks(raw, kind, *place)

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def packed_matrices(model: nn.Module) -> dict[str, PackedMatrix]:
-    """The packed matrices of a model by the path of their first layer."""
+    """The packed matrices of a model by the path of their first layer, and the number of an expert."""
     found: dict[int, tuple[str, PackedMatrix]] = {}
     for path, module in model.named_modules():
-        if hasattr(module, "num_packed_weights"):
-            found.setdefault(id(module.product.matrix), (path, module.product.matrix))
+        matrices = getattr(module, "matrices", ())
+        for index, matrix in enumerate(matrices):
+            found.setdefault(id(matrix), (path if len(matrices) == 1 else f"{path}[{index}]", matrix))
     return dict(found.values())
 
 

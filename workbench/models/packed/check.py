@@ -8,17 +8,21 @@ input shifted by a column has to fail.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from workbench.models.cpu.formats import TILE, UNIT
 from workbench.models.cpu.kernels import TILE_ROWS
 from workbench.models.packed.errors import WrongProductError
+from workbench.models.packed.experts import PackedExperts, WeightsOf
 from workbench.models.packed.matrix import PackedMatrix
 from workbench.models.remembered import Remembered
 
 TOLERANCE = 1e-5
 """Largest error of a product that rounding explains, relative to the sum of the magnitudes of its terms."""
+
+_PROBED_ROWS = 12
 
 
 class ProductChecks:
@@ -42,6 +46,18 @@ class ProductChecks:
         kind = f"{matrix.num_outputs} x {matrix.num_columns}, {tuple(matrix.form)}"
         if kind not in self._passed:
             check_products(matrix, dequantised, name)
+            self._passed.add(kind)
+
+    def check_experts(self, layer: PackedExperts, dequantised: WeightsOf, name: str) -> None:
+        """Probe the matrix of the first expert, and whether rows meet the matrices of their experts.
+
+        Raises:
+            WrongProductError: A product is wrong, or one of another expert cannot be told from the right one.
+        """
+        self.check(layer.matrices[0], partial(dequantised, 0), name)
+        kind = f"{layer.num_experts} of {layer.output_dims} x {layer.input_dims}, {tuple(layer.matrices[0].form)}"
+        if kind not in self._passed:
+            check_experts(layer, dequantised, name)
             self._passed.add(kind)
 
     def keep(self) -> None:
@@ -81,6 +97,34 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
             )
         if not control > 10 * TOLERANCE and weights.any() and matrix.num_columns > 1:
             raise WrongProductError(f"a shifted input changes the product with {name} by {control:.1e} only")
+
+
+def check_experts(layer: PackedExperts, dequantised: WeightsOf, name: str) -> None:
+    """Probe the choice of experts: rows in random order, some of the same expert.
+
+    Args:
+        layer: The experts.
+        dequantised: Gives the weights of some outputs of an expert, from their source.
+        name: Name of the layer, for the message.
+
+    Raises:
+        WrongProductError: A product is wrong, or one of another expert cannot be told from the right one.
+    """
+    generator = np.random.default_rng(layer.num_experts)
+    experts = generator.integers(0, layer.num_experts, _PROBED_ROWS)
+    x = generator.standard_normal((len(experts), layer.input_dims)).astype(np.float32)
+    outputs = _probed_outputs(layer.output_dims)
+    result = layer.products(x, experts)[:, outputs]
+    weights = {int(e): dequantised(int(e), outputs).astype(np.float64) for e in {*experts, *(experts - 1)} if e >= 0}
+    for row, expert in enumerate(experts.tolist()):
+        error = _error(result[row : row + 1], x[row : row + 1], weights[expert])
+        if not error <= TOLERANCE:
+            raise WrongProductError(f"a product with expert {expert} of {name} is off by {error:.1e} of its terms")
+        other = weights.get(expert - 1)
+        if other is not None and not np.array_equal(other, weights[expert]):
+            control = _error(result[row : row + 1], x[row : row + 1], other)
+            if not control > TOLERANCE:
+                raise WrongProductError(f"another expert changes a product with {name} by {control:.1e} only")
 
 
 def as_int8(x: np.ndarray) -> np.ndarray:

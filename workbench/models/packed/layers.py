@@ -35,7 +35,7 @@ class Product:
     def part(self, x: mx.array, index: int) -> mx.array:
         """The outputs of one layer, [..., sizes[index]] in x's dtype; x is [..., num_columns]."""
         if self._input is not x or self._result is None or index in self._taken:
-            self._result = self.matrix.multiply(_rows_of(x, self.matrix.num_columns))
+            self._result = self.matrix.multiply(rows_in_memory(x).reshape(-1, self.matrix.num_columns))
             self._input, self._taken = x, set()
         first = sum(self.sizes[:index])
         result = self._result[:, first : first + self.sizes[index]]
@@ -69,6 +69,11 @@ class PackedLinear(nn.Module):
     def product(self) -> Product:
         """The product it is part of."""
         return self._product
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """The matrix that holds its weights."""
+        return (self._product.matrix,)
 
     @property
     def index(self) -> int:
@@ -117,6 +122,11 @@ class PackedEmbedding(nn.Module):
         return self._product
 
     @property
+    def matrices(self) -> tuple[PackedMatrix, ...]:
+        """The matrix that holds its weights."""
+        return (self._product.matrix,)
+
+    @property
     def bits(self) -> int:
         """Bits per weight."""
         return self._product.matrix.form.bits
@@ -145,9 +155,9 @@ class PackedEmbedding(nn.Module):
         return f"{matrix.num_outputs}, {matrix.num_columns}, {self.bits} bits"
 
 
-def _rows_of(x: mx.array, num_columns: int) -> np.ndarray:
-    """The rows of an input in memory, float32 [num_rows, num_columns]."""
+def rows_in_memory(x: mx.array) -> np.ndarray:
+    """An input in memory, float32 and contiguous, in its shape."""
     if x.dtype != mx.float32:
         x = x.astype(mx.float32)
     mx.eval(x)
-    return np.ascontiguousarray(shared_memory(x)).reshape(-1, num_columns)
+    return np.ascontiguousarray(shared_memory(x)).reshape(x.shape)

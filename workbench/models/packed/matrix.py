@@ -7,8 +7,17 @@ from functools import cache
 
 import numpy as np
 
-from workbench.models.cpu.decoders import KINDS
-from workbench.models.cpu.formats import GGML_FORMATS, TILE, UNIT, Activations, Format, ScaleKind, affine_format
+from workbench.models.cpu.decoders import KINDS, half_of_power
+from workbench.models.cpu.formats import (
+    GGML_FORMATS,
+    MXFP4,
+    TILE,
+    UNIT,
+    Activations,
+    Format,
+    ScaleKind,
+    affine_format,
+)
 from workbench.models.cpu.inputs import code_bits, factors
 from workbench.models.cpu.kernels import multiply, product_kernel
 from workbench.models.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
@@ -160,5 +169,20 @@ def from_affine(
     first = 0
     for words, scale_bits, minimum_bits in parts:
         pack_affine(words.view(np.uint8), scale_bits, minimum_bits, matrix.layout, matrix.data, first)
+        first += len(words)
+    return matrix
+
+
+def from_mxfp4(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedMatrix:
+    """The packed matrix of one or more matrices in MLX's mxfp4, one below the other.
+
+    Args:
+        parts: Words (uint32) and the exponents of scales (uint8) of each matrix.
+    """
+    matrix = PackedMatrix(MXFP4, sum(len(words) for words, _ in parts), parts[0][0].shape[1] * 8)
+    first = 0
+    for words, exponents in parts:
+        scales = half_of_power(exponents)
+        pack_affine(words.view(np.uint8), scales, scales, matrix.layout, matrix.data, first)  # there are no minima
         first += len(words)
     return matrix

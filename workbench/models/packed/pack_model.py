@@ -15,10 +15,11 @@ from mlx.utils import tree_unflatten
 from tqdm import tqdm
 
 from workbench.attention.cpu.simd import LANES
-from workbench.models.cpu.formats import ScaleKind
-from workbench.models.packed import matrix
 from workbench.models.packed.check import ProductChecks
+from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear, Product
+from workbench.models.packed.matrix import PackedMatrix
+from workbench.models.packed.stored import Stored, pack, stored_weights
 from workbench.models.remembered import NOTHING, Remembered
 
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -26,11 +27,6 @@ _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 _SHOWN_BYTES = 2**28
 """Size of a model from which a progress bar is shown."""
-
-_DTYPE_NAMES: dict[mx.Dtype, ScaleKind] = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}
-
-Rows = Any
-"""The stored rows of a layer: one kind per source."""
 
 
 def why_not_packed() -> str:
@@ -58,19 +54,27 @@ def sharing_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
     return groups
 
 
-def put_packed(model: nn.Module, packed: Iterable[tuple[Sequence[str], matrix.PackedMatrix]], dtype: mx.Dtype) -> None:
+Packed = tuple[Sequence[str], PackedMatrix | PackedExperts]
+"""Paths of the layers that share a matrix, and the matrix; or the path of a layer of experts, and that layer packed."""
+
+
+def put_packed(model: nn.Module, packed: Iterable[Packed], dtype: mx.Dtype) -> None:
     """Replace layers of a model by packed ones; their biases stay.
 
     Args:
         model: The model.
-        packed: Paths of the layers that share a matrix, and the matrix.
+        packed: The packed layers.
         dtype: Element type of activations.
     """
     modules = dict(model.named_modules())
     replacements: list[tuple[str, nn.Module]] = []
-    for paths, packed_matrix in packed:
+    for paths, weights in packed:
+        if isinstance(weights, PackedExperts):
+            weights.take_bias(modules[paths[0]], dtype)
+            replacements.append((paths[0], weights))
+            continue
         sizes = [modules[path].weight.shape[0] for path in paths]
-        product = Product(packed_matrix, sizes)
+        product = Product(weights, sizes)
         for index, path in enumerate(paths):
             old = modules[path]
             new: nn.Module
@@ -83,45 +87,50 @@ def put_packed(model: nn.Module, packed: Iterable[tuple[Sequence[str], matrix.Pa
 
 
 def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32, remembered: Remembered = NOTHING) -> None:
-    """Pack every linear layer and embedding of a model that mlx-lm has loaded, one after another.
+    """Pack every linear layer, embedding and mixture of experts that mlx-lm has loaded, one after another.
 
-    Weights that are quantised affinely keep their bits, weights of 16 bits stay so, and float32 stays float32. Layers
-    of other kinds are left as they are.
+    Weights that are quantised affinely or in mxfp4 keep their bits, weights of 16 bits stay so, and float32 stays
+    float32. Layers of other kinds are left as they are.
 
     Args:
         model: The model, changed in place; its weights may be lazy.
         dtype: Element type of activations.
         remembered: Products that passed their check in an earlier start are not checked again.
     """
-    sources = {path: rows for path, module in model.named_modules() if (rows := _stored_rows(module)) is not None}
-    size = sum(array.nbytes for _, arrays in sources.values() for array in arrays)
-    with progress(size) as bar:
-        put_packed(model, _packed_layers(model, sources, bar, remembered), dtype)
+    sources = {path: stored for path, module in model.named_modules() if (stored := stored_weights(module)) is not None}
+    checks = ProductChecks(remembered)
+    with progress(sum(stored.nbytes for stored in sources.values())) as bar:
+        put_packed(model, _packed_layers(model, sources, bar, checks), dtype)
+    checks.keep()
 
 
 def _packed_layers(
-    model: nn.Module,
-    sources: dict[str, tuple[tuple[str, int, str], list[mx.array]]],
-    bar: tqdm[Any],
-    remembered: Remembered,
-) -> Iterator[tuple[Sequence[str], matrix.PackedMatrix]]:
+    model: nn.Module, sources: dict[str, Stored], bar: tqdm[Any], checks: ProductChecks
+) -> Iterator[Packed]:
     modules = dict(model.named_modules())
-    checks = ProductChecks(remembered)
-    for paths in split_by(sharing_layers(sources), lambda path: sources[path][0]):
-        (kind, bits, scales), _ = sources[paths[0]]
-        parts = [[_bits_of(array) for array in sources[path][1]] for path in paths]
-        if kind == "affine":
-            packed = matrix.from_affine(bits, [(p[0], p[1], p[2]) for p in parts], scales)  # type: ignore[arg-type]
-        else:
-            packed = matrix.from_ggml(kind, [part[0] for part in parts])
-        checks.check(packed, partial(_dequantised_rows, [modules[path] for path in paths]), paths[0])
+    experts = [path for path, stored in sources.items() if stored.num_experts]
+    groups = sharing_layers(path for path in sources if path not in experts)
+    for paths in split_by(groups, lambda path: sources[path].key):
+        parts = [sources[path] for path in paths]
+        packed = pack(parts)
+        checks.check(packed, partial(_dequantised_rows, parts), paths[0])
         yield paths, packed
         for path in paths:
-            bar.update(sum(array.nbytes for array in sources[path][1]))
-            sources[path][1].clear()
-            for name in {"weight", "scales", "biases"} & modules[path].keys():
-                modules[path][name] = mx.zeros((0,))  # frees the stored array: the packed one has taken its place
-    checks.keep()
+            _free(modules[path], sources[path], bar)
+    for path in experts:
+        stored = sources[path]
+        layer = PackedExperts([pack([stored.expert(index)]) for index in range(stored.num_experts)])
+        checks.check_experts(layer, partial(_rows_of_expert, stored), path)
+        yield (path,), layer
+        _free(modules[path], stored, bar)
+
+
+def _free(module: nn.Module, stored: Stored, bar: tqdm[Any]) -> None:
+    """Let go of a layer's stored arrays: the packed ones have taken their place."""
+    bar.update(stored.nbytes)
+    stored.arrays.clear()
+    for name in {"weight", "scales", "biases"} & module.keys():
+        module[name] = mx.zeros((0,))
 
 
 def split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> Iterator[tuple[str, ...]]:
@@ -133,43 +142,16 @@ def split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> It
         yield from map(tuple, by_key.values())
 
 
-def _stored_rows(module: nn.Module) -> tuple[tuple[str, int, str], list[mx.array]] | None:
-    """The kind of a layer's stored weights, and its arrays; None if it cannot be packed."""
-    if type(module) in (nn.QuantizedLinear, nn.QuantizedEmbedding):
-        if getattr(module, "mode", "affine") != "affine" or module.weight.ndim != 2:
-            return None
-        kind = ("affine", int(module.bits), _DTYPE_NAMES[module.scales.dtype])
-        return kind, [module.weight, module.scales, module.biases]
-    if type(module) in (nn.Linear, nn.Embedding) and module.weight.ndim == 2:
-        names = {mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32"}
-        name = names.get(module.weight.dtype)
-        return None if name is None else ((name, 0, ""), [module.weight])
-    return None
-
-
-def _dequantised_rows(layers: Sequence[nn.Module], rows: np.ndarray) -> np.ndarray:
-    """Some rows of the weights of layers that lie one below the other, as MLX dequantises them."""
-    bounds = np.cumsum([0, *(len(layer.weight) for layer in layers)])
+def _dequantised_rows(parts: Sequence[Stored], rows: np.ndarray) -> np.ndarray:
+    """Some rows of the weights of layers that lie one below the other."""
+    bounds = np.cumsum([0, *(len(part.arrays[0]) for part in parts)])
     owners = np.searchsorted(bounds, rows, side="right") - 1
-    parts = []
-    for owner in range(len(layers)):
-        layer, index = layers[owner], mx.array(rows[owners == owner] - bounds[owner])
-        weight = layer.weight[index]
-        if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
-            scales, biases = (layer[name][index].astype(mx.float32) for name in ("scales", "biases"))
-            weight = mx.dequantize(weight, scales, biases, layer.group_size, layer.bits)
-        parts.append(np.array(weight.astype(mx.float32)))
-    return np.concatenate(parts)
+    return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in range(len(parts))])
 
 
-def _bits_of(array: mx.array) -> np.ndarray:
-    """An array's bits in memory: uint16 or uint32."""
-    if array.dtype in (mx.float16, mx.bfloat16):
-        array = array.view(mx.uint16)
-    elif array.dtype == mx.float32:
-        array = array.view(mx.uint32)
-    mx.eval(array)
-    return np.ascontiguousarray(np.asarray(array))
+def _rows_of_expert(stored: Stored, expert: int, rows: np.ndarray) -> np.ndarray:
+    """Some rows of the weights of an expert."""
+    return stored.expert(expert).dequantised(rows)
 
 
 def progress(size: int) -> tqdm[Any]:

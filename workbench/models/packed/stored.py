@@ -1,0 +1,102 @@
+"""The weights of a layer as mlx-lm has loaded them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from workbench.models.cpu.formats import ScaleKind
+from workbench.models.packed import matrix
+
+_SCALES: dict[mx.Dtype, ScaleKind] = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}
+_NUMBERS = {mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32"}
+_LINEAR = (nn.Linear, nn.Embedding, SwitchLinear)
+_QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)
+
+
+class Stored(NamedTuple):
+    """Stored weights that can be packed.
+
+    Attributes:
+        kind: "affine" or "mxfp4", MLX's quantisations, or the ggml type of floating-point numbers.
+        bits: Bits per weight.
+        scales: Type of the scales.
+        group_size: Columns per scale.
+        arrays: The weights, scales and biases, as far as the kind has them: [num_outputs, ...], or
+            [num_experts, num_outputs, ...].
+    """
+
+    kind: str
+    bits: int
+    scales: ScaleKind
+    group_size: int
+    arrays: list[mx.array]
+
+    @property
+    def key(self) -> tuple[str, int, ScaleKind]:
+        """What the weights of layers that share a matrix have in common."""
+        return self.kind, self.bits, self.scales
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored weights."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts; 0 for a layer that has one matrix."""
+        return self.arrays[0].shape[0] if self.arrays[0].ndim == 3 else 0
+
+    def expert(self, index: int) -> Stored:
+        """The weights of one expert."""
+        return self._replace(arrays=[array[index] for array in self.arrays])
+
+    def dequantised(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows of the weights, float32 [len(rows), num_columns], as MLX dequantises them."""
+        weight, *others = (array[mx.array(rows)] for array in self.arrays)
+        if self.kind == "affine":
+            scales, biases = (array.astype(mx.float32) for array in others)
+            weight = mx.dequantize(weight, scales, biases, self.group_size, self.bits)
+        elif self.kind == "mxfp4":
+            weight = mx.dequantize(weight, others[0], None, self.group_size, self.bits, mode="mxfp4")
+        return np.array(weight.astype(mx.float32))
+
+
+def stored_weights(module: nn.Module) -> Stored | None:
+    """The stored weights of a layer; None if they cannot be packed."""
+    if type(module) in _QUANTIZED:
+        mode = getattr(module, "mode", "affine")
+        if mode == "affine" and module.scales.dtype in _SCALES:
+            arrays = [module.weight, module.scales, module.biases]
+            return Stored(mode, int(module.bits), _SCALES[module.scales.dtype], module.group_size, arrays)
+        if mode == "mxfp4":
+            return Stored(mode, 4, "bfloat16", module.group_size, [module.weight, module.scales])
+    if type(module) in _LINEAR and module.weight.dtype in _NUMBERS:
+        return Stored(_NUMBERS[module.weight.dtype], 0, "none", 0, [module.weight])
+    return None
+
+
+def pack(parts: Sequence[Stored]) -> matrix.PackedMatrix:
+    """The packed matrix of one or more matrices of a key, one below the other."""
+    kind, bits, scales = parts[0].key
+    stored = [[_bits_of(array) for array in part.arrays] for part in parts]
+    if kind == "affine":
+        return matrix.from_affine(bits, [(part[0], part[1], part[2]) for part in stored], scales)
+    if kind == "mxfp4":
+        return matrix.from_mxfp4([(part[0], part[1]) for part in stored])
+    return matrix.from_ggml(kind, [part[0] for part in stored])
+
+
+def _bits_of(array: mx.array) -> np.ndarray:
+    """An array's bits in memory: uint8, uint16 or uint32."""
+    if array.dtype in (mx.float16, mx.bfloat16):
+        array = array.view(mx.uint16)
+    elif array.dtype == mx.float32:
+        array = array.view(mx.uint32)
+    mx.eval(array)
+    return np.ascontiguousarray(np.asarray(array))
