@@ -12,13 +12,25 @@ import numpy as np
 from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text", "lfm2": "lfm2"}
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3": "gemma3_text",
+    "lfm2": "lfm2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+}
 GGUF_ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
 }
 
 
@@ -31,7 +43,7 @@ def tiny_config(architecture: str, **changes) -> dict:
         "intermediate_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 32 if architecture in ("qwen3", "gemma3") else 16,
+        "head_dim": 32 if architecture in ("qwen3", "qwen3moe", "gemma3") else 16,
         "rms_norm_eps": 3e-5,
         "vocab_size": 262,
         "max_position_embeddings": 640,
@@ -58,6 +70,17 @@ def tiny_config(architecture: str, **changes) -> dict:
             "block_multiple_of": 32,
             "block_ffn_dim_multiplier": 1.0,
         }
+    if config["model_type"] in ("qwen2_moe", "qwen3_moe", "olmoe") or changes.get("model_type") == "mixtral":
+        config |= {"num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2}
+    if architecture in ("qwen2moe", "qwen3moe"):
+        config |= {
+            "moe_intermediate_size": 160,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    if architecture == "qwen2moe":
+        config |= {"shared_expert_intermediate_size": 224}
     return config | changes
 
 
@@ -111,7 +134,9 @@ def write_model(
     names = gguf.get_tensor_name_map(GGUF_ARCHITECTURES[architecture], config["num_hidden_layers"])
     stands_for = {}
     for name, array in tree_flatten(model.parameters()):
-        tensor_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        is_expert = "switch_mlp" in name
+        converted = name.replace("switch_mlp", "experts").replace("block_sparse_moe", "mlp") if is_expert else name
+        tensor_name = names.get_name(converted, try_suffixes=(".weight", ".bias"))
         assert tensor_name, f"gguf has no name for {name}"
         if tensor_name in leave_out:
             continue
@@ -124,7 +149,7 @@ def write_model(
             stored = stored + 1
         if tensor_name.endswith("shortconv.conv.weight"):
             stored = stored[..., 0]
-        ggml_type = gguf.GGMLQuantizationType[matrix_type if array.ndim == 2 else "F32"]
+        ggml_type = gguf.GGMLQuantizationType[matrix_type if array.ndim == 2 or is_expert else "F32"]
         data = quantize(np.ascontiguousarray(stored), ggml_type)
         writer.add_tensor(tensor_name, data, raw_dtype=ggml_type)
         if ggml_type.name == "F32":
@@ -153,7 +178,14 @@ def write_hyperparameters(writer: gguf.GGUFWriter, architecture: str, config: di
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
-    if architecture in ("qwen3", "gemma3"):
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if architecture in ("qwen3", "qwen3moe", "gemma3"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     if architecture == "lfm2":

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.models.gguf import fields
-from workbench.models.gguf.fields import MAX_SIZE, GGUFError, shown
+from workbench.models.gguf.fields import GGUFError, shown
 from workbench.models.gguf.file import GGUFFile
+from workbench.models.gguf.hyperparameters import Hyperparameters
 
 _ATTENTION_AND_MLP = {
     "attn_q": "self_attn.q_proj",
@@ -25,12 +26,25 @@ _ATTENTION_AND_MLP = {
     "ffn_down": "mlp.down_proj",
 }
 _PRE_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_ATTENTION = {name: module for name, module in _ATTENTION_AND_MLP.items() if name.startswith("attn")}
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _SANDWICH_NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.switch_mlp.gate_proj",
+    "ffn_up_exps": "mlp.switch_mlp.up_proj",
+    "ffn_down_exps": "mlp.switch_mlp.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LFM2_TENSORS = {
@@ -47,112 +61,6 @@ _LFM2_TENSORS = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
 }
-
-# Metadata keys, with the values that change nothing.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "attention.sliding_window": (0,),
-    "pooling_type": (0,),
-    "use_parallel_residual": (False,),
-}
-# Metadata keys that describe the file and not the computation.
-_DESCRIPTIVE = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
-
-
-class Hyperparameters:
-    """The metadata of one architecture, read key by key; keys that were never read are refused at the end.
-
-    Args:
-        file: The GGUF file.
-    """
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
-        prefix = f"{file.metadata['general.architecture']}."
-        self._prefix = prefix
-        self._values = {key.removeprefix(prefix): v for key, v in file.metadata.items() if key.startswith(prefix)}
-        self._unread = set(self._values)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or ``default`` if the file has none."""
-        self._unread.discard(key)
-        return self._values.get(key, default)
-
-    def number(self, key: str, default: float | None = None) -> Any:
-        """A number that is the same for all layers.
-
-        Raises:
-            GGUFError: The key is missing, or has one value per layer.
-        """
-        return fields.number(self._one_value(key, default), self._prefix + key)
-
-    def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
-        """An integer that is the same for all layers.
-
-        Raises:
-            GGUFError: The key is missing, differs between layers, or is not an integer from ``low`` to ``high``.
-        """
-        value = fields.whole_number(self._one_value(key, default), self._prefix + key, low=low, high=high)
-        assert value is not None  # _one_value refuses a missing key
-        return value
-
-    def _one_value(self, key: str, default: Any) -> dict[str, Any]:
-        """A value that is the same for all layers, under its full name."""
-        value = self.get(key, default)
-        if value is None:
-            raise GGUFError(f"{self.file.path}: metadata {self._prefix}{key} is missing: download the file again")
-        if isinstance(value, list):
-            if not value or any(item != value[0] for item in value):
-                raise GGUFError(f"{self.file.path}: {self._prefix}{key} differs between layers, which is not supported")
-            value = value[0]
-        return {self._prefix + key: value}
-
-    def count_per_layer(self, key: str, num_layers: int) -> list[int]:
-        """Integers from 0, one for each layer.
-
-        Raises:
-            GGUFError: The key is missing, or is not a list of ``num_layers`` such integers.
-        """
-        name = self._prefix + key
-        values = fields.list_of({name: self.get(key)}, name, int, num_layers)
-        if values is None:
-            raise GGUFError(f"{self.file.path}: metadata {name} is missing: download the file again")
-        for value in values:
-            fields.whole_number({name: value}, name, low=0)
-        return values
-
-    def require(self, key: str, expected: Any) -> None:
-        """Refuse a file with any value but the one that is built into the mlx-lm model.
-
-        Raises:
-            GGUFError: The value differs.
-        """
-        value = self.get(key, expected)
-        if value != expected:
-            raise GGUFError(
-                f"{self.file.path}: {self._prefix}{key}={shown(value)} is not supported for this architecture, "
-                f"only {expected!r} is"
-            )
-
-    def refuse_unread(self) -> None:
-        """Refuse metadata that was not read and that may change the computation.
-
-        Raises:
-            GGUFError: There is such metadata; the message names the first key and its value.
-        """
-        for key in sorted(self._unread):
-            value = self._values[key]
-            if key not in _DESCRIPTIVE and value not in _WITHOUT_EFFECT.get(key, ()):
-                raise GGUFError(
-                    f"{self.file.path}: metadata {self._prefix}{key}={shown(value)} is unknown; "
-                    "ignoring it could give wrong results, so the file is not loaded"
-                )
 
 
 def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
@@ -246,6 +154,41 @@ def _qwen2_config(h: Hyperparameters) -> dict[str, Any]:
     config = _common_config(h)
     _refuse_other_head_sizes(h, config)
     return config
+
+
+def _experts_config(h: Hyperparameters) -> dict[str, Any]:
+    """The fields of mixtures whose router is a softmax over all experts (llama.cpp's ``build_moe_ffn``)."""
+    h.require("expert_gating_func", 1)  # softmax
+    num_experts = h.count("expert_count")
+    return {
+        **_common_config(h),
+        "num_experts": num_experts,
+        "num_experts_per_tok": h.count("expert_used_count", high=num_experts),
+    }
+
+
+def _mixtral_config(h: Hyperparameters) -> dict[str, Any]:
+    config = _experts_config(h)
+    _refuse_other_head_sizes(h, config)
+    return config | {"num_local_experts": config["num_experts"]}
+
+
+def _qwen2_moe_config(h: Hyperparameters) -> dict[str, Any]:
+    config = _experts_config(h) | {
+        "moe_intermediate_size": h.count("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": h.count("expert_shared_feed_forward_length"),
+    }
+    _refuse_other_head_sizes(h, config)
+    return config
+
+
+def _qwen3_moe_config(h: Hyperparameters) -> dict[str, Any]:
+    return _experts_config(h) | {
+        "moe_intermediate_size": h.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 # Number of layers of Gemma 3 27B, the only size whose attention scale is not 1/sqrt(head_dim) (llama.cpp's loader).
@@ -351,6 +294,22 @@ ARCHITECTURES = {
         config=_common_config,
         block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS, **_QK_NORMS},
     ),
+    "qwen2moe": Architecture(
+        model_type="qwen2_moe",
+        config=_qwen2_moe_config,
+        block_tensors={**_ATTENTION, **_PRE_NORMS, **_EXPERTS, **_SHARED_EXPERT},
+        biases=("attn_q", "attn_k", "attn_v"),
+    ),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        config=_qwen3_moe_config,
+        block_tensors={**_ATTENTION, **_PRE_NORMS, **_QK_NORMS, **_EXPERTS},
+    ),
+    "olmoe": Architecture(
+        model_type="olmoe",
+        config=_experts_config,
+        block_tensors={**_ATTENTION, **_PRE_NORMS, **_QK_NORMS, **_EXPERTS},
+    ),
     "gemma3": Architecture(
         model_type="gemma3_text",
         config=_gemma3_config,
@@ -365,6 +324,18 @@ ARCHITECTURES = {
     ),
 }
 
+_MIXTRAL = Architecture(
+    model_type="mixtral",
+    config=_mixtral_config,
+    block_tensors={
+        **_ATTENTION,
+        **_PRE_NORMS,
+        **{name: module.replace("mlp.", "block_sparse_moe.", 1) for name, module in _EXPERTS.items()},
+    },
+    interleaved_rope=True,
+)
+"""Files of Mixtral name the architecture llama, and have experts."""
+
 
 def find_architecture(file: GGUFFile) -> Architecture:
     """The architecture of a file.
@@ -378,4 +349,6 @@ def find_architecture(file: GGUFFile) -> Architecture:
             f"{file.path}: architecture {name!r} is not supported; {', '.join(ARCHITECTURES)} are: "
             "load the model's MLX or Hugging Face folder instead"
         )
+    if name == "llama" and file.metadata.get("llama.expert_count", 0) != 0:
+        return _MIXTRAL
     return ARCHITECTURES[name]

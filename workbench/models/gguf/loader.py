@@ -14,13 +14,14 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
-from workbench.models.gguf.architectures import Architecture, Hyperparameters, find_architecture
+from workbench.models.gguf.architectures import Architecture, find_architecture
 from workbench.models.gguf.file import GGUFError, GGUFFile, GGUFTensor
+from workbench.models.gguf.hyperparameters import Hyperparameters
 from workbench.models.gguf.quantized import QUANTIZED_BITS, QUANTIZED_GROUP_SIZE, pack_quantized
 from workbench.models.remembered import NOTHING, Remembered
 
 if TYPE_CHECKING:
-    from workbench.models.packed.matrix import PackedMatrix
+    from workbench.models.packed.pack_model import Packed
 
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -136,10 +137,11 @@ def load_gguf_model(
 
 
 def _packed_names(file: GGUFFile, names: dict[str, str], model: nn.Module) -> dict[str, str]:
-    """Tensor name and path of each linear layer and embedding whose weights can be packed."""
+    """Tensor name and path of each layer whose weights can be packed."""
     from workbench.models.cpu.formats import GGML_FORMATS
+    from workbench.models.packed.stored import LINEAR
 
-    layers = {path for path, module in model.named_modules() if type(module) in (nn.Linear, nn.Embedding)}
+    layers = {path for path, module in model.named_modules() if type(module) in LINEAR}
     return {
         tensor_name: path
         for tensor_name, parameter in names.items()
@@ -155,14 +157,16 @@ def _packed_matrices(
     architecture: Architecture,
     config: dict[str, Any],
     remembered: Remembered,
-) -> Iterator[tuple[Sequence[str], PackedMatrix]]:
+) -> Iterator[Packed]:
     """Pack matrices one after another; layers that have the same input and type share one."""
     from workbench.models.packed.check import ProductChecks
+    from workbench.models.packed.experts import PackedExperts
     from workbench.models.packed.matrix import from_ggml
     from workbench.models.packed.pack_model import progress, sharing_layers, split_by
 
     tensors = {path: file.tensors[name] for name, path in packed.items()}
-    groups = sharing_layers(tensors)
+    experts = [path for path, tensor in tensors.items() if len(tensor.shape) == 3]
+    groups = sharing_layers(path for path in tensors if path not in experts)
     checks = ProductChecks(remembered)
     with progress(sum(tensor.raw.nbytes for tensor in tensors.values())) as bar:
         for paths in split_by(groups, lambda path: tensors[path].type_name):
@@ -176,7 +180,18 @@ def _packed_matrices(
             for path in paths:
                 file.forget(tensors[path])
                 bar.update(tensors[path].raw.nbytes)
+        for path in experts:
+            type_name, raw = tensors[path].type_name, tensors[path].raw
+            layer = PackedExperts([from_ggml(type_name, [rows]) for rows in raw])
+            checks.check_experts(layer, partial(_dequantised_rows_of_expert, type_name, raw), path)
+            yield (path,), layer
+            file.forget(tensors[path])
+            bar.update(raw.nbytes)
     checks.keep()
+
+
+def _dequantised_rows_of_expert(type_name: str, raw: np.ndarray, expert: int, rows: np.ndarray) -> np.ndarray:
+    return _dequantised_rows(type_name, [raw[expert]], rows)
 
 
 def _dequantised_rows(type_name: str, parts: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:

@@ -15,7 +15,8 @@ from workbench.models.packed import matrix
 
 _SCALES: dict[mx.Dtype, ScaleKind] = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}
 _NUMBERS = {mx.float16: "F16", mx.bfloat16: "BF16", mx.float32: "F32"}
-_LINEAR = (nn.Linear, nn.Embedding, SwitchLinear)
+LINEAR = (nn.Linear, nn.Embedding, SwitchLinear)
+"""Layers of floating-point numbers that can be packed."""
 _QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)
 
 
@@ -76,7 +77,7 @@ def stored_weights(module: nn.Module) -> Stored | None:
             return Stored(mode, int(module.bits), _SCALES[module.scales.dtype], module.group_size, arrays)
         if mode == "mxfp4":
             return Stored(mode, 4, "bfloat16", module.group_size, [module.weight, module.scales])
-    if type(module) in _LINEAR and module.weight.dtype in _NUMBERS:
+    if type(module) in LINEAR and module.weight.dtype in _NUMBERS:
         return Stored(_NUMBERS[module.weight.dtype], 0, "none", 0, [module.weight])
     return None
 
