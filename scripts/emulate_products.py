@@ -256,7 +256,7 @@ def build_guest(target: Target, folder: Path, calls: list[Call], data: bytes) ->
 
 
 def emulate(target: Target, program: Path, model: str) -> str:
-    """What the guest writes on a processor."""
+    """Run the guest on a processor and return its output."""
     if target.emulator != "bochs":
         return subprocess.run([target.emulator, program], capture_output=True, text=True, timeout=600).stdout
     configuration, commands = program.with_name("bochsrc"), program.with_name("commands")

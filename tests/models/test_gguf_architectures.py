@@ -180,7 +180,7 @@ def test_bad_rope_factors_are_refused(tmp_path, factors, metadata, message):
     [
         ("llama", {"rope.scaling.type": "longrope"}, "'longrope'"),
         ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.attn_factor": 0.5}, "rope.scaling.attn_factor=0.5"),
-        ("llama", {"expert_count": 8}, "llama.expert_count=8"),
+        ("qwen3", {"expert_count": 8}, "qwen3.expert_count=8"),
         ("llama", {"attention.temperature_length": 9}, "llama.attention.temperature_length=9"),
         ("qwen3", {"pooling_type": 3}, "qwen3.pooling_type=3"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "gemma3.final_logit_softcapping=30.0"),
@@ -208,7 +208,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
     write_model(tmp_path / "m.gguf", "qwen3", config, random_model(config))
     data = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "x.gguf").write_bytes(data.replace(b"qwen3", b"mamba"))
-    with pytest.raises(GGUFError, match="architecture 'mamba' is not supported; llama, qwen2, qwen3, gemma3, lfm2 are"):
+    with pytest.raises(GGUFError, match="architecture 'mamba' is not supported; llama, .*, lfm2 are"):
         load_model(tmp_path / "x.gguf")
 
 

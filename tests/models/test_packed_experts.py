@@ -24,8 +24,8 @@ def random_experts(type_name="Q4_0", num_outputs=37, num_columns=256):
     return PackedExperts(matrices), np.stack(weights)
 
 
-def verdict(experts, weights):
-    """What `ProductChecks.check_experts` finds."""
+def check_layer(experts, weights):
+    """Run the check of a start."""
     ProductChecks(NOTHING).check_experts(experts, lambda expert, rows: weights[expert][rows], "mlp.up_proj")
 
 
@@ -60,14 +60,14 @@ def test_a_gated_mixture(bits, num_tokens):
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q6_K", "MXFP4"])
 def test_right_experts_pass_the_check(type_name):
-    verdict(*random_experts(type_name))
+    check_layer(*random_experts(type_name))
 
 
 def test_experts_in_a_wrong_order_are_seen():
     experts, weights = random_experts()
     swapped = PackedExperts([experts.matrices[index] for index in (0, 2, 1, 3, 4)])  # the first is right
     with pytest.raises(WrongProductError, match=r"a product with expert [12] of mlp.up_proj is off by"):
-        verdict(swapped, weights)
+        check_layer(swapped, weights)
 
 
 def test_a_wrong_product_of_every_expert_is_seen():
@@ -75,7 +75,7 @@ def test_a_wrong_product_of_every_expert_is_seen():
     for matrix in experts.matrices:
         scale_of_the_neighbour(matrix)
     with pytest.raises(WrongProductError, match="differs from that with its dequantised weights"):
-        verdict(experts, weights)
+        check_layer(experts, weights)
 
 
 def test_a_check_of_experts_that_sees_nothing_fails(monkeypatch):

@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int, ScaleKind]:
-        """What the weights of layers that share a matrix have in common."""
+        """Layers can share a matrix if these are equal."""
         return self.kind, self.bits, self.scales
 
     @property
