@@ -191,7 +191,7 @@ def test_a_process_whose_parent_does_not_end_it_ends():
     source = "{% for a in range(99999) %}{% for b in range(99999) %}.{% endfor %}{% endfor %}"
     request = json.dumps({"source": source, "variables": {}, "seconds": -0.9}).encode()
     program = str(Path(template_renderer.__file__).with_name("template_process.py"))
-    with subprocess.Popen([sys.executable, "-P", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(len(request).to_bytes(8, "big") + request)
         process.stdin.flush()
         assert process.wait(60) == -signal.SIGALRM
@@ -207,18 +207,58 @@ def test_a_process_that_was_ended_is_replaced():
 
 
 def test_an_interrupted_rendering_does_not_answer_the_next_one(monkeypatch):
-    template = ChatTemplate("{{ messages[0].content }}")
-    poll = select.poll
+    template, poll = ChatTemplate("{{ messages[0].content }}"), select.poll
 
-    def interrupted():
-        monkeypatch.setattr(select, "poll", poll)
-        raise KeyboardInterrupt
+    class Interrupted:
+        """Interrupts its caller when the answer is there, but not read."""
 
-    template_renderer._process()
-    monkeypatch.setattr(select, "poll", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        template.render(CHAT)
+        def __init__(self):
+            self._poll = poll()
+
+        def __getattr__(self, name):
+            return getattr(self._poll, name)
+
+        def poll(self, timeout):
+            ready = self._poll.poll(timeout)
+            if any(event & select.POLLIN for _, event in ready):
+                raise KeyboardInterrupt
+            return ready
+
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(select, "poll", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            template.render(CHAT)
     assert template.render(CHAT[1:]) == "1 < 2 & 'so'?"
+
+
+def test_a_process_that_lacked_memory_is_replaced():
+    """It may keep what the template left behind, such as large constants of compiled templates."""
+    ChatTemplate("{{ 1 }}")
+    before = template_renderer._running
+    with pytest.raises(ChatTemplateError, match="MemoryError"):
+        ChatTemplate("{{ ('x' * 4096).replace('x', 'y' * 400000) }}").render(CHAT)
+    assert template_renderer._running is not before
+
+
+def test_a_fork_starts_another_process(monkeypatch):
+    template = ChatTemplate("{{ messages[0].content }}")
+    before = template_renderer._running
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        assert template.render(CHAT) == "Be brief."
+        assert template_renderer._running is not before
+        template_renderer._end()
+    monkeypatch.setattr(template_renderer, "_running", before)
+    assert template.render(CHAT) == "Be brief."
+
+
+def test_an_answer_that_is_too_long_is_not_read(monkeypatch):
+    template = ChatTemplate("{{ messages[0].content }}")
+    with monkeypatch.context() as small:
+        small.setattr(template_renderer, "MAX_ANSWER_BYTES", 10)
+        with pytest.raises(ChatTemplateError, match="an answer that is too long"):
+            template.render(CHAT)
+    assert template.render(CHAT) == "Be brief."
 
 
 def test_texts_of_any_kind_reach_a_template_and_come_back():
@@ -235,6 +275,8 @@ def test_a_template_that_does_not_end_is_ended(monkeypatch):
     source = "{% for a in range(99999) %}{% for b in range(99999) %}.{% endfor %}{% endfor %}"
     with pytest.raises(ChatTemplateError, match=r"took more than 0\.05 s"):
         ChatTemplate(source).render(CHAT)
+    monkeypatch.undo()
+    assert ChatTemplate("{{ 1 }}").render(CHAT) == "1"
 
 
 @pytest.mark.parametrize(

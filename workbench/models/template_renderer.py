@@ -40,8 +40,7 @@ class TemplateProcess:
     """The process; it answers one request at a time."""
 
     def __init__(self) -> None:
-        # -P: the folder of the program is not searched for modules.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("template_process.py"))]
+        command = [sys.executable, str(Path(__file__).with_name("template_process.py"))]
         # One arena: address space that the allocator sets aside for threads would count as the template's.
         environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
         self._process = subprocess.Popen(
