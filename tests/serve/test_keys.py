@@ -175,6 +175,13 @@ def test_each_key_and_its_cookie_is_accepted_and_no_other(server):
         assert server.ask("GET", f"/dashboard?api_key={wrong}")[0] == 401
 
 
+def test_the_cookie_of_a_key_and_its_page_keep_it(server):
+    """A stranger's X-Forwarded-Proto is not believed: a cookie that is Secure would not come back over http."""
+    headers = server.ask("GET", f"/dashboard?api_key={ALICE}", headers={"X-Forwarded-Proto": "https"})[1]
+    assert headers["Set-Cookie"] == f"workbench_api_key={digest_of(ALICE)}; Path=/; HttpOnly; SameSite=Strict"
+    assert (headers["Location"], headers["Referrer-Policy"]) == ("/dashboard", "no-referrer")
+
+
 def test_a_key_beyond_its_limit_gets_429_and_others_do_not(server):
     body = {"prompt": "w3"}
     answers = [server.ask("POST", "/tokenize", body, bearer(BATCH)) for _ in range(4)]
@@ -205,6 +212,12 @@ def ask_and_read(server, *request):
     answer = server.ask(*request)
     wait_for(lambda: len(read_log(server)) > before)
     return answer, read_log(server)[before:]
+
+
+def test_a_long_field_of_the_access_log_is_cut_off():
+    from workbench.serve.access_log import MAX_FIELD, escape
+
+    assert escape("x" * 30_000) == "x" * MAX_FIELD
 
 
 def test_the_access_log_has_a_line_per_request(server):

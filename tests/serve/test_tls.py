@@ -1,10 +1,12 @@
 """https, its cookie, and files that are no certificate."""
 
 import http.client
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving
@@ -68,3 +70,34 @@ def test_files_that_are_no_certificate_are_refused(certificate, tmp_path):
         with pytest.raises(ValueError, match="--tls-cert"):
             ServeSettings(**fields).tls_context()
     assert ServeSettings().tls_context() is None
+    assert ServeSettings(tls_cert=cert, tls_key=key).tls_context().minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+USE_TERMINAL = """
+import sys
+from workbench.serve.settings import ServeSettings
+terminal = open(sys.argv[1])  # it controls this process, which leads a session
+try:
+    ServeSettings(tls_cert=sys.argv[2], tls_key=sys.argv[3]).tls_context()
+except ValueError as problem:
+    print("refused:", problem)
+"""
+
+
+def test_a_passphrase_is_not_asked_for(certificate, tmp_path):
+    cert, key = certificate
+    locked = str(tmp_path / "locked.pem")
+    subprocess.run(
+        ["openssl", "rsa", "-aes256", "-passout", "pass:word", "-in", key, "-out", locked],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    ours, theirs = os.openpty()
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", USE_TERMINAL, os.ttyname(theirs), cert, locked],
+            capture_output=True, text=True, timeout=60, start_new_session=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert run.stdout.startswith("refused: --tls-cert"), run.stderr

@@ -132,10 +132,10 @@ def mutant_cases() -> Iterator[tuple[Batch, int | None]]:
     """Small launches that together detect every mutant: batch and ``kv_split``."""
     mixed = ((20, 45), (1, 90), (0, 3), (1, 1), (1, 40), (9, 33))
     yield build(Case(mixed, 6, 2, 32, 16, sinks=True)), None
-    yield build(Case(mixed, 6, 2, 32, 32, left=12, softcap=2.0, sinks=True)), 16
-    yield _negative(build(Case(((30, 130), (1, 70)), 2, 2, 32, 8, left=8))), None
-    yield _negative(build(Case(((30, 130), (1, 70)), 2, 2, 32, 8, left=40))), 20
-    yield _not_finite(build(Case(((24, 48), (1, 65)), 2, 1, 32, 8))), None
+    yield build(Case(mixed, 6, 2, 32, 16, left=12, softcap=2.0, sinks=True)), 16
+    yield _negative(build(Case(((30, 130), (1, 70)), 2, 2, 32, 16, left=8))), None
+    yield _negative(build(Case(((30, 130), (1, 70)), 2, 2, 32, 16, left=40))), 20
+    yield _not_finite(build(Case(((24, 48), (1, 65)), 2, 1, 32, 16))), None
     yield build(Case(((1, 204),), 2, 2, 32, 16, left=130)), None
 
 

@@ -109,7 +109,6 @@ class ServeSettings:
                 raise ValueError("--tls-key needs --tls-cert, the certificate that the key belongs to")
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             # A key with a passphrase is refused; OpenSSL would ask for it on the terminal.
             context.load_cert_chain(self.tls_cert, self.tls_key, password=lambda: "")
