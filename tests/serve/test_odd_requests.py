@@ -48,7 +48,9 @@ def test_odd_headers_and_addresses_are_never_a_failure_of_the_server(chat_model,
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 
-def test_the_body_of_a_rejected_request_is_not_kept(chat_model):
+def test_the_body_of_a_rejected_request_is_not_kept(chat_model, monkeypatch):
+    kept = []
+    monkeypatch.setattr("tornado.web._HandlerDelegate.data_received", lambda self, data: kept.append(len(data)))
     with server_of(chat_model, api_key="secret-key-1", max_body_bytes=1 << 24) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("POST", "/v1/completions", b"x" * 1_000_000)
@@ -57,3 +59,4 @@ def test_the_body_of_a_rejected_request_is_not_kept(chat_model):
         connection.request("GET", "/health")
         assert connection.getresponse().status == 200
         connection.close()
+    assert not kept
