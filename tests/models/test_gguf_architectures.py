@@ -208,7 +208,7 @@ def test_an_unknown_architecture_is_refused(tmp_path):
     write_model(tmp_path / "m.gguf", "qwen3", config, random_model(config))
     data = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "x.gguf").write_bytes(data.replace(b"qwen3", b"mamba"))
-    with pytest.raises(GGUFError, match="architecture 'mamba' is not supported; llama, .*, lfm2 are"):
+    with pytest.raises(GGUFError, match=r"architecture 'mamba' is not supported; llama, .*, lfm2 are"):
         load_model(tmp_path / "x.gguf")
 
 
