@@ -49,6 +49,7 @@ def test_a_session_that_has_ended_leaves_nothing_behind(chat_model, monkeypatch)
         pages = [weakref.ref(p) for p in gc.get_objects() if isinstance(p, TracePage) and p._feed.trace is trace]
         assert pages
         socket_.close()
+        wait_for(lambda: not server.server.dashboard.num_sessions)
 
         def are_gone():
             gc.collect()

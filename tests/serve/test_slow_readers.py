@@ -200,12 +200,12 @@ def test_a_reader_that_takes_nothing_for_long_is_cut_off(server, small_buffers, 
 def test_slow_readers_together_are_bounded(server, small_buffers, monkeypatch):
     from workbench.serve import listener
 
-    monkeypatch.setattr(listener, "MAX_TOTAL_UNSENT", 2_000_000)
+    monkeypatch.setattr(listener, "MAX_TOTAL_UNSENT", 500_000)
     monkeypatch.setattr(listener, "SWEEP_SECONDS", 0.01)  # so that little is sent between two sweeps
     readers = [connect(server, get("/trace/stream"), receive_buffer=4096) for _ in range(4)]
     wait_for(lambda: len(server.server.bridge.step_listeners) == 4)
     for _ in range(2000):
-        server.ask("POST", "/v1/completions", {"prompt": PROMPT * 20, "max_tokens": 60})
+        server.ask("POST", "/v1/completions", {"prompt": PROMPT * 20, "max_tokens": 15})
         if len(server.server.bridge.step_listeners) < 4:
             break
     assert 0 < len(server.server.bridge.step_listeners) < 4, "the reader that is most behind leaves, the others stay"
