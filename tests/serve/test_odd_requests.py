@@ -21,6 +21,7 @@ def test_odd_headers_and_addresses_are_never_a_failure_of_the_server(chat_model,
         ("Origin", "http://["), ("Origin", "http://]"), ("Origin", "null"), ("Origin", "http://[::1"),
         ("Origin", "\xff"),
         ("Host", "["), ("Host", "[]"), ("Host", "a b"), ("Host", "\xff"), ("Host", ":"), ("Cookie", "=;=;\xff"),
+        ("Cookie", "a(b=1"),
         ("Cookie", "workbench_api_key=\"\\777"), ("Authorization", "Bearer \xff"), ("Authorization", "Bearer"),
         ("Content-Type", "multipart/form-data; boundary="), ("Content-Type", "multipart/form-data; boundary=\""),
         ("Content-Type", "application/x-www-form-urlencoded; charset=nowhere"), ("Content-Encoding", "gzip"),
@@ -60,3 +61,14 @@ def test_the_body_of_a_rejected_request_is_not_kept(chat_model, monkeypatch):
         assert connection.getresponse().status == 200
         connection.close()
     assert not kept
+
+
+def test_a_failure_of_the_server_tells_the_client_nothing(chat_model, monkeypatch, caplog):
+    with server_of(chat_model) as server:
+
+        def fail():
+            raise RuntimeError("a secret of the server")
+
+        monkeypatch.setattr(server.server.bridge.metrics, "render", fail)
+        status, _, text = server.ask("GET", "/metrics")
+    assert status == 500 and "secret" not in text and "a secret of the server" in caplog.text

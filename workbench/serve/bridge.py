@@ -171,15 +171,12 @@ class EngineBridge:
     # -- the engine's thread -----------------------------------------------------------------------------------
 
     def _after_step(self, record: StepRecord) -> None:
-        try:
-            requests = self.engine.trace.requests
-            arrivals = [requests[request_id] for request_id in record.arrived]
-            messages = self._messages(record, arrivals)
-            for request_id in {*record.finished, *record.aborted}:
-                self.engine.forget(request_id)
-            self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
-        except Exception:  # a failing server must not stop the engine
-            log.exception("step %d could not be delivered", record.step)
+        requests = self.engine.trace.requests
+        arrivals = [requests[request_id] for request_id in record.arrived]
+        messages = self._messages(record, arrivals)
+        for request_id in {*record.finished, *record.aborted}:
+            self.engine.forget(request_id)
+        self._loop.call_soon_threadsafe(self._deliver, record, arrivals, messages)
 
     def _messages(self, record: StepRecord, arrivals: list[RequestInfo]) -> list[tuple[Stream, Delta]]:
         for info in arrivals:
