@@ -45,7 +45,7 @@ BACKLOG = 4096
 second, so a burst of connections must fit; Tornado's default is 128."""
 
 COLLECT_SECONDS = 0.5
-"""Interval at which young garbage is collected, most of it connections that have ended."""
+"""Interval at which young garbage is collected, most of it sessions of the dashboard that have ended."""
 
 COLLECT_ALL_SECONDS = 10.0
 """Minimum pause between two collections of all garbage, which take the longer the more objects live."""
