@@ -88,7 +88,9 @@ def test_a_connection_that_is_refused_has_the_status_of_its_answer(server, new_l
     assert new_line() == ("-", "-", status, str(len(answer)))
 
 
-def test_a_session_that_is_not_created_because_its_client_left_is_status_499(server, new_line):
+def test_a_session_that_is_not_created_because_its_client_left_is_status_499(server, new_line, monkeypatch):
+    opened = []
+    monkeypatch.setattr("workbench.serve.dashboard.SocketInTurn.open", opened.append)
     sessions = server.server.listener.request_callback._sessions
     asyncio.run_coroutine_threadsafe(sessions._turn.acquire(), server.loop).result(30)
     try:
@@ -98,3 +100,5 @@ def test_a_session_that_is_not_created_because_its_client_left_is_status_499(ser
         assert new_line() == ("alice", "GET /dashboard/ws HTTP/1.1", "499", "-")
     finally:
         server.loop.call_soon_threadsafe(sessions._turn.release)
+    wait_for(lambda: not sessions.num_waiting)
+    assert not opened, "it takes no turn"
