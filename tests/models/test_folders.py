@@ -77,3 +77,11 @@ def test_experts_take_activations_of_8_bits(tmp_path):
     assert experts and all(matrix.activations == "int8" for matrix in experts)
     difference = np.abs(np.array(loaded.model(TOKENS)) - exact)
     assert 0 < np.median(difference) < 0.05 * np.abs(exact).max()  # a token whose router is undecided may differ more
+
+
+def test_a_layer_without_a_probed_row(tmp_path):
+    """The rows that are probed when a model is loaded are in q and v, which share a matrix with k."""
+    changes = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 32}
+    write_folder(tmp_path, "qwen3", {"group_size": 32, "bits": 4}, mx.bfloat16, **changes)
+    loaded, expected = packed_and_plain(tmp_path)
+    np.testing.assert_allclose(np.array(loaded.model(TOKENS)), expected, atol=3e-5 * np.abs(expected).max())

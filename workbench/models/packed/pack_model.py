@@ -146,7 +146,8 @@ def _dequantised_rows(parts: Sequence[Stored], rows: np.ndarray) -> np.ndarray:
     """Some rows of the weights of layers that lie one below the other."""
     bounds = np.cumsum([0, *(len(part.arrays[0]) for part in parts)])
     owners = np.searchsorted(bounds, rows, side="right") - 1
-    return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in range(len(parts))])
+    # Only of layers that have some: MLX dequantises no empty array.
+    return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in np.unique(owners)])
 
 
 def _rows_of_expert(stored: Stored, expert: int, rows: np.ndarray) -> np.ndarray:
