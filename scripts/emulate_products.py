@@ -120,7 +120,7 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Every type with every kind of activations, and controls."""
     from workbench.models.cpu.formats import GGML_FORMATS
-    from workbench.models.cpu.int8_emitter import instruction_set
+    from workbench.models.cpu.int8_inputs import instruction_set
 
     kinds: list[Activations] = ["float32", "int8"] if instruction_set() else ["float32"]
     found = [
@@ -227,7 +227,8 @@ def make_calls(some_cases: Sequence[Case]) -> tuple[list[Call], bytes]:
             x = np.random.default_rng(num_rows).standard_normal((num_rows, case.num_columns)).astype(np.float32)
             prepared = np.empty((num_rows, row_size(units, codes)), np.float32)
             sums = np.empty((num_rows, units * UNIT // packed.form.group), np.float32)
-            prepare_rows(x, case.num_columns, codes, factors(packed.form), packed.form.group, prepared, sums)
+            form = packed.form
+            prepare_rows(x, case.num_columns, codes, form.middle, factors(form), form.group, prepared, sums)
             inputs = f"{place(prepared)}, {prepared.shape[1]}, {place(sums)}, {sums.shape[1]}"
             exact = as_int8(x) if codes else x.astype(np.float64)
             for index, tile in enumerate(tiles):

@@ -20,7 +20,7 @@ from workbench import Engine, SamplingParams
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
 from workbench.models.cpu.kernels import MANY
-from workbench.models.packed import description, int8, step_check
+from workbench.models.packed import description, int8, matrix, step_check
 from workbench.models.packed.activations import float32_activations, packed_matrices
 from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.pack_model import why_not_packed
@@ -84,6 +84,21 @@ def test_sums_of_the_largest_codes_do_not_overflow():
         x = np.where(weights[:1] > 0, 1.0, -1.0).astype(np.float32).repeat(MANY, axis=0)
         expected = x.astype(np.float64) @ weights.T
         assert (np.abs(packed.multiply(x) - expected) <= 4e-6 * np.abs(weights).sum(axis=1)).all()
+
+
+@pytest.mark.parametrize("bits", [6, 8])
+@pytest.mark.parametrize("largest", [True, False])
+def test_sums_of_mlx_codes_at_their_ends_do_not_overflow(bits, largest):
+    """32 codes of 6 bits are summed in two runs; the smallest code of 8 bits has no counterpart in signed bytes."""
+    code, columns = ((1 << bits) - 1 if largest else 0), 64
+    words = np.full((TILE, columns * bits // 32), 0xFFFFFFFF if largest else 0, np.uint32)
+    scales, minima = (np.full((TILE, columns // 32), number, np.float16).view(np.uint16) for number in (0.25, -1.0))
+    packed = matrix.from_affine(bits, [(words, scales, minima)], "float16")
+    packed.use("int8")
+    x = np.ones((MANY, columns), np.float32)
+    x[1] = -1.0
+    expected = columns * (0.25 * code - 1.0)
+    assert np.allclose(packed.multiply(x)[:2], [[expected], [-expected]], rtol=1e-5)
 
 
 def test_numbers_that_are_not_finite_or_very_small_stay_in_their_row():

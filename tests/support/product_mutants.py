@@ -46,7 +46,8 @@ def wrong_zero_point(packed: PackedMatrix) -> None:
     """Subtract one too little from every code."""
     offset = packed.form.offset
     assert offset is not None
-    packed.kernel = product_kernel(packed.form._replace(offset=offset - 1), packed.activations)
+    packed.form = packed.form._replace(offset=offset - 1)  # inputs of 8 bits are prepared for it
+    packed.kernel = product_kernel(packed.form, packed.activations)
 
 
 def wrong_table_entry(packed: PackedMatrix) -> None:

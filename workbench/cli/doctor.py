@@ -92,7 +92,7 @@ def _device() -> Iterator[str]:
 
 
 def _products() -> Iterator[str]:
-    from workbench.models.cpu.int8_emitter import instruction_set
+    from workbench.models.cpu.int8_inputs import instruction_set
     from workbench.models.packed.int8 import why_no_int8
     from workbench.models.packed.pack_model import why_not_packed
 

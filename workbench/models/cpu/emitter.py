@@ -29,6 +29,9 @@ class Emitter:
     input_bytes = 4 * UNIT
     """Bytes of a unit of a prepared input row."""
 
+    middle = 0
+    """Subtracted from the codes of weights before they are multiplied."""
+
     ahead = 4096
     """Bytes between the weights in use and those being fetched."""
 
@@ -38,6 +41,9 @@ class Emitter:
     def product(self, weights, first, num_units, x, x_row, sums, sums_row, y, y_row) -> None:
         """Emit the tile; the arguments are those of `workbench.models.cpu.tiles.product_tile`."""
         builder, form = self.builder, self.format
+        # Registers on the stack must not lie across cache lines. (llvmlite writes the alignment beside others only.)
+        builder.function.attributes.alignstack = 64
+        builder.function.attributes.add("nounwind")
         supers = builder.udiv(builder.add(num_units, INDEX(SUPER - 1)), INDEX(SUPER))
         units = builder.add(weights, builder.mul(supers, INDEX(form.super_bytes)))
         self.first = first
@@ -165,11 +171,13 @@ class Emitter:
         for vector in range(self.vectors):
             scale = self._scale(at, super_at, number, vector, minimum=False)
             minimum = self._scale(at, super_at, number, vector, minimum=True) if form.has_minima else None
+            if minimum is not None and self.middle:
+                minimum = multiply_add(builder, ir.Constant(VECTOR, [float(self.middle)] * LANES), scale, minimum)
             for row, group_sum in enumerate(group_sums):
                 index = row * self.vectors + vector
                 product = products[index]
-                if minimum is None:
-                    offset = ir.Constant(VECTOR, [-float(form.offset or 0)] * LANES)
+                if minimum is None and self.middle != form.offset:
+                    offset = ir.Constant(VECTOR, [float(self.middle - (form.offset or 0))] * LANES)
                     product = multiply_add(builder, offset, group_sum, product)
                 total = multiply_add(builder, scale, product, totals[index])
                 totals[index] = total if minimum is None else multiply_add(builder, minimum, group_sum, total)

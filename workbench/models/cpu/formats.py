@@ -39,8 +39,8 @@ ScaleKind = Literal["float16", "bfloat16", "float32", "codes", "none"]
 Activations = Literal["float32", "int8"]
 """The factors of weights: the input as it is, or codes of 8 bits with a scale per unit, which change the result."""
 
-INT8_UNIT_BYTES = UNIT + 4
-"""Bytes of a unit of an input of 8 bits: its codes and their scale."""
+INT8_UNIT_BYTES = UNIT + 4 + 2 * 4
+"""Bytes of a unit of an input of 8 bits: its codes, their scale, and two first summands."""
 
 _SCALE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "codes": 1, "none": 0}
 
@@ -83,6 +83,11 @@ class Format(NamedTuple):
     def largest(self) -> int:
         """The largest number that is multiplied with inputs."""
         return max(self.table) if self.table else (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """Subtracted from codes before they are multiplied with inputs of 8 bits: the offset, or half of all codes."""
+        return 1 << (self.bits - 1) if self.offset is None else self.offset
 
     def takes(self, activations: Activations) -> bool:
         """Whether weights can be multiplied with such activations: numbers of 16 and 32 bits have no codes."""

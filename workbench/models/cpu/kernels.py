@@ -91,7 +91,7 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
                 x_row,
                 sums + 4 * sums_row * row,
                 sums_row,
-                out + 4 * y_row * row if whole else part.ctypes.data,
+                out + 4 * y_row * row if whole else np.intp(part.ctypes.data),
                 y_row if whole else TILE,
                 num_rows - row,
             )
@@ -158,7 +158,7 @@ _KERNELS: list[object] = []
 
 
 @entry_point
-def multiply(kernel, weights, num_columns, num_units, codes, form_factors, group, x, y, first_tile, last_tile):
+def multiply(kernel, weights, num_columns, num_units, codes, middle, form_factors, group, x, y, first_tile, last_tile):
     """``y = x @ w.T`` for the outputs of the tiles [first_tile, last_tile).
 
     Args:
@@ -167,6 +167,7 @@ def multiply(kernel, weights, num_columns, num_units, codes, form_factors, group
         num_columns: Columns of the matrix.
         num_units: Units of 32 columns.
         codes: `code_bits` of the kernel.
+        middle: `Format.middle`.
         form_factors: `factors` of the format.
         group: Columns per group.
         x: float32 [num_rows, num_columns].
@@ -177,7 +178,7 @@ def multiply(kernel, weights, num_columns, num_units, codes, form_factors, group
     num_rows = x.shape[0]
     prepared = np.empty((num_rows, row_size(num_units, codes)), np.float32)
     sums = np.empty((num_rows, num_units * (UNIT // group)), np.float32)
-    prepare_rows(x, num_columns, codes, form_factors, group, prepared, sums)
+    prepare_rows(x, num_columns, codes, middle, form_factors, group, prepared, sums)
     call_kernel(
         kernel,
         weights,

@@ -63,7 +63,8 @@ class ProductField(IntEnum):
     NUM_TILES = 7
     BIAS = 8
     CODES = 9
-    NUM_FIELDS = 10
+    MIDDLE = 10
+    NUM_FIELDS = 11
 
 
 _QKV, _OUT, _GATE_UP, _DOWN = int(Field.QKV), int(Field.OUT), int(Field.GATE_UP), int(Field.DOWN)
@@ -75,7 +76,7 @@ _CACHE_GROUP = int(Field.CACHE_GROUP)
 _KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
 _UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
 _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
-_CODES = int(ProductField.CODES)
+_CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
 
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
@@ -142,8 +143,7 @@ class Buffers(NamedTuple):
         qkv: Queries, keys and values.
         attended: Output of attention.
         out: Output of a projection to the hidden size.
-        gate_up: Gate and up projection.
-        activated: Input of the down projection.
+        gate_up: Gate and up projection; then the input of the down projection in place of the gate.
         logits: The result.
     """
 
@@ -151,7 +151,6 @@ class Buffers(NamedTuple):
     attended: np.ndarray
     out: np.ndarray
     gate_up: np.ndarray
-    activated: np.ndarray
     logits: np.ndarray
 
 
@@ -208,7 +207,7 @@ def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
         x_row, sums_row = row_size(units, codes), units * (UNIT // group)
         rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
         row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
-        prepare_rows(x, product[_COLUMNS], codes, model.factors[index], group, rows, row_sums)
+        prepare_rows(x, product[_COLUMNS], codes, product[_MIDDLE], model.factors[index], group, rows, row_sums)
         tiles = product[_TILES]
         start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
         call_kernel(
@@ -268,23 +267,23 @@ def _activated(gate, up, activation):
 
 
 @jit
-def _activate(gate_up, hidden, activation, out, thread, num_threads):
-    """``activation(gate) * up`` for this thread's rows or columns."""
+def _activate(gate_up, hidden, activation, thread, num_threads):
+    """``gate = activation(gate) * up`` for this thread's columns."""
     vectors = -(-hidden // LANES)
     start, stop = vectors * thread // num_threads, vectors * (thread + 1) // num_threads
     rest = np.zeros(2 * LANES, np.float32)
     for row in range(gate_up.shape[0]):
-        source, target = gate_up[row], out[row]
+        source = gate_up[row]
         for vector in range(start, stop):
             at = vector * LANES
             if at + LANES <= hidden:
-                store(target, at, _activated(load(source, at), load(source, hidden + at), activation))
+                store(source, at, _activated(load(source, at), load(source, hidden + at), activation))
                 continue
             for lane in range(hidden - at):
                 rest[lane], rest[LANES + lane] = source[at + lane], source[hidden + at + lane]
             store(rest, 0, _activated(load(rest, 0), load(rest, LANES), activation))
             for lane in range(hidden - at):
-                target[at + lane] = rest[lane]
+                source[at + lane] = rest[lane]
 
 
 @entry_point
@@ -345,10 +344,10 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             model, layer[_GATE_UP], layer[_GATE_UP + 1], normed, buffers.gate_up, prepared, sums, thread, num_threads
         )
         wait_for_all(barrier, num_threads)
-        _activate(buffers.gate_up, model.hidden, model.activation, buffers.activated, thread, num_threads)
+        _activate(buffers.gate_up, model.hidden, model.activation, thread, num_threads)
         wait_for_all(barrier, num_threads)
         _multiply(
-            model, layer[_DOWN], layer[_DOWN + 1], buffers.activated, buffers.out, prepared, sums, thread, num_threads
+            model, layer[_DOWN], layer[_DOWN + 1], buffers.gate_up, buffers.out, prepared, sums, thread, num_threads
         )
         wait_for_all(barrier, num_threads)
         _add_output(residual, buffers.out, numbers, layer[_DOWN_NORM], epsilon, normed)

@@ -91,7 +91,6 @@ class CompiledStep:
             description.num_heads * description.head_dim,
             description.hidden_size,
             2 * description.hidden,
-            description.hidden,
         )
         shared = [np.empty((num_tokens, width), np.float32) for width in widths]
         logits = np.empty((len(rows), description.vocab_size), np.float32)

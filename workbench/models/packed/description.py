@@ -171,6 +171,7 @@ class Description:
                     matrix.num_tiles,
                     bias,
                     code_bits(matrix.form, matrix.activations),
+                    matrix.form.middle,
                 ]
             )
             self._factors.append(factors(matrix.form))

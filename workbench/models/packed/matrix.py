@@ -96,11 +96,12 @@ class PackedMatrix:
         """
         y = np.empty((x.shape[0], self.num_outputs), np.float32)
         arguments = (self.kernel, self.data.ctypes.data, self.num_columns, self.num_units)
-        codes, group = code_bits(self.form, self.activations), self.form.group
+        codes, middle, group = code_bits(self.form, self.activations), self.form.middle, self.form.group
         threads = num_threads() if x.shape[0] * self.num_outputs * self.num_columns >= _WORTH_THREADS else 1
 
         def work_of(thread: int) -> None:
-            multiply(*arguments, codes, factors(self.form), group, x, y, *share(self.num_tiles, thread, threads))
+            tiles = share(self.num_tiles, thread, threads)
+            multiply(*arguments, codes, middle, factors(self.form), group, x, y, *tiles)
 
         thread_pool(threads).run(work_of)
         return y
