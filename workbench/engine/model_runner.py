@@ -57,8 +57,8 @@ class ModelRunner:
             model has none.
         not_compiled: Why it has none.
         replayed_step: Replays MLX's graph of decode steps; None if the attention backend does not allow it.
-        also_evaluated: Makes arrays from a step's logits that are evaluated together with them, so that the step waits
-            for MLX once: `Sampler.prepare`. None for nothing else.
+        also_evaluated: Makes arrays from the logits of a step that MLX computes, evaluated together with them, so that
+            the step waits once: `Sampler.prepare`. None for nothing else.
     """
 
     evaluates_whole_model = False
@@ -183,10 +183,7 @@ class ModelRunner:
         samples = len(rows) > 0
         tapped = any(layer.taps for layer in self.kv_cache.kernel_layers)
         if self.compiled_step is not None and not tapped:
-            logits = self.compiled_step.run(packed.token_ids, packed.positions, rows, *metadata)
-            if samples and self.also_evaluated is not None:
-                mx.eval(self.also_evaluated(logits))
-            return logits
+            return self.compiled_step.run(packed.token_ids, packed.positions, rows, *metadata)
         replays = samples and not tapped and not self.evaluates_whole_model
         try:
             replayed = self._replayed(packed, metadata) if replays else None

@@ -108,11 +108,11 @@ class Sampler:
         """Rows of logits, float32 [num_rows, vocab_size]; waits for them unless `prepare` was evaluated with them."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is logits:
-            best = prepared[1]
+            best = np.asarray(prepared[1])
         else:
-            (best,) = self.prepare(logits)
-            mx.eval(logits, best)
-        return Rows(np.asarray(best).tolist(), np.asarray(logits))
+            mx.eval(logits)
+            best = most_likely_tokens(np.asarray(logits))
+        return Rows(best.tolist(), np.asarray(logits))
 
     def sample_row(self, rows: Rows, row: int, request: TokenSequence) -> SampledToken:
         """Sample the next token of a request from one row.
@@ -200,6 +200,15 @@ class Sampler:
             token = draw(drawn_from(adjusted, params), keyed_uniform(key, position))
         wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
         return SampledToken(token, wanted, top=self.top_tokens(raw, adjusted, request, token))
+
+
+def most_likely_tokens(logits: np.ndarray) -> np.ndarray:
+    """The token of each row's largest logit, -1 for a row that cannot be sampled; logits are [num_rows, vocab_size].
+
+    NumPy finds a NaN first, whatever else is in the row, and is ten times faster than MLX's operations on a CPU.
+    """
+    best = logits.argmax(axis=-1)
+    return np.where(np.isfinite(logits[np.arange(len(logits)), best]), best, -1)
 
 
 def drawn_from(adjusted: np.ndarray, params: SamplingParams) -> np.ndarray:

@@ -44,13 +44,8 @@ class DraftModelProposer(Proposer):
         self.runner = runner
         self._sampler = sampler
         self._at_random = at_random
-        # Evaluated together with the logits, so that each pass of the draft model waits once.
-        self._best = mx.array([], dtype=mx.uint32)
-        runner.also_evaluated = self._most_likely
-
-    def _most_likely(self, logits: mx.array) -> list[mx.array]:
-        self._best = mx.argmax(logits, axis=-1)
-        return [self._best]
+        self._reader = Sampler()
+        runner.also_evaluated = self._reader.prepare
 
     def propose(self, chunks: Sequence[ComputedChunk]) -> list[Drafts]:
         """See `Proposer.propose`. The first pass computes the step's chunks, each later pass one draft per request."""
@@ -71,14 +66,17 @@ class DraftModelProposer(Proposer):
         """Append one draft to each request; a request whose logits are not numbers gets no more."""
         if not drafting:
             return
-        best, rows = np.asarray(self._best).tolist(), np.asarray(logits)
+        rows = self._reader.read(logits)
         for row, one in enumerate(drafting):
             params = one.state.sampling
             at_random = self._at_random and draws_at_random(params)
-            if not at_random and not changes_logits(params):
-                one.append(best[row])
+            if rows.best[row] < 0:
+                one.num_drafts = len(one.token_ids)
                 continue
-            adjusted = adjust_logits(rows[row].astype(np.float64), one.state)
+            if not at_random and not changes_logits(params):
+                one.append(rows.best[row])
+                continue
+            adjusted = adjust_logits(rows.logits[row].astype(np.float64), one.state)
             if not np.isfinite(adjusted.max()):
                 one.num_drafts = len(one.token_ids)
             elif at_random:
