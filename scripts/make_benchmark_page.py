@@ -7,19 +7,18 @@ writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, serving_figure, watched_figure
+from benchmark_tables import Result, cell, load, number, provenance, spread, table
 from generated_files import write_or_check
+from model_tables import llama_cpp_table, models_table, quality_table, served_ttft_table, starts_table
 
 ROOT = Path(__file__).parent.parent
 MODELS_PAGE, OPERATIONS_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "operations.md"
-PAGE, IMAGES, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "results"
-Result = Mapping[str, Any]
+PAGE, IMAGES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images"
 
 SERVING_ROWS = {
     "duration_s": "duration, s",
@@ -53,44 +52,6 @@ OTHER_COLUMNS = (
 )
 
 
-def load(name: str) -> Result:
-    """A result file by name."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    digits = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return digits if "e" not in digits else f"{value:.6f}"
-
-
-def cell(row: str, values: Result) -> str:
-    """The median of a row as a table shows it, "" if an arm has none; latencies per token are in milliseconds."""
-    if row not in values:
-        return ""
-    median = values[row]["median"]
-    return number(median * 1000 if row.endswith(("tpot_s", "itl_s")) else median)
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def provenance(result: Result, repeats: int) -> str:
-    """One line about the origin of the numbers."""
-    machine = result["machine"]
-    versions = machine["versions"]
-    times = f"medians of {repeats} interleaved runs" if repeats > 1 else "one run"
-    load_average = result.get("load_average_at_start", machine["load_average"])
-    return (
-        f"{times}; {machine['cores']} cores of an {machine['processor']}, {machine['system']}, Python "
-        f"{machine['python']}, MLX {versions['mlx']}, mlx-lm {versions['mlx-lm']}; load average {load_average:g} "
-        "at the start"
-    )
-
-
 def serving_table() -> str:
     """The serving table: one column per arm, all rows, and the comparison of the outputs."""
     result = load("serving_random_small")
@@ -118,12 +79,6 @@ def ratio_list() -> str:
         ours, theirs = pair.split(" / ")
         rows.append([f"{ARM_NAMES[ours]} over {ARM_NAMES[theirs]}", *(spread(ratios[row]) for row in names)])
     return table(["", *names.values()], rows)
-
-
-def spread(ratio: Result) -> str:
-    """A ratio, with its range if it was repeated."""
-    range_ = f" ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio["repeats"] > 1 else ""
-    return f"{ratio['median']:.2f}{range_}"
 
 
 def other_workloads() -> str:
@@ -171,78 +126,6 @@ def watched_table() -> str:
     head = ["", "CPU time, s", "output tokens per s", "CPU time over record on"]
     repeats = result["arms"]["on"]["cpu_s"]["repeats"]
     return f"{result['workload']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
-
-
-def llama_cpp_table() -> str:
-    """One line per model, number of threads and scene, and the peak of memory of each."""
-    rows, memory, repeats = [], [], []
-    for name, model in load("llama_cpp")["models"].items():
-        for threads, result in model["threads"].items():
-            for scene, row in result["scenes"].items():
-                for arm, activations in (("workbench", "float32"), ("workbench_int8", "int8")):
-                    if arm not in row:
-                        continue
-                    ours, theirs = (number(row[side]["per_cpu_second"]["median"]) for side in (arm, "llama_cpp"))
-                    cpu, wall = (spread(row[arm][f"ratio, per_{clock}_second"]) for clock in ("cpu", "wall"))
-                    met = row[arm]["ratio, per_cpu_second"]["median"] >= row["target"]
-                    verdict = f"{row['target']}" if met else f"{row['target']}, missed"
-                    rows.append([name, threads, scene, activations, ours, theirs, cpu, wall, verdict])
-            peaks = (f"{result['peak_mib_above_imports'][arm]:.0f}" for arm in ("workbench", "llama_cpp"))
-            loads = (number(result["arms"][arm]["load"]["cpu_s"]) for arm in ("workbench", "llama_cpp"))
-            memory.append([name, threads, f"{model['file_mib']:.0f}", *peaks, *loads])
-            repeats.append(row["workbench"]["per_cpu_second"]["repeats"])
-    machine = model["machine"]
-    clocks = ["ratio, CPU", "ratio, wall", "target"]
-    speeds = table(["model", "threads", "scene", "activations", "Workbench, tok per CPU s", "llama.cpp", *clocks], rows)
-    head = [
-        "model",
-        "threads",
-        "file, MiB",
-        "Workbench, peak MiB",
-        "llama.cpp",
-        "Workbench, CPU s to load",
-        "llama.cpp",
-    ]
-    times = " or ".join(map(str, sorted(set(repeats), reverse=True)))
-    note = f"{machine['processor']}, {machine['cores']} cores; median of {times} repeats in turn (ratios: range)."
-    return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
-
-
-def served_ttft_table() -> str:
-    """Time to the first token of a served request, one line per length of the prompt."""
-    result = load("served_ttft")
-    rows = []
-    for scene, row in result.items():
-        if isinstance(row, dict) and "wall_s" in row:
-            times = [number(1000 * row[clock][side]["median"]) for clock in row for side in ("workbench", "llama_cpp")]
-            rows.append([scene, *times, *(spread(row[clock]["times_as_fast"]) for clock in row)])
-    head = ["prompt", "Workbench, ms", "llama.cpp", "Workbench, CPU ms", "llama.cpp", "times as fast", "CPU"]
-    return f"{result['model']}; {provenance(result, result['repeats'])}.\n\n{table(head, rows)}"
-
-
-def models_table() -> str:
-    """Memory and speed of each model, from the same runs as the comparison with llama.cpp."""
-    rows = []
-    for name, model in load("llama_cpp")["models"].items():
-        for threads, result in model["threads"].items():
-            sizes = (model["file_mib"], result["peak_mib_above_imports"]["workbench"])
-            speeds = [number(row["workbench"]["per_cpu_second"]["median"]) for row in result["scenes"].values()]
-            rows.append([name, threads, *(f"{size:.0f}" for size in sizes), *speeds])
-    return table(["model", "threads", "file, MiB", "peak, MiB", *result["scenes"]], rows)
-
-
-def starts_table() -> str:
-    """Processor time, time to the first token and memory of each kind of start."""
-    units = {"ready_cpu_s": 2, "first_token_cpu_s": 2, "first_token_wall_s": 2}
-    peaks = ("peak_mib_above_imports", "peak_mib_above_compiler")
-    rows = []
-    for name, model in load("loading")["models"].items():
-        for kind, start in model["starts"].items():
-            seconds = [f"{start[key]['median']:.{digits}f}" for key, digits in units.items()]
-            memory = [f"{start[key]['median']:.0f}" for key in peaks]
-            rows.append([name, kind.replace("llama_cpp", "llama.cpp"), *seconds, *memory])
-    head = ["ready, CPU s", "first token, CPU s", "first token, s", "peak above imports, MiB", "and above LLVM"]
-    return table(["model", "start", *head], rows)
 
 
 PREDICTED = {
@@ -373,7 +256,11 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     ),
 ]
 
-MODELS_SECTIONS: dict[str, Callable[[], str]] = {"memory and speed": models_table, "starts": starts_table}
+MODELS_SECTIONS: dict[str, Callable[[], str]] = {
+    "quality": quality_table,
+    "memory and speed": models_table,
+    "starts": starts_table,
+}
 
 OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
     "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async")

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 
+import benchmark_tables
 import make_benchmark_page
 import pytest
 
@@ -16,13 +17,13 @@ def run(monkeypatch, *arguments):
 @pytest.fixture
 def copied(monkeypatch, tmp_path):
     """The script, working on a copy of the page, its figures and the results."""
-    shutil.copytree(make_benchmark_page.RESULTS, tmp_path / "results")
+    shutil.copytree(benchmark_tables.RESULTS, tmp_path / "results")
     shutil.copytree(make_benchmark_page.IMAGES, tmp_path / "images")
     for name in ("PAGE", "MODELS_PAGE", "OPERATIONS_PAGE"):
         page = getattr(make_benchmark_page, name)
         monkeypatch.setattr(make_benchmark_page, name, tmp_path / page.name)
         shutil.copy(page, tmp_path)
-    monkeypatch.setattr(make_benchmark_page, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(benchmark_tables, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(make_benchmark_page, "IMAGES", tmp_path / "images")
     return tmp_path
 
@@ -51,4 +52,4 @@ def test_a_page_without_a_place_for_a_table_is_refused(monkeypatch, copied):
 
 @pytest.mark.parametrize("value, text", [(0.0123456, "0.0123"), (12.3456, "12.3"), (1234.5, "1,234"), (3, "3")])
 def test_numbers_have_three_digits(value, text):
-    assert make_benchmark_page.number(value) == text
+    assert benchmark_tables.number(value) == text
