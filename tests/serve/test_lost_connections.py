@@ -90,7 +90,7 @@ def test_a_connection_that_is_refused_has_the_status_of_its_answer(server, new_l
 
 def test_a_session_that_is_not_created_because_its_client_left_is_status_499(server, new_line, monkeypatch):
     opened = []
-    monkeypatch.setattr("workbench.serve.dashboard.SocketInTurn.open", opened.append)
+    monkeypatch.setattr("workbench.serve.dashboard.SocketInTurn.open", lambda socket: opened.append(socket))
     sessions = server.server.listener.request_callback._sessions
     asyncio.run_coroutine_threadsafe(sessions._turn.acquire(), server.loop).result(30)
     try:
