@@ -8,8 +8,8 @@ dequantises:
 - avx512: AVX-512 without VNNI, and vnni: with VNNI, under ``bochs``; needs ``gcc``. The guest is the machine's whole
   firmware: it starts at the processor's reset vector, without an operating system (`emulated/start_x86.S`).
 
-A control subtracts a wrong zero point and has to fail. Another runs the code of avx512 and vnni on a processor without
-the instructions, and it must not come to an end.
+A control reads scales as numbers of another type and has to fail. Another runs the code of avx512 and vnni on a
+processor without the instructions, and it must not come to an end.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Case(NamedTuple):
         activations: The factors of the weights.
         num_outputs: Rows of the matrix.
         num_columns: Columns of the matrix.
-        is_control: Whether the kernel subtracts a wrong zero point.
+        is_control: Whether the kernel reads float16 scales as bfloat16.
     """
 
     type_name: str
@@ -114,7 +114,7 @@ class Case(NamedTuple):
         from workbench.models.cpu.formats import GGML_FORMATS
 
         form = GGML_FORMATS[self.type_name]
-        return form._replace(offset=(form.offset or 0) - 1) if self.is_control else form
+        return form._replace(scales="bfloat16") if self.is_control else form
 
 
 def cases() -> list[Case]:
