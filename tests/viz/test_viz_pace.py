@@ -61,7 +61,8 @@ def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, 
         assert "an update of a view failed" in caplog.text
         page.refresh = refresh
         assert await resent(), "a failed update ends the following"
-        ended[0](None)
+        for end in ended:
+            end(None)
         assert not await resent()
 
     with concurrent.futures.ThreadPoolExecutor() as thread:  # a browser test may have left a loop on this one
