@@ -9,6 +9,7 @@ from viz_traces import random_trace
 panel = pytest.importorskip("panel")
 
 from workbench.viz.app import make_app  # noqa: E402
+from workbench.viz.feed import REPEAT_STEPS, Feed  # noqa: E402
 from workbench.viz.pace import Pace  # noqa: E402
 
 
@@ -39,6 +40,15 @@ def test_an_open_page_is_no_longer_updated_when_the_interpreter_exits(monkeypatc
 
     with concurrent.futures.ThreadPoolExecutor() as thread:  # a browser test may have left a loop on this one
         thread.submit(asyncio.run, show()).result()
+
+
+def test_a_page_that_is_not_loaded_is_prepared_outside_the_event_loop():
+    """Its packets hold all requests and strings each time, whatever was sent before."""
+    feed = Feed(random_trace(1)[:REPEAT_STEPS])
+    assert feed.is_far_behind()
+    feed.confirm()
+    assert not feed.is_far_behind(), "a loaded page gets a few steps, which take no longer than handing them over"
+    assert feed.next_packet() and not feed.is_far_behind()
 
 
 def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, quickly):

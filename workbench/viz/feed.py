@@ -89,9 +89,10 @@ class Feed:
     # -- to the view -----------------------------------------------------------------------------------------
 
     def is_far_behind(self) -> bool:
-        """Whether more steps are to be encoded than between two updates of a running engine."""
+        """Whether more is to be encoded than between two updates of a view that is loaded."""
         trace = self._newest_trace()
-        return len(trace) - (self._sent if trace is self.trace else 0) > REPEAT_STEPS
+        num_steps = len(trace) - (self._sent if trace is self.trace else 0)
+        return num_steps > (REPEAT_STEPS if self._mounted else 0)
 
     def prepare(self) -> None:
         """Encode the newest steps for the next `update`. May be called from any thread."""
