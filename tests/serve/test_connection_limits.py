@@ -79,18 +79,30 @@ def test_connections_are_accepted_in_every_turn_of_the_event_loop(server):
     assert server.loop._fair_selector.first == set(server.server.listener._sockets)
 
 
-def test_a_connection_that_asks_for_health_late_is_served_before_others_that_wait(server):
-    listener, order = server.server.listener, []
+@contextlib.contextmanager
+def busy_server_of(chat_model):
+    """A server that accepts connections and serves none. No other test uses it, so nothing else waits there."""
+    with server_of(chat_model) as server:
+        listener = server.server.listener
+        server.loop.call_soon_threadsafe(setattr, listener, "_is_serving", True)
+        wait_for(lambda: listener._is_serving)
+        yield server
 
-    async def hold():
-        listener._is_serving = True  # so that nothing is served
+
+@pytest.fixture
+def busy_server(chat_model):
+    with busy_server_of(chat_model) as server:
+        yield server
+
+
+def test_a_connection_that_asks_for_health_late_is_served_before_others_that_wait(busy_server):
+    server, listener, order = busy_server, busy_server.server.listener, []
 
     async def serve():
         order.extend(stream.socket.getpeername()[1] for stream in listener._waiting)
         listener._serve_some()
         order.extend(stream.socket.getpeername()[1] for stream in listener._waiting)
 
-    asyncio.run_coroutine_threadsafe(hold(), server.loop).result(30)
     held = [connect(server, b"GET /h") for _ in range(10)]
     health = connect(server)
     wait_for(lambda: len(listener._waiting) == 11)
@@ -103,13 +115,10 @@ def test_a_connection_that_asks_for_health_late_is_served_before_others_that_wai
         connection.close()
 
 
-def test_a_waiting_connection_that_is_refused_waits_no_more(server):
+def test_a_waiting_connection_that_is_refused_waits_no_more(busy_server):
     from workbench.serve.sockets import UNAVAILABLE
 
-    listener = server.server.listener
-
-    async def hold():
-        listener._is_serving = True  # so that nothing is served
+    listener = busy_server.server.listener
 
     async def refuse():
         next(iter(listener._waiting)).refuse(UNAVAILABLE)
@@ -117,10 +126,9 @@ def test_a_waiting_connection_that_is_refused_waits_no_more(server):
         listener._serve_some()
         return num_waiting
 
-    asyncio.run_coroutine_threadsafe(hold(), server.loop).result(30)
-    connection = connect(server, b"GET /h")
+    connection = connect(busy_server, b"GET /h")
     wait_for(lambda: len(listener._waiting) == 1)
-    assert asyncio.run_coroutine_threadsafe(refuse(), server.loop).result(30) == 0
+    assert asyncio.run_coroutine_threadsafe(refuse(), busy_server.loop).result(30) == 0
     assert read_to_end(connection).startswith(b"HTTP/1.1 503 ")
 
 
@@ -176,6 +184,7 @@ def test_a_request_that_does_not_arrive_is_ended_in_time(chat_model, clock):
         wait_for(lambda: any(stream._partial_since for stream in streams))
         clock(21)
         assert b"408 Request Timeout" in read_to_end(used.sock)
+        wait_for(lambda: len(streams) < 2)
         assert len(streams) == 1, "it has been idle for 42 of 75 seconds"
         clock(34)
         assert read_to_end(idle.sock) == b""
@@ -233,23 +242,18 @@ def test_few_open_files_allow_few_connections(monkeypatch, caplog):
         listener.allowed_connections(1000)
 
 
-def test_a_peer_that_vanished_is_looked_for(server):
-    connection = connect(server, b"GET /h")
-    listener = server.server.listener
+def test_a_peer_that_vanished_is_looked_for(busy_server):
+    connection = connect(busy_server, b"GET /h")
+    listener = busy_server.server.listener
     wait_for(lambda: listener.streams)
-    for stream in listener.streams:
-        assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    [stream] = listener.streams
+    assert stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     connection.close()
 
 
 def test_a_connection_that_waits_ends_with_the_server(chat_model):
-    with server_of(chat_model) as server:
+    with busy_server_of(chat_model) as server:
         listener = server.server.listener
-
-        async def hold():
-            listener._is_serving = True  # so that nothing is served
-
-        asyncio.run_coroutine_threadsafe(hold(), server.loop).result(30)
         waiting = connect(server, b"GET /h")
         wait_for(lambda: listener._waiting)
         [stream] = listener._waiting

@@ -55,9 +55,10 @@ def test_only_a_card_that_is_pointed_at_has_an_element_for_each_token(page_of):
     page.frame()
     outputs = page.root.locator(".wb-output")
     sizes = "[...root.querySelectorAll('.wb-output')].map((output) => output.childElementCount)"
+    page.root.locator(".wb-panel-texts").scroll_into_view_if_needed()
+    wait_for(lambda: len(outputs.nth(1).text_content().split()) == 30)
     text = outputs.nth(1).text_content()
     assert page.view(sizes) == [1, 1, 1]  # the newest token
-    assert len(text.split()) == 30
     outputs.nth(1).hover()
     assert page.view(sizes) == [1, 30, 1]
     assert outputs.nth(1).text_content() == text
