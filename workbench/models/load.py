@@ -275,8 +275,9 @@ def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
 def _load_with_mlx_lm(
     name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
 ) -> LoadedModel:
-    from mlx_lm.utils import dequantize_model
     from mlx_lm.utils import load as mlx_lm_load
+
+    from workbench.models.dequantise import dequantise
 
     location = _check_location(name)
     if group is not None:
@@ -303,17 +304,15 @@ def _load_with_mlx_lm(
         ) from problem
     folder = Path(location)
     found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], dtype, keep, group)
-    if keep == "no":
-        model = dequantize_model(model)
     if dtype is None and not on_gpu:
         dtype = mx.float32
     if keep == "packed":
         from workbench.models.packed.pack_model import pack_model
 
         pack_model(model, dtype or mx.float32, found_before)
-        model.set_dtype(dtype or mx.float32)  # scales first: MLX rounds what it dequantises to their type
-        model = dequantize_model(model)  # layers of kinds that are not packed
-    if dtype is not None:
+    if keep != "mlx":
+        model = dequantise(model, dtype)  # packed models: layers of kinds that are not packed
+    elif dtype is not None:
         model.set_dtype(dtype)
     num_parameters = _count_parameters(model)
     if group is not None:
