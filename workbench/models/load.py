@@ -240,6 +240,7 @@ def _load_gguf(
     file = GGUFFile(path)
     found_before = _found_before(file.paths, dtype, keep, group)
     tokenizer = GGUFTokenizer(file.metadata)
+    file.forget_tokenizer()
     if dtype is None:
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
     if group is not None:

@@ -60,9 +60,16 @@ class GGUFTensor:
         Raises:
             GGUFError: PyPI gguf cannot dequantise the type.
         """
-        raw = self.raw if rows is None else self.raw[rows]
+        return self.values(self.raw if rows is None else self.raw[rows])
+
+    def values(self, stored: np.ndarray) -> np.ndarray:
+        """Stored rows of this tensor as float32.
+
+        Raises:
+            GGUFError: PyPI gguf cannot dequantise the type.
+        """
         try:
-            return dequantize(raw, GGMLQuantizationType[self.type_name])
+            return dequantize(stored, GGMLQuantizationType[self.type_name]).astype(np.float32, copy=False)
         except NotImplementedError:
             raise GGUFError(
                 f"tensor {self.name!r} has ggml type {self.type_name}, which PyPI gguf cannot dequantise: "
@@ -127,8 +134,8 @@ class GGUFFile:
             self.metadata[key] = cursor.value(cursor.scalar("<I"))
         table = [_tensor_entry(cursor) for _ in range(num_tensors)]
         alignment = whole_number(self.metadata, "general.alignment", DEFAULT_ALIGNMENT) or DEFAULT_ALIGNMENT
-        start = -(-cursor.position // alignment) * alignment
-        self.tensors = {entry.name: self._map_tensor(entry, start) for entry in table}
+        self._start = -(-cursor.position // alignment) * alignment
+        self.tensors = {entry.name: self._map_tensor(entry, self._start) for entry in table}
 
     def _join_parts(self, num_parts: int) -> None:
         first_suffix = f"-00001-of-{num_parts:05d}.gguf"
@@ -147,15 +154,18 @@ class GGUFFile:
             self._other_buffers.append(part._buffer)
             self.paths.append(path)
 
-    def forget(self, tensor: GGUFTensor) -> None:
-        """Let go of the memory that a tensor's data takes; it is read from the file again when it is used."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return
+    def forget(self, data: np.ndarray) -> None:
+        """Let go of the memory of a tensor's data, or of some of its rows; the next use reads the file again."""
         for buffer in (self._buffer, *self._other_buffers):
-            start = tensor.raw.__array_interface__["data"][0] - np.frombuffer(buffer, np.uint8).ctypes.data
+            start = data.__array_interface__["data"][0] - np.frombuffer(buffer, np.uint8).ctypes.data
             if 0 <= start < len(buffer):
-                first = start - start % mmap.PAGESIZE
-                buffer.madvise(mmap.MADV_DONTNEED, first, start + tensor.raw.nbytes - first)
+                _let_go(buffer, start, start + data.nbytes)
+
+    def forget_tokenizer(self) -> None:
+        """Let go of the tokenizer's part of the metadata, which is most of it, once the tokenizer is built."""
+        for key in [key for key in self.metadata if key.startswith("tokenizer.")]:
+            del self.metadata[key]
+        _let_go(self._buffer, 0, self._start)
 
     def _map_tensor(self, entry: _TensorEntry, start: int) -> GGUFTensor:
         """The tensor of an entry, whose data is not read yet; ``start`` is the byte where all tensors' data begins."""
@@ -200,6 +210,13 @@ _PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
+
+
+def _let_go(buffer: mmap.mmap, start: int, end: int) -> None:
+    """Drop the pages of some bytes of a file from this process's memory, where the system can."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        first = start - start % mmap.PAGESIZE
+        buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def _tensor_entry(cursor: _Cursor) -> _TensorEntry:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from mlx.utils import tree_flatten
 
 from workbench.models.gguf.architectures import Architecture, find_architecture
@@ -21,9 +19,13 @@ from workbench.models.gguf.quantized import QUANTIZED_BITS, QUANTIZED_GROUP_SIZE
 from workbench.models.remembered import NOTHING, Remembered
 
 if TYPE_CHECKING:
+    from workbench.models.packed.matrix import PackedMatrix
     from workbench.models.packed.pack_model import Packed
 
 ROPE_FACTORS = "rope_freqs.weight"
+
+_BLOCK_BYTES = 2**21
+"""Stored bytes of a matrix that are packed at a time."""
 
 
 class FactoredRoPE(nn.Module):
@@ -170,36 +172,69 @@ def _packed_matrices(
     checks = ProductChecks(remembered)
     with progress(sum(tensor.raw.nbytes for tensor in tensors.values())) as bar:
         for paths in split_by(groups, lambda path: tensors[path].type_name):
-            parts = []
-            for path in paths:
-                rows = _row_order(tensors[path].name, architecture, config)
-                parts.append(tensors[path].raw if rows is None else tensors[path].raw[rows])
-            matrix = from_ggml(tensors[paths[0]].type_name, parts)
-            checks.check(matrix, partial(_dequantised_rows, tensors[paths[0]].type_name, parts), paths[0])
+            layers = [tensors[path] for path in paths]
+            orders = [_row_order(layer.name, architecture, config) for layer in layers]
+            matrix = _pack_in_blocks(file, layers, orders, bar.update)
+            checks.check(matrix, partial(_dequantised_rows, layers, orders), paths[0])
             yield paths, matrix
-            for path in paths:
-                file.forget(tensors[path])
-                bar.update(tensors[path].raw.nbytes)
         for path in experts:
             type_name, raw = tensors[path].type_name, tensors[path].raw
             layer = PackedExperts([from_ggml(type_name, [rows]) for rows in raw])
-            checks.check_experts(layer, partial(_dequantised_rows_of_expert, type_name, raw), path)
+            checks.check_experts(layer, partial(_dequantised_rows_of_expert, tensors[path]), path)
             yield (path,), layer
-            file.forget(tensors[path])
+            file.forget(raw)
             bar.update(raw.nbytes)
     checks.keep()
 
 
-def _dequantised_rows_of_expert(type_name: str, raw: np.ndarray, expert: int, rows: np.ndarray) -> np.ndarray:
-    return _dequantised_rows(type_name, [raw[expert]], rows)
+def _pack_in_blocks(
+    file: GGUFFile,
+    tensors: Sequence[GGUFTensor],
+    orders: Sequence[np.ndarray | None],
+    packed: Callable[[int], Any],
+) -> PackedMatrix:
+    """Pack matrices that lie one below the other, and let go of each block of stored rows once it is packed.
+
+    An embedding can be most of a file: read as a whole, it would be in memory twice.
+
+    Args:
+        file: The file.
+        tensors: The matrices.
+        orders: Order of the rows of each, None to keep it.
+        packed: Called with the number of bytes after each block.
+    """
+    from workbench.models.cpu.formats import GGML_FORMATS
+    from workbench.models.packed.matrix import PackedMatrix
+
+    type_name, num_columns = tensors[0].type_name, tensors[0].shape[-1]
+    matrix = PackedMatrix(GGML_FORMATS[type_name], sum(tensor.shape[0] for tensor in tensors), num_columns)
+    output = 0
+    for tensor, order in zip(tensors, orders):
+        rows_per_block = max(1, _BLOCK_BYTES // tensor.raw[0].nbytes)
+        for first in range(0, tensor.shape[0], rows_per_block):
+            block = tensor.raw[first : first + rows_per_block]
+            matrix.write_ggml(type_name, block if order is None else tensor.raw[order[first:][:rows_per_block]], output)
+            output += len(block)
+            file.forget(block)
+            packed(block.nbytes)
+    return matrix
 
 
-def _dequantised_rows(type_name: str, parts: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
+def _dequantised_rows_of_expert(tensor: GGUFTensor, expert: int, rows: np.ndarray) -> np.ndarray:
+    return tensor.values(tensor.raw[expert][rows])
+
+
+def _dequantised_rows(
+    tensors: Sequence[GGUFTensor], orders: Sequence[np.ndarray | None], rows: np.ndarray
+) -> np.ndarray:
     """Some rows of matrices that lie one below the other, as PyPI gguf dequantises them."""
-    bounds = np.cumsum([0, *map(len, parts)])
+    bounds = np.cumsum([0, *(tensor.shape[0] for tensor in tensors)])
     owners = np.searchsorted(bounds, rows, side="right") - 1
-    stored = np.stack([parts[owner][row - bounds[owner]] for owner, row in zip(owners, rows)])
-    return dequantize(stored, GGMLQuantizationType[type_name]).astype(np.float32)
+    found = []
+    for owner, row in zip(owners, rows - bounds[owners]):
+        order = orders[owner]
+        found.append(tensors[owner].raw[row if order is None else order[row]])
+    return tensors[0].values(np.stack(found))
 
 
 def _parameter_names(file: GGUFFile, architecture: Architecture) -> dict[str, str]:
