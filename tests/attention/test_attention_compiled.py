@@ -1,35 +1,101 @@
-"""Compiled code is kept on disk and never used for other sources."""
+"""Compiled code is kept on disk, loaded without a compiler, and never used for other sources or types."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from workbench.attention.cpu import compiled
-
-
-@compiled.entry_point
-def double(x):
-    return 2 * x
+from workbench.attention.cpu import object_code
+from workbench.attention.cpu.compiled import EntryPoint
 
 
-def test_code_is_kept_in_a_folder_of_its_sources(tmp_path, monkeypatch):
+def double(x, out):
+    if x.size != out.size:
+        raise ValueError("sizes differ")
+    part = np.empty(x.size, np.float64)  # memory of numba's runtime
+    for index in range(x.size):
+        part[index] = 2 * x[index]
+    out[:] = part
+
+
+def returns_something(x):
+    return x.size
+
+
+def doubled(entry: EntryPoint, dtype: type = np.float32) -> float:
+    out = np.zeros(1, dtype)
+    entry(np.full(1, 3, dtype), out)
+    return float(out[0])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
-    entry = compiled.entry_point(double.py_func)
-    assert entry(np.float32(3)) == 6
-    kept = list((tmp_path / "numba" / compiled._source_digest(Path(__file__).parent)).rglob("*.nbc"))
-    assert len(kept) == 1
-    again = compiled.entry_point(double.py_func)
-    assert again(np.float32(3)) == 6 and sum(again.stats.cache_hits.values()) == 1
+    return tmp_path / "compiled" / object_code._source_digest(Path(__file__).parent)
 
-    monkeypatch.setattr(compiled, "_source_digest", lambda sources: "other")
-    other = compiled.entry_point(double.py_func)
-    assert other(np.float32(3)) == 6 and sum(other.stats.cache_hits.values()) == 0
+
+def test_code_is_kept_in_a_folder_of_its_sources(folder, monkeypatch):
+    assert doubled(EntryPoint(double)) == 6
+    assert len(list(folder.iterdir())) == 1
+    compiled = []
+    monkeypatch.setattr(object_code, "_compiled", lambda *how: compiled.append(how) or compile_(*how))
+    assert doubled(EntryPoint(double)) == 6 and not compiled
+    monkeypatch.setattr(object_code, "_source_digest", lambda sources: "other")
+    assert doubled(EntryPoint(double)) == 6 and len(compiled) == 1
+
+
+compile_ = object_code._compiled
+
+
+def test_each_combination_of_types_has_its_code(folder):
+    entry = EntryPoint(double)
+    assert doubled(entry) == 6 and doubled(entry, np.int32) == 6
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_damaged_file_is_written_anew(folder):
+    assert doubled(EntryPoint(double)) == 6
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    for damaged in (whole[:-7], b"", whole[:200] + b"x" + whole[201:]):
+        path.write_bytes(damaged)
+        assert doubled(EntryPoint(double)) == 6
+        assert len(path.read_bytes()) == len(whole)
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("WORKBENCH_CACHE", str(blocked))
-    assert compiled.entry_point(double.py_func)(np.float32(3)) == 6
+    assert doubled(EntryPoint(double)) == 6
+
+
+def test_a_function_that_returns_something_is_refused(folder):
+    with pytest.raises(TypeError, match="returns_something returns int64; it must return nothing"):
+        EntryPoint(returns_something)(np.zeros(1, np.float32))
+
+
+def test_a_later_process_runs_kept_code_without_the_compiler(folder):
+    """numba's runtime is compiled at the first compilation of a process; exceptions reach Python nevertheless."""
+    assert doubled(EntryPoint(double)) == 6
+    program = (
+        "import numpy as np\n"
+        "from numba.core.runtime import rtsys\n"
+        "from test_attention_compiled import EntryPoint, double, doubled\n"
+        "entry = EntryPoint(double)\n"
+        "assert doubled(entry) == 6\n"
+        "try:\n"
+        "    entry(np.zeros(2, np.float32), np.zeros(3, np.float32))\n"
+        "except ValueError as problem:\n"
+        "    assert str(problem) == 'sizes differ', problem\n"
+        "else:\n"
+        "    raise AssertionError('no exception')\n"
+        "assert not rtsys._init, 'something was compiled'\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": path}, timeout=300)

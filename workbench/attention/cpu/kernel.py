@@ -7,12 +7,10 @@ epsilon and no clamp, because both turn small logits into wrong numbers.
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from workbench.attention.cpu.chunk import attend_chunk
-from workbench.attention.cpu.compiled import call_by_address, entry_point, native_address, types_of
+from workbench.attention.cpu.compiled import call_by_address, entry_point, types_of
 from workbench.attention.cpu.decode import attend_decode
 from workbench.attention.cpu.layout import MAX_DECODE_GROUP, Scoring, Shapes, make_scratch
 from workbench.attention.cpu.simd import LANES
@@ -54,11 +52,12 @@ def _examples():
     return floats, floats, floats, floats, items, items, shapes, scoring, make_scratch(shapes), 0, 1
 
 
-call_work_list = call_by_address(types_of(*_examples()))
+_SIGNATURE = types_of(*_examples())
+
+call_work_list = call_by_address(_SIGNATURE)
 """Calls `run_work_list` by its address, so that other compiled code need not contain a copy of it."""
 
 
-@cache
 def work_list_address() -> int:
     """Address of `run_work_list`."""
-    return native_address(run_work_list, types_of(*_examples()))
+    return run_work_list.address(_SIGNATURE)

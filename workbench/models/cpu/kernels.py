@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 
-import numba
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from workbench.attention.cpu.compiled import entry_point, kept_code
-from workbench.attention.cpu.simd import INDEX, LANES, jit
+from workbench.attention.cpu.compiled import call_by_address, entry_point
+from workbench.attention.cpu.object_code import code_of
+from workbench.attention.cpu.simd import LANES, jit
 from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Activations, Format
 from workbench.models.cpu.inputs import prepare_rows, row_size
 from workbench.models.cpu.tiles import PackedType, product_tile, tile_at
@@ -32,8 +31,6 @@ _PAIR = VECTORS // 2
 _FEW = VECTORS if _WIDE else _PAIR  # vectors of a tile of 3 to 6 rows, whose sums fill the registers
 _one, _two, _many = product_tile(1, VECTORS), product_tile(2, VECTORS), product_tile(8, _PAIR)
 _three, _four, _five, _six = (product_tile(rows, _FEW) for rows in (3, 4, 5, 6))
-
-_KERNEL_ARGUMENTS = 11
 
 
 @jit
@@ -113,48 +110,15 @@ def store_float(typing_context, address, value):
     return types.void(types.intp, types.float32), codegen
 
 
-@intrinsic
-def call_kernel(
-    typing_context,
-    kernel,
-    weights,
-    x,
-    x_row,
-    sums,
-    sums_row,
-    y,
-    y_row,
-    num_rows,
-    num_units,
-    num_outputs,
-    first_tile,
-    last_tile,
-):
-    """Call a product kernel by its address; see `_product` for the other arguments."""
-
-    def codegen(context, builder, signature, values):
-        kernel_type = ir.FunctionType(ir.VoidType(), [INDEX] * (len(values) - 1))
-        builder.call(builder.inttoptr(values[0], kernel_type.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 13), codegen
+call_kernel = call_by_address((types.intp,) * 12)
+"""Calls a kernel by its address; see `_product` for the arguments."""
 
 
 @cache
 def product_kernel(form: Format, activations: Activations = "float32") -> int:
     """Address of the product kernel of a format, compiled or read from disk on first use."""
-    signature = types.void(PackedType(form, activations), *[types.intp] * _KERNEL_ARGUMENTS)
-    with kept_code(_product):
-        try:
-            compiled = numba.cfunc(signature, cache=True, error_model="numpy")(_product)
-        except (OSError, RuntimeError):  # as in `entry_point`: no folder can be written
-            compiled = numba.cfunc(signature, error_model="numpy")(_product)
-    _KERNELS.append(compiled)
-    return int(compiled.address)  # type: ignore[arg-type]  # None only before it is compiled
-
-
-_KERNELS: list[object] = []
-"""Compiled kernels, kept so that their code stays in memory."""
+    signature = (PackedType(form, activations), *[types.intp] * 11)
+    return code_of(_product, signature, for_python=False).address
 
 
 @entry_point
@@ -179,18 +143,6 @@ def multiply(kernel, weights, num_columns, num_units, codes, middle, form_factor
     prepared = np.empty((num_rows, row_size(num_units, codes)), np.float32)
     sums = np.empty((num_rows, num_units * (UNIT // group)), np.float32)
     prepare_rows(x, num_columns, codes, middle, form_factors, group, prepared, sums)
-    call_kernel(
-        kernel,
-        weights,
-        prepared.ctypes.data,
-        prepared.shape[1],
-        sums.ctypes.data,
-        sums.shape[1],
-        y.ctypes.data,
-        y.shape[1],
-        num_rows,
-        num_units,
-        y.shape[1],
-        first_tile,
-        last_tile,
-    )
+    inputs = (np.intp(prepared.ctypes.data), prepared.shape[1], np.intp(sums.ctypes.data), sums.shape[1])
+    outputs = (np.intp(y.ctypes.data), y.shape[1])
+    call_kernel(kernel, (weights, *inputs, *outputs, num_rows, num_units, y.shape[1], first_tile, last_tile))

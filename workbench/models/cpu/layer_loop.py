@@ -210,21 +210,10 @@ def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
         prepare_rows(x, product[_COLUMNS], codes, product[_MIDDLE], model.factors[index], group, rows, row_sums)
         tiles = product[_TILES]
         start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
-        call_kernel(
-            product[_KERNEL],
-            product[_WEIGHTS],
-            rows.ctypes.data,
-            x_row,
-            row_sums.ctypes.data,
-            sums_row,
-            y.ctypes.data + 4 * product[_FIRST],
-            y.shape[1],
-            num_rows,
-            units,
-            product[_OUTPUTS],
-            start,
-            stop,
-        )
+        inputs = (np.intp(rows.ctypes.data), x_row, np.intp(row_sums.ctypes.data), sums_row)
+        outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
+        sizes = (num_rows, units, product[_OUTPUTS], start, stop)
+        call_kernel(product[_KERNEL], (product[_WEIGHTS], *inputs, *outputs, *sizes))
         if product[_BIAS] >= 0:
             for row in range(num_rows):
                 for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
