@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +38,21 @@ def run_in_a_thread(coroutine):
     """Run to the end where no event loop runs yet: Playwright keeps one in the main thread."""
     with ThreadPoolExecutor(1) as executor:
         executor.submit(asyncio.run, coroutine).result()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+def test_long_texts_give_way_to_short_ones():
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def prepare():
+        preparation = Preparation(60)
+        now = niceness()
+        assert await preparation.run(niceness, LONG_TEXT - 1) == now
+        assert await preparation.run(niceness, LONG_TEXT) == min(19, now + 10)
+        preparation.close()
+
+    run_in_a_thread(prepare())
 
 
 @pytest.mark.parametrize("letter", ["a", "1", " ", "日"])

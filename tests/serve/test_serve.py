@@ -197,6 +197,16 @@ def test_more_answers_than_fit_the_queue_are_rejected(server):
     assert status == 400 and "limit of 16" in json.loads(text)["error"]["message"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness for each thread")
+def test_the_event_loop_goes_before_the_engine(server):
+    process = server.process.pid
+    threads = {int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()}
+    first = os.getpriority(os.PRIO_PROCESS, process)
+    assert first == os.getpriority(os.PRIO_PROCESS, 0)
+    niceness = [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads - {process}]
+    assert min(19, first + 5) in niceness
+
+
 def test_pages_of_other_sites_are_rejected(server):
     assert server.ask("GET", "/v1/models", headers={"Host": "evil.example"})[0] == 403
     for path in ("/v1/models", "/trace/stream", "/dashboard", "/dashboard/ws"):

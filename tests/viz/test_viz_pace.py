@@ -10,7 +10,7 @@ panel = pytest.importorskip("panel")
 
 from workbench.viz.app import make_app  # noqa: E402
 from workbench.viz.feed import REPEAT_STEPS, Feed  # noqa: E402
-from workbench.viz.pace import Pace  # noqa: E402
+from workbench.viz.pace import Pace, processor_seconds  # noqa: E402
 
 
 @pytest.fixture
@@ -88,3 +88,21 @@ def test_expensive_updates_come_less_often(monkeypatch):
             pass
         waits.append(pace.seconds)
     assert waits == pytest.approx([0.1, 0.5, 1.0, 0.1])
+    monkeypatch.setattr("workbench.viz.pace.time.thread_time", iter([3.0, 3.004, 3.004, 3.004]).__next__)
+    seconds = processor_seconds(lambda: None)
+    with pace.update(seconds):
+        pass
+    assert pace.seconds == pytest.approx(0.2), "what another thread has prepared counts too"
+
+
+def test_a_page_waits_for_what_its_packet_has_cost_another_thread(monkeypatch):
+    started, costs = [], []
+    monkeypatch.setattr(panel.state, "onload", started.append)
+    monkeypatch.setattr("workbench.viz.app.processor_seconds", lambda work: (work(), 7.0)[1])
+    update = Pace.update
+    monkeypatch.setattr(Pace, "update", lambda self, cost: (costs.append(cost), update(self, cost))[1])
+    page = make_app(random_trace(1))()
+
+    with concurrent.futures.ThreadPoolExecutor() as thread:
+        thread.submit(asyncio.run, started[0]()).result()
+    assert page.packet and costs == [7.0]

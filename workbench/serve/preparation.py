@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from workbench.serve.errors import ApiError, too_busy
+from workbench.serve.priority import go_last
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Preparation:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._short = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare-long")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="workbench-prepare-long", initializer=go_last)
         self._num_long = 0
 
     async def run(self, work: Callable[[], T], length: int, gone: asyncio.Event | None = None) -> T:

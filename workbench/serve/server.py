@@ -33,6 +33,7 @@ from workbench.serve.fair_loop import FairEventLoop
 from workbench.serve.guard import Guard
 from workbench.serve.listener import Listener
 from workbench.serve.log_limit import limit_repeats
+from workbench.serve.priority import go_first, go_last
 from workbench.serve.settings import ServeSettings
 from workbench.serve.trace_stream import TraceStream
 from workbench.viz.app import make_app
@@ -157,7 +158,8 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
         # For pages that open: several such threads would only wait for Python's lock, and the event loop with them.
-        loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="workbench-pages"))
+        loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="workbench-pages", initializer=go_last))
+        go_first()
         _share_the_interpreter()
         collecting = asyncio.ensure_future(_collect_garbage())
         limit_repeats()

@@ -19,7 +19,7 @@ from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
-from workbench.viz.pace import Pace
+from workbench.viz.pace import Pace, processor_seconds
 
 log = logging.getLogger("workbench")
 
@@ -100,14 +100,15 @@ def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> No
     pace = Pace()
 
     async def refresh(document: Any) -> None:
+        seconds = 0.0
         if page.is_far_behind():
             # Encoding a long trace takes a while, and the event loop serves other sessions too.
             try:
-                prepared = asyncio.get_running_loop().run_in_executor(None, page.prepare)
+                prepared = asyncio.get_running_loop().run_in_executor(None, processor_seconds, page.prepare)
             except RuntimeError:  # the interpreter is exiting and the server's thread still runs
                 return
-            await prepared
-        with pace.update(), set_curdoc(document):
+            seconds = await prepared
+        with pace.update(seconds), set_curdoc(document):
             page.refresh()
 
     async def follow(document: Any) -> None:

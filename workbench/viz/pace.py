@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 POLL_SECONDS = 0.1
@@ -34,8 +34,20 @@ class Pace:
         self.seconds = POLL_SECONDS
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        """Measure the processor time that the calling thread spends on an update."""
+    def update(self, prepared_in: float = 0.0) -> Iterator[None]:
+        """Measure the processor time that the calling thread spends on an update.
+
+        Args:
+            prepared_in: Seconds of processor time that another thread has spent on it (`processor_seconds`).
+        """
         start = time.thread_time()
         yield
-        self.seconds = min(LONGEST_SECONDS, max(POLL_SECONDS, (time.thread_time() - start) / SHARE))
+        spent = prepared_in + time.thread_time() - start
+        self.seconds = min(LONGEST_SECONDS, max(POLL_SECONDS, spent / SHARE))
+
+
+def processor_seconds(work: Callable[[], object]) -> float:
+    """Do work, and return the processor time that the calling thread has spent on it."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
