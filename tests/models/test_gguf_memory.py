@@ -1,11 +1,16 @@
 """Memory while a GGUF file is loaded, as counts that do not depend on the machine."""
 
+import itertools
+import tracemalloc
+
 import mlx.core as mx
 import pytest
 from gguf_files import random_model, tiny_config, write_model
 
+from workbench.models import load
 from workbench.models.gguf import loader
 from workbench.models.gguf.file import GGUFFile
+from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.load import load_model
 
 
@@ -29,3 +34,39 @@ def test_stored_rows_are_let_go_block_by_block(path, monkeypatch):
     matrices = [tensor.raw for tensor in GGUFFile(path).tensors.values() if tensor.type_name == "Q8_0"]
     assert max(forgotten) <= 500
     assert sum(forgotten) == sum(raw.nbytes for raw in matrices)
+
+
+def test_the_tokenizers_metadata_is_gone_before_weights_are_read(path, monkeypatch):
+    keys = []
+    build = load.load_gguf_model
+    monkeypatch.setattr(load, "load_gguf_model", lambda file, **kw: keys.extend(file.metadata) or build(file, **kw))
+    assert load_model(path).tokenizer.encode("the")
+    assert "general.architecture" in keys
+    assert not [key for key in keys if key.startswith("tokenizer.")]
+
+
+def test_a_sentencepiece_token_takes_few_bytes():
+    letters = [chr(ord("a") + number) for number in range(26)]
+    tokens = [
+        "<unk>",
+        *letters,
+        *("".join(word) for size in (2, 3, 4) for word in itertools.product(letters, repeat=size)),
+    ]
+    tokens = tokens[:100_000]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
+        "tokenizer.ggml.token_type": [2] + [1] * (len(tokens) - 1),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    GGUFTokenizer(metadata)  # compiles
+    tracemalloc.start()
+    try:
+        tokenizer = GGUFTokenizer(metadata)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tokenizer.decode(tokenizer.encode("aback")) == "aback"
+    assert kept < 32 * len(tokens)
+    assert peak < 110 * len(tokens)

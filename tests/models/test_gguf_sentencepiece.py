@@ -4,8 +4,11 @@ import io
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from tokenizer_texts import CORPUS, texts
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as FastTokenizer
 
 from workbench.models.gguf.file import GGUFError
 from workbench.models.gguf.tokenizer import GGUFTokenizer
@@ -118,3 +121,74 @@ def test_sentencepiece_metadata_that_cannot_be_used_is_refused(sentencepiece_pai
     processor, _ = sentencepiece_pair
     with pytest.raises(GGUFError, match=message):
         GGUFTokenizer({**sentencepiece_metadata(processor, True), **changes})
+
+
+def library_tokenizer(metadata):
+    """The same tokenizer in PyPI tokenizers, with every way to cut a token into two tokens as a merge."""
+    types, scores = metadata["tokenizer.ggml.token_type"], metadata["tokenizer.ggml.scores"]
+    tokens = [
+        token.replace("▁", " ") if kind == 4 else token for token, kind in zip(metadata["tokenizer.ggml.tokens"], types)
+    ]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = []
+    for token, index in vocabulary.items():
+        for left, right in ((token[:cut], token[cut:]) for cut in range(1, len(token))):
+            if types[index] in (1, 5) and left in vocabulary and right in vocabulary:
+                merges.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
+    unknown = next((token for token, kind in zip(tokens, types) if kind == 2), None)
+    merges = [(left, right) for *_, left, right in sorted(merges)]
+    model = models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = FastTokenizer(model)
+    add_prefix = metadata["tokenizer.ggml.add_space_prefix"]
+    prefix = [normalizers.Prepend("▁")] if add_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    special = [token for kind in (3, 4) for token, its in zip(tokens, types) if its == kind]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    return tokenizer
+
+
+@st.composite
+def vocabularies(draw):
+    """Metadata of few short tokens, some with equal scores, and every type of token."""
+    words = draw(st.lists(st.text("ab▁é", min_size=2, max_size=4), min_size=8, max_size=40, unique=True))
+    letters = [letter for letter in draw(st.permutations("ab▁é")) if draw(st.integers(0, 9))]
+    others = ["<unk>", "<s>", "<tool>", "▁▁▁▁▁▁"]
+    # With some of the bytes, the library writes an unknown character after the bytes that follow it.
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(draw(st.sampled_from([0, 256])))]
+    num_texts = len(words) + len(letters)
+    kinds = draw(st.lists(st.sampled_from([1] * 9 + [5, 4]), min_size=num_texts, max_size=num_texts))
+    scores = draw(st.lists(st.integers(-2, 0).map(float), min_size=num_texts, max_size=num_texts))
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*others, *byte_tokens, *words, *letters],
+        "tokenizer.ggml.scores": [0.0] * (len(others) + len(byte_tokens)) + scores,
+        "tokenizer.ggml.token_type": [draw(st.sampled_from([2, 3])), 3, 4, 4] + [6] * len(byte_tokens) + kinds,
+        "tokenizer.ggml.add_space_prefix": draw(st.booleans()),
+    }
+
+
+def test_random_vocabularies_equal_the_library_with_a_list_of_merges():
+    num_compared = 0
+
+    @settings(max_examples=150, deadline=None, derandomize=True, phases=[Phase.generate])  # shrinking takes minutes
+    @given(vocabularies(), st.lists(st.text("aabb é▁x<", max_size=30), min_size=1, max_size=4))
+    def check(metadata, some_texts):
+        nonlocal num_compared
+        try:
+            tokenizer = GGUFTokenizer(metadata)
+        except GGUFError as refused:
+            assert "all the same" in str(refused) or "twice" in str(refused)
+            return
+        expected = library_tokenizer(metadata)
+        for text in [*some_texts, "<s>".join(some_texts) + "<tool>ab      a"]:
+            ids = tokenizer.encode(text)
+            assert ids == expected.encode(text, add_special_tokens=False).ids
+            assert tokenizer.decode(ids) == expected.decode(ids, skip_special_tokens=False)
+        num_compared += 1
+
+    check()
+    assert num_compared > 100

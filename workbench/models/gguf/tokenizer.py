@@ -1,25 +1,29 @@
-"""The tokenizer in a GGUF file's metadata: byte-level BPE or SentencePiece, built with PyPI ``tokenizers``."""
+"""The tokenizer in a GGUF file's metadata: byte-level BPE or SentencePiece, built from it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as FastTokenizer
 
 from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
+if TYPE_CHECKING:
+    from workbench.models.gguf.sentencepiece import SentencePieceBPE
+
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 MAX_TOKEN_CHARACTERS = 512
-"""Maximum length of a token: the work for a SentencePiece token grows with the square of its length."""
+"""Maximum length of a token."""
+
+_LONG_TEXT = 4096
 
 # Control tokens that end an output even if the metadata does not say so, as in llama.cpp.
-_LONG_TEXT = 4096
 _END_OF_OUTPUT = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"}
     | {"<eos>", "</s>", "<EOT>"}
@@ -45,7 +49,10 @@ class GGUFTokenizer:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         kind = text(metadata, "tokenizer.ggml.model")
-        builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece}
+        builders: dict[Any, Callable[..., _ByteLevelBPE | SentencePieceBPE]] = {
+            "gpt2": _ByteLevelBPE,
+            "llama": _sentencepiece,
+        }
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
         tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens", str)
@@ -55,7 +62,7 @@ class GGUFTokenizer:
             )
         types = list_of(metadata, "tokenizer.ggml.token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
         try:
-            self._tokenizer: FastTokenizer = builders[kind](metadata, tokens, types)
+            self._tokenizer = builders[kind](metadata, tokens, types)
         except GGUFError:
             raise
         except Exception as problem:  # PyPI tokenizers raises plain exceptions
@@ -71,14 +78,11 @@ class GGUFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens in the text are recognised; none are added."""
-        if len(text) < _LONG_TEXT:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # Unlike ``encode``, this releases Python's lock, which other threads would otherwise wait for, for seconds.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return self._tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return self._tokenizer.decode(list(ids))
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
         """See `Tokenizer.apply_chat_template`."""
@@ -130,68 +134,59 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return vocabulary
 
 
-def _add_special_tokens(tokenizer: FastTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Add the tokens that are matched before a text is cut: control tokens and the model maker's own."""
-    of_type = {kind: [t for t, k in zip(tokens, types) if k == kind and t] for kind in (_CONTROL, _USER_DEFINED)}
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in of_type[_CONTROL]])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in of_type[_USER_DEFINED]])
+def _of_type(kind: int, tokens: list[str], types: list[int]) -> list[int]:
+    """Ids of the tokens of a type, such as those that are matched before a text is cut."""
+    return [index for index, token in enumerate(tokens) if types[index] == kind and token]
 
 
-def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
-    pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
-    merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges", str)]
-    tokenizer = FastTokenizer(
-        models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
-    )
-    if normalizer := pre_tokenizer.normalizer():
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizer.splitter()
-    tokenizer.decoder = decoders.ByteLevel()
-    _add_special_tokens(tokenizer, tokens, types)
-    return tokenizer
-
-
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> FastTokenizer:
-    if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
-        raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
-    scores = _required(metadata, "tokenizer.ggml.scores", float, len(tokens))
-    # Tokens of the model's maker are matched in the text itself, in which a space is a space.
-    tokens = [t.replace("▁", " ") if kind == _USER_DEFINED else t for t, kind in zip(tokens, types)]
-    vocabulary = _vocabulary(tokens)
-    unknown = next((tokens[i] for i, kind in enumerate(types) if kind == _UNKNOWN), None)
-    merges = _merges_by_score(vocabulary, scores, types)
-    tokenizer = FastTokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
-    add_prefix = flag(metadata, "tokenizer.ggml.add_space_prefix", True)
-    prefix = [normalizers.Prepend("▁")] if add_prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
-    _add_special_tokens(tokenizer, tokens, types)
-    return tokenizer
-
-
-def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece's BPE would make, best first.
-
-    SentencePiece has no list of merges: of all neighbours whose concatenation is a token, it joins those whose token
-    has the highest score. So every way to cut a token into two tokens is a merge with that token's score.
+class _ByteLevelBPE:
+    """Byte-level BPE of PyPI ``tokenizers``.
 
     Raises:
-        GGUFError: All tokens have the same score: the file was converted without scores.
+        GGUFError: The metadata is not usable.
     """
-    found = []
-    for token, index in vocabulary.items():
-        if types[index] not in (_NORMAL, _UNUSED):
-            continue
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocabulary and right in vocabulary:
-                found.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
-    found.sort()
-    if len(found) > 1 and found[0][0] == found[-1][0]:
-        raise GGUFError("tokenizer.ggml.scores are all the same, so the order of merges is unknown")
-    return [(left, right) for *_, left, right in found]
+
+    def __init__(self, metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> None:
+        pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
+        merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges", str)]
+        tokenizer = FastTokenizer(
+            models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
+        )
+        if normalizer := pre_tokenizer.normalizer():
+            tokenizer.normalizer = normalizer
+        tokenizer.pre_tokenizer = pre_tokenizer.splitter()
+        tokenizer.decoder = decoders.ByteLevel()
+        control, user_defined = (
+            [AddedToken(tokens[token], normalized=False) for token in _of_type(kind, tokens, types)]
+            for kind in (_CONTROL, _USER_DEFINED)
+        )
+        tokenizer.add_special_tokens(control)
+        tokenizer.add_tokens(user_defined)
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """See `GGUFTokenizer.encode`."""
+        if len(text) < _LONG_TEXT:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Unlike ``encode``, this releases Python's lock, which other threads would otherwise wait for, for seconds.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `GGUFTokenizer.decode`."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> SentencePieceBPE:
+    from workbench.models.gguf.sentencepiece import SentencePieceBPE
+
+    if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
+        raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
+    return SentencePieceBPE(
+        # Tokens of the model's maker are matched in the text itself, in which a space is a space.
+        [token.replace("▁", " ") if kind == _USER_DEFINED else token for token, kind in zip(tokens, types)],
+        _required(metadata, "tokenizer.ggml.scores", float, len(tokens)),
+        merged=[kind in (_NORMAL, _UNUSED) for kind in types],
+        special=[*_of_type(_CONTROL, tokens, types), *_of_type(_USER_DEFINED, tokens, types)],
+        unknown=next((token for token, kind in enumerate(types) if kind == _UNKNOWN), None),
+        add_prefix=flag(metadata, "tokenizer.ggml.add_space_prefix", True),
+    )
