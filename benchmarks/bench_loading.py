@@ -4,8 +4,7 @@ Three kinds of start take turns: "cold" with an empty cache folder, which compil
 compiled kernels and runs every check; and "remembered", which finds the results of the checks too. Each process imports
 everything, loads the model, makes an engine, and generates one token from a prompt of 64.
 
-Memory is the peak of the resident set above that after the imports, and above that after a first function of numba's,
-which loads LLVM: its pages and numba's own late imports belong to no model. The KV pool is part of the peak.
+Memory is the peak of the resident set above that after the imports. The KV pool is part of it.
 
 With ``--llama PYTHON``, llama.cpp loads the same file and generates the same token, in turns.
 
@@ -37,21 +36,18 @@ def start(arm_name: str, path: str) -> dict[str, float]:
     """Load a file in this process and generate a token; times in seconds, memory in MiB."""
     begin = time.process_time()
     if arm_name == "workbench":
-        import numba
-
         import workbench.models.gguf.loader
         import workbench.models.packed.compiled_step  # noqa: F401
+        from workbench import Engine, EngineConfig, SamplingParams  # noqa: F401
 
         imported = memory("VmRSS")
         imports = time.process_time() - begin
-        numba.njit(lambda number: number + 1)(1)
     else:
         import baselines.llama_cpp  # noqa: F401
 
         imported, imports = memory("VmRSS"), time.process_time() - begin
-    compiler = memory("VmRSS")
     cpu, wall = time.process_time(), time.perf_counter()
-    arm = (WorkbenchArm if arm_name == "workbench" else LlamaArm)(path, 1)
+    arm = WorkbenchArm(path, "float32") if arm_name == "workbench" else LlamaArm(path, 1)
     ready = time.process_time() - cpu
     arm.add(token_ids(PROMPT_TOKENS, arm.vocab_size, 0), 1)
     while not arm.step():
@@ -62,7 +58,6 @@ def start(arm_name: str, path: str) -> dict[str, float]:
         "first_token_cpu_s": time.process_time() - cpu,
         "first_token_wall_s": time.perf_counter() - wall,
         "peak_mib_above_imports": memory("VmHWM") - imported,
-        "peak_mib_above_compiler": memory("VmHWM") - compiler,
     }
 
 

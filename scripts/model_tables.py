@@ -66,14 +66,13 @@ def models_table() -> str:
 def starts_table() -> str:
     """Processor time, time to the first token and memory of each kind of start."""
     units = {"ready_cpu_s": 2, "first_token_cpu_s": 2, "first_token_wall_s": 2}
-    peaks = ("peak_mib_above_imports", "peak_mib_above_compiler")
     rows = []
     for name, model in load("loading")["models"].items():
         for kind, start in model["starts"].items():
             seconds = [f"{start[key]['median']:.{digits}f}" for key, digits in units.items()]
-            memory = [f"{start[key]['median']:.0f}" for key in peaks]
-            rows.append([name, kind.replace("llama_cpp", "llama.cpp"), *seconds, *memory])
-    head = ["ready, CPU s", "first token, CPU s", "first token, s", "peak above imports, MiB", "and above LLVM"]
+            memory = f"{start['peak_mib_above_imports']['median']:.0f}"
+            rows.append([name, kind.replace("llama_cpp", "llama.cpp"), *seconds, memory])
+    head = ["ready, CPU s", "first token, CPU s", "first token, s", "peak above imports, MiB"]
     return table(["model", "start", *head], rows)
 
 
