@@ -12,7 +12,7 @@ from stored_rows import dequantised, random_affine, random_rows
 
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
-from workbench.models.cpu.kernels import MANY, TILE_ROWS
+from workbench.models.cpu.kernels import MANY, PROBED_ROWS
 from workbench.models.packed import check, matrix
 from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.int8 import why_no_int8
@@ -148,7 +148,7 @@ def test_a_wrong_entry_of_a_table_is_seen(activations):
         check_products(packed, lambda outputs: weights[outputs], "layer")
 
 
-@pytest.mark.parametrize("rows", TILE_ROWS)
+@pytest.mark.parametrize("rows", PROBED_ROWS)
 def test_a_tile_that_is_wrong_for_some_number_of_rows_is_seen(rows, monkeypatch):
     packed, weights = packed_q4_0()
     right = packed.multiply

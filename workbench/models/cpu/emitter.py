@@ -1,4 +1,8 @@
-"""The instructions of a register tile: a few input rows times one or two pairs of vectors of outputs."""
+"""The instructions of a register tile: a few input rows times one or two pairs of vectors of outputs.
+
+Weights are unpacked in registers, for the rows of one tile, or once for many rows into a panel in memory, whose tiles
+add to the results so far. Sums are the same to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,18 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba.core import cgutils
 
-from workbench.attention.cpu.simd import FLOAT, INDEX, LANES, VECTOR, loop, multiply_add, splat_scalar, store_vector
-from workbench.models.cpu.formats import SUPER, TILE, UNIT, Format
+from workbench.attention.cpu.simd import (
+    FLOAT,
+    INDEX,
+    LANES,
+    VECTOR,
+    load_vector,
+    loop,
+    multiply_add,
+    splat_scalar,
+    store_vector,
+)
+from workbench.models.cpu.formats import SUPER, TILE, UNIT, VECTORS, Activations, Format
 from workbench.models.cpu.lookup import entries
 
 BYTE, WORD = ir.IntType(8), ir.IntType(32)
@@ -35,8 +49,52 @@ class Emitter:
     ahead = 4096
     """Bytes between the weights in use and those being fetched."""
 
+    activations: Activations = "float32"
+
     def __init__(self, builder: ir.IRBuilder, form: Format, rows: int, vectors: int) -> None:
         self.builder, self.format, self.rows, self.vectors = builder, form, rows, vectors
+        self.first, self._on_panel = INDEX(0), False
+
+    def panel_product(self, panel, first, first_unit, num_units, x, x_row, sums, sums_row, y, y_row) -> None:
+        """Emit the tile for a panel; see `workbench.models.cpu.tiles.panel_tile`."""
+        builder = self.builder
+        x = self._plus(x, builder.mul(first_unit, INDEX(self.input_bytes)))
+        sums = self._plus(sums, builder.mul(first_unit, INDEX(4 * self.format.sets)))
+        self.format, self._on_panel = self.format.panel(self.activations), True
+        self.product(panel, first, num_units, x, x_row, sums, sums_row, y, y_row)
+
+    def unpack(self, weights, num_units, first_unit, count, panel) -> None:
+        """Emit the writing of a panel; see `workbench.models.cpu.tiles.unpack`."""
+        builder, form = self.builder, self.format
+        target = form.panel(self.activations)
+        units = self._first_unit_at(weights, num_units)
+
+        def step(index: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+            unit = self._plus(first_unit, index)
+            at = self._plus(units, builder.mul(unit, INDEX(form.unit_bytes)))
+            out = self._plus(panel, builder.mul(index, INDEX(target.unit_bytes)))
+            super_at = self._super_at(weights, unit)
+            self._prefetch(at)
+
+            def unpack_vector(vector: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+                self.first = vector
+                numbers = self._unpacked(at)
+                for minimum in (False, True)[: 1 + form.has_minima]:
+                    numbers += [self._scale(at, super_at, number, 0, minimum=minimum) for number in range(form.sets)]
+                for row, number in enumerate(numbers):
+                    place = self._lane_address(self._plus(out, INDEX(4 * TILE * row)), 4, 0)
+                    builder.store(number, builder.inttoptr(place, number.type.as_pointer()), align=4 * LANES)
+                return []
+
+            return loop(builder, INDEX(VECTORS), unpack_vector, [])
+
+        loop(builder, count, step, [])
+
+    def _unpacked(self, at: ir.Value) -> list[ir.Value]:
+        """The numbers of a unit's columns that are multiplied, as they lie in a panel."""
+        per_word = self._floats_per_word
+        columns = [self._columns(at, INDEX(word), 0) for word in range(UNIT // per_word)]
+        return [column(index) for column in columns for index in range(per_word)]
 
     def product(self, weights, first, num_units, x, x_row, sums, sums_row, y, y_row) -> None:
         """Emit the tile; the arguments are those of `workbench.models.cpu.tiles.product_tile`."""
@@ -44,21 +102,25 @@ class Emitter:
         # Registers on the stack must not lie across cache lines. (llvmlite writes the alignment beside others only.)
         builder.function.attributes.alignstack = 64
         builder.function.attributes.add("nounwind")
-        supers = builder.udiv(builder.add(num_units, INDEX(SUPER - 1)), INDEX(SUPER))
-        units = builder.add(weights, builder.mul(supers, INDEX(form.super_bytes)))
+        units = self._first_unit_at(weights, num_units)
         self.first = first
         x_rows = [self._plus(x, builder.mul(x_row, INDEX(4 * row))) for row in range(self.rows)]
         sum_rows = [self._plus(sums, builder.mul(sums_row, INDEX(4 * row))) for row in range(self.rows)]
-        zero = ir.Constant(VECTOR, [0.0] * LANES)
+        outs = [
+            self._float_pointer(self._lane_address(self._plus(y, builder.mul(y_row, INDEX(4 * row))), 4, vector))
+            for row in range(self.rows)
+            for vector in range(self.vectors)
+        ]
 
         def step(unit: ir.Value, totals: list[ir.Value]) -> list[ir.Value]:
             at = builder.add(units, builder.mul(unit, INDEX(form.unit_bytes)))
-            self._prefetch(at)
+            if not self._on_panel:
+                self._prefetch(at)
             columns = builder.mul(unit, INDEX(self.input_bytes))
             inputs = [self._plus(row, columns) for row in x_rows]
             if form.is_plain:
                 return self._add_columns(at, range(UNIT), inputs, totals)
-            super_at = builder.add(weights, builder.mul(builder.udiv(unit, INDEX(SUPER)), INDEX(form.super_bytes)))
+            super_at = self._super_at(weights, unit)
             for number in range(form.sets):
                 products = self._group_products(at, number, inputs)
                 place = self._plus(builder.mul(unit, INDEX(4 * form.sets)), INDEX(4 * number))
@@ -68,12 +130,10 @@ class Emitter:
                 totals = self._scaled(at, super_at, number, products, group_sums, totals)
             return totals
 
-        totals = loop(builder, num_units, step, [zero] * (self.rows * self.vectors))
-        for row in range(self.rows):
-            out = self._plus(y, builder.mul(y_row, INDEX(4 * row)))
-            for vector in range(self.vectors):
-                place = self._lane_address(out, 4, vector)
-                store_vector(builder, totals[row * self.vectors + vector], self._float_pointer(place))
+        zero = ir.Constant(VECTOR, [0.0] * LANES)
+        starts = [load_vector(builder, out) if self._on_panel else zero for out in outs]
+        for total, out in zip(loop(builder, num_units, step, starts), outs):
+            store_vector(builder, total, out)
 
     # -- columns -------------------------------------------------------------------------------------------------
 
@@ -86,15 +146,13 @@ class Emitter:
         self, at: ir.Value, columns: range, inputs: list[ir.Value], sums: list[ir.Value]
     ) -> list[ir.Value]:
         """Add the products of some columns of a unit; nothing is scaled. A loop over words keeps the code short."""
-        builder, form = self.builder, self.format
-        per_word = 8 if form.is_plain else UNIT // form.base
+        builder, per_word = self.builder, self._floats_per_word
         first = columns.start // per_word
 
         def step(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             word = builder.add(number, INDEX(first))
             pointers = [builder.gep(self._float_pointer(row), [builder.mul(word, INDEX(per_word))]) for row in inputs]
-            read = self._floats_of_columns if form.is_plain else self._codes_of_word
-            columns_of_vectors = [read(at, word, per_word, vector) for vector in range(self.vectors)]
+            columns_of_vectors = [self._columns(at, word, vector) for vector in range(self.vectors)]
             for index in range(per_word):
                 numbers = [column(index) for column in columns_of_vectors]
                 for row, pointer in enumerate(pointers):
@@ -106,58 +164,67 @@ class Emitter:
 
         return loop(builder, INDEX(len(columns) // per_word), step, sums)
 
-    def _floats_of_columns(self, at: ir.Value, word: ir.Value, per_word: int, vector: int) -> Callable[[int], ir.Value]:
-        """Reads one of some columns of floating-point weights."""
+    @property
+    def _floats_per_word(self) -> int:
+        """Columns that are read together."""
+        return 8 if self.format.bits >= 16 else UNIT // self.format.base
+
+    def _columns(self, at: ir.Value, word: ir.Value, vector: int) -> Callable[[int], ir.Value]:
+        """Reads one of a word's columns as float32, multiplied by the power of two that `factors` undoes."""
+        if self.format.bits >= 16:
+            return self._floats_of_columns(at, word, vector)
+        if self.format.extra or self.format.table:
+            return self._bytes_of_word(at, word, vector)
+        return self._codes_of_word(at, word, vector)
+
+    def _floats_of_columns(self, at: ir.Value, word: ir.Value, vector: int) -> Callable[[int], ir.Value]:
+        """Reads floating-point numbers, see `_columns`."""
         size = self.format.bits // 8
-        first = self._plus(at, self.builder.mul(word, INDEX(per_word * TILE * size)))
-        kind = "float32" if self.format.scales == "none" else self.format.scales
+        first = self._plus(at, self.builder.mul(word, INDEX(self._floats_per_word * TILE * size)))
+        kind = "float32" if self.format.bits == 32 else self.format.scales
         return lambda index: self._floats(
             self._lane_address(self._plus(first, INDEX(index * TILE * size)), size, vector), kind
         )
 
-    def _codes_of_word(self, at: ir.Value, word: ir.Value, per_word: int, vector: int) -> Callable[[int], ir.Value]:
-        """Reads one of a word's columns as float32, multiplied by the power of two that `factors` undoes."""
-        form, builder = self.format, self.builder
-        low = self._word(at, word, vector)
-        if form.table:
-            return self._entries_of_word(low)
-        moved = last_moved = low
-        if form.extra:
-            sharing = form.base // form.extra  # base words whose extra bits lie in the same word
-            extra = self._word(at, self._plus(builder.udiv(word, INDEX(sharing)), INDEX(form.base)), vector)
-            shift = builder.mul(builder.urem(word, INDEX(sharing)), INDEX(form.extra))
-            amount = splat_integer(builder, builder.trunc(shift, WORD))
-            moved = builder.shl(extra, builder.sub(each(form.base), amount))
-            last_moved = builder.lshr(extra, builder.add(each(form.base * (per_word - 2)), amount))
+    def _codes_of_word(self, at: ir.Value, word: ir.Value, vector: int) -> Callable[[int], ir.Value]:
+        """Reads codes that lie in base words alone, see `_columns`."""
+        base, builder, low = self.format.base, self.builder, self._word(at, word, vector)
 
         def column(index: int) -> ir.Value:
-            place = form.base * index
-            if index == per_word - 1:
-                code, high, place = builder.lshr(low, each(32 - form.base)), last_moved, 0
-            else:
-                code, high = builder.and_(low, each(((1 << form.base) - 1) << place)), moved
-            if form.extra:
-                mask = ((1 << form.extra) - 1) << (place + form.base)
-                code = builder.or_(code, builder.and_(high, each(mask)))
+            if index == UNIT // base - 1:
+                return builder.sitofp(builder.lshr(low, each(32 - base)), VECTOR)
+            return builder.sitofp(builder.and_(low, each(((1 << base) - 1) << base * index)), VECTOR)
+
+        return column
+
+    def _bytes_of_word(self, at: ir.Value, word: ir.Value, vector: int) -> Callable[[int], ir.Value]:
+        """Reads codes that have to be put together, or name entries of a table, see `_columns`."""
+        builder, parts = self.builder, self.format.parts
+        bytes_of_parts = [self._four_codes(at, word, part, vector) for part in range(parts)]
+
+        def column(index: int) -> ir.Value:
+            byte, four = index // parts, bytes_of_parts[index % parts]
+            code = builder.lshr(four, each(24)) if byte == 3 else builder.and_(four, each(0xFF << 8 * byte))
             return builder.sitofp(code, VECTOR)
 
         return column
 
-    def _entries_of_word(self, codes: ir.Value) -> Callable[[int], ir.Value]:
-        """Reads the table's entry of one of a word's columns, see `_codes_of_word`."""
-        builder = self.builder
-        halves = [
-            entries(builder, self.format.table, builder.and_(builder.lshr(codes, each(shift)), each(0x0F0F0F0F)))
-            for shift in (0, 4)
-        ]
+    def _four_codes(self, at: ir.Value, word: ir.Value, part: int, vector: int) -> ir.Value:
+        """The codes of four columns, or the entries that they name, each in a byte: a part of a base word."""
+        builder, form = self.builder, self.format
+        codes = self._masked(self._word(at, word, vector), INDEX(part * form.base), form.base)
+        if form.extra:
+            sharing = form.base // form.extra  # base words whose extra bits lie in the same word
+            extra = self._word(at, self._plus(builder.udiv(word, INDEX(sharing)), INDEX(form.base)), vector)
+            shift = builder.mul(builder.urem(word, INDEX(sharing)), INDEX(form.extra))
+            high = self._masked(extra, self._plus(shift, INDEX(part * form.base)), form.extra)
+            codes = builder.or_(codes, builder.shl(high, each(form.base)))
+        return entries(builder, form.table, codes) if form.table else codes
 
-        def column(index: int) -> ir.Value:
-            byte, half = index // 2, halves[index % 2]
-            is_last = byte == 3
-            number = builder.lshr(half, each(24)) if is_last else builder.and_(half, each(0xFF << 8 * byte))
-            return builder.sitofp(number, VECTOR)
-
-        return column
+    def _masked(self, word: ir.Value, shift: ir.Value, bits: int) -> ir.Value:
+        """The low bits of each byte after a shift to the right."""
+        moved = self.builder.lshr(word, splat_integer(self.builder, self.builder.trunc(shift, WORD)))
+        return self.builder.and_(moved, each(((1 << bits) - 1) * 0x01010101))
 
     def _word(self, at: ir.Value, word: ir.Value, vector: int) -> ir.Value:
         return self._load(self._lane_address(self._plus(at, self.builder.mul(word, INDEX(TILE * 4))), 4, vector), WORDS)
@@ -206,6 +273,17 @@ class Emitter:
         return builder.bitcast(builder.shl(bits, each(16)), VECTOR)
 
     # -- addresses -----------------------------------------------------------------------------------------------
+
+    def _first_unit_at(self, weights: ir.Value, num_units: ir.Value) -> ir.Value:
+        """Address of a tile's units, behind its super-scales."""
+        builder = self.builder
+        supers = builder.udiv(builder.add(num_units, INDEX(SUPER - 1)), INDEX(SUPER))
+        return self._plus(weights, builder.mul(supers, INDEX(self.format.super_bytes)))
+
+    def _super_at(self, weights: ir.Value, unit: ir.Value) -> ir.Value:
+        """Address of a unit's super-scales."""
+        builder = self.builder
+        return self._plus(weights, builder.mul(builder.udiv(unit, INDEX(SUPER)), INDEX(self.format.super_bytes)))
 
     def _plus(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.builder.add(a, b)

@@ -14,6 +14,9 @@ A weight is ``scale * (q - offset)`` or ``scale * q + minimum``, where q is a co
 that a code of 4 bits names. Scales are float16, bfloat16 or float32, or codes of 8
 bits that multiply a float16 per 256 columns; those lie in front of a tile's units. Formats of 16 and 32 bits have
 neither scales nor codes: a unit is 32 times `TILE` numbers.
+
+A panel is a part of a tile that has been unpacked for many input rows, in a layout of the same kind, see
+`Format.panel`: numbers of 8 or 32 bits instead of codes, with scales.
 """
 
 from __future__ import annotations
@@ -66,8 +69,13 @@ class Format(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether weights are floating-point numbers."""
-        return self.bits >= 16
+        """Whether weights are floating-point numbers without scales."""
+        return self.bits == 16 or self.scales == "none"
+
+    @property
+    def parts(self) -> int:
+        """Columns that share a byte of base words."""
+        return max(1, 8 // self.base)
 
     @property
     def base(self) -> int:
@@ -88,6 +96,10 @@ class Format(NamedTuple):
     def middle(self) -> int:
         """Subtracted from codes before they are multiplied with inputs of 8 bits: the offset, or half of all codes."""
         return 1 << (self.bits - 1) if self.offset is None else self.offset
+
+    def panel(self, activations: Activations) -> Format:
+        """The format of a panel of codes: as the numbers that are multiplied, with scales of float32."""
+        return Format(8 if activations == "int8" else 32, self.group, "float32", self.offset)
 
     def takes(self, activations: Activations) -> bool:
         """Whether weights can be multiplied with such activations: numbers of 16 and 32 bits have no codes."""

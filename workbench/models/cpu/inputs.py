@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from workbench.attention.cpu.simd import jit
+from workbench.attention.cpu.simd import LANES, jit, load, splat, total_of
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT, Activations, Format
 from workbench.models.cpu.int8_inputs import quantise_rows
 
@@ -21,12 +21,10 @@ def factors(form: Format) -> np.ndarray:
     """The power of two that each column of a unit is multiplied with beforehand, float32 [32]."""
     if form.is_plain:
         return np.ones(UNIT, np.float32)
-    per_word = UNIT // form.base
-    width = form.base
-    index = np.arange(UNIT) % per_word
-    if form.table:  # its entries are bytes: those of even columns lie side by side, and those of odd ones
-        width, per_word, index = 8, per_word // 2, index // 2
-    shift = np.where(index == per_word - 1, 0, width * index)
+    per_word, width, number = UNIT // form.base, form.base, np.arange(UNIT) % (UNIT // form.base)
+    if form.table or form.extra:  # codes are bytes, of columns that lie in the same part of a byte of base words
+        per_word, width, number = 4, 8, number // form.parts
+    shift = np.where(number == per_word - 1, 0, width * number)
     return np.float32(0.5) ** shift.astype(np.float32)
 
 
@@ -41,10 +39,19 @@ def _scale_rows(x, num_columns, form_factors, group, prepared, sums):
         for column in range(whole, prepared.shape[1]):
             prepared[row, column] = x[row, column] * form_factors[column - whole] if column < num_columns else 0.0
         for index in range(sums.shape[1]):
-            total = np.float32(0.0)
-            for column in range(index * group, min((index + 1) * group, num_columns)):
-                total += x[row, column]
-            sums[row, index] = total
+            sums[row, index] = _sum_of(x[row], index * group, min((index + 1) * group, num_columns))
+
+
+@jit
+def _sum_of(numbers, first, stop):
+    """The sum of some elements."""
+    total, rest = splat(np.float32(0.0)), np.float32(0.0)
+    whole = first + max(0, stop - first) // LANES * LANES
+    for at in range(first, whole, LANES):
+        total = total + load(numbers, at)
+    for at in range(whole, stop):
+        rest += numbers[at]
+    return total_of(total) + rest
 
 
 @jit

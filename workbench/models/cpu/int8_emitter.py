@@ -19,7 +19,6 @@ from workbench.attention.cpu.simd import INDEX, LANES, VECTOR, loop, splat_scala
 from workbench.models.cpu.emitter import BYTE, WORD, WORDS, Emitter, each, splat_integer
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT, Format
 from workbench.models.cpu.int8_inputs import PART, SIGN_BIT, instruction_set, run_length
-from workbench.models.cpu.lookup import entries
 
 _BYTES = ir.VectorType(BYTE, 4 * LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)
@@ -32,6 +31,7 @@ class Int8Emitter(Emitter):
     """Emits the instructions of one tile, for inputs of 8 bits."""
 
     input_bytes = INT8_UNIT_BYTES
+    activations = "int8"
     ahead = 2 * Emitter.ahead  # a unit takes about half the time
 
     def __init__(self, builder: ir.IRBuilder, form: Format, rows: int, vectors: int) -> None:
@@ -133,7 +133,7 @@ class Int8Emitter(Emitter):
     ) -> list[ir.Value]:
         """``sums[i] = add(sums[i], codes, inputs)`` for the codes of a base word."""
         sums = list(sums)
-        for part in range(self._per_word // 4):
+        for part in range(self.format.parts):
             codes = [self._bytes(self._four_codes(at, word, part, vector)) for vector in range(self.vectors)]
             for row, input in enumerate(inputs):
                 factors = self._four_inputs(input, word, part)
@@ -160,22 +160,9 @@ class Int8Emitter(Emitter):
             values = step(INDEX(word), values)
         return values
 
-    def _four_codes(self, at: ir.Value, word: ir.Value, part: int, vector: int) -> ir.Value:
-        """The codes of four columns, each in a byte: a part of a base word."""
-        builder, form = self.builder, self.format
-        shift = part * form.base
-        codes = self._masked(self._word(at, word, vector), shift, _in_each_byte(form.base))
-        if form.extra:
-            sharing = form.base // form.extra
-            extra = self._word(at, INDEX(form.base + word.constant // sharing), vector)
-            shift += word.constant % sharing * form.extra
-            high = self._masked(extra, shift, _in_each_byte(form.extra))
-            codes = builder.or_(codes, builder.shl(high, each(form.base)))
-        return entries(builder, form.table, codes) if form.table else codes
-
-    def _masked(self, word: ir.Value, shift: int, mask: int) -> ir.Value:
-        word = self.builder.lshr(word, each(shift)) if shift else word
-        return self.builder.and_(word, each(mask)) if mask else word
+    def _unpacked(self, at: ir.Value) -> list[ir.Value]:
+        words = range(self.format.base)
+        return [self._four_codes(at, INDEX(word), part, 0) for word in words for part in range(self.format.parts)]
 
     def _four_inputs(self, input: ir.Value, word: ir.Value, part: int) -> ir.Value:
         """The input's codes of the same columns, in every lane."""
@@ -189,8 +176,3 @@ class Int8Emitter(Emitter):
         function_type = ir.FunctionType(result, [argument.type for argument in arguments])
         function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
         return self.builder.call(function, arguments)
-
-
-def _in_each_byte(bits: int) -> int:
-    """A mask of the low bits of each byte; 0 for all 8."""
-    return ((1 << bits) - 1) * 0x01010101 if bits < 8 else 0

@@ -14,10 +14,10 @@ from numba.extending import intrinsic
 
 from workbench.attention.cpu.compiled import call_by_address, entry_point
 from workbench.attention.cpu.object_code import code_of
-from workbench.attention.cpu.simd import LANES, jit
+from workbench.attention.cpu.simd import LANES, jit, load
 from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Activations, Format
 from workbench.models.cpu.inputs import prepare_rows, row_size
-from workbench.models.cpu.tiles import PackedType, product_tile, tile_at
+from workbench.models.cpu.tiles import PackedType, panel_bytes, panel_tile, panel_units, product_tile, tile_at, unpack
 
 _WIDE = LANES != 8  # AVX-512 and Arm have 32 vector registers, AVX2 has 16
 
@@ -27,10 +27,19 @@ MANY = 8 if _WIDE else 4
 TILE_ROWS = (1, 2, 3, 4, 5, 6, 8) if _WIDE else (1, 2, 3, 4, 5, 6)
 """Rows of each tile."""
 
+PANEL_ROWS = 7
+"""Rows from which on weights may be unpacked into panels, because more than one tile reads them."""
+
+PROBED_ROWS = (*TILE_ROWS, PANEL_ROWS, PANEL_ROWS + 4)
+"""Numbers of rows that together take each tile, with panels and without."""
+
 _PAIR = VECTORS // 2
 _FEW = VECTORS if _WIDE else _PAIR  # vectors of a tile of 3 to 6 rows, whose sums fill the registers
 _one, _two, _many = product_tile(1, VECTORS), product_tile(2, VECTORS), product_tile(8, _PAIR)
 _three, _four, _five, _six = (product_tile(rows, _FEW) for rows in (3, 4, 5, 6))
+_three_of_panel, _four_of_panel, _five_of_panel, _six_of_panel = (panel_tile(rows, _PAIR) for rows in (3, 4, 5, 6))
+
+_LINE = 64
 
 
 @jit
@@ -59,6 +68,42 @@ def _block(weights, units, x, x_row, sums, sums_row, y, y_row, left):
     return count
 
 
+@jit
+def _multiply_panels(weights, units, x, x_row, sums, sums_row, y, num_rows, panel):
+    """Multiply `PANEL_ROWS` or more rows with a tile, panel by panel.
+
+    Args:
+        weights: Address of the tile.
+        units: Its units of 32 columns.
+        x: As in `_product`, like ``x_row``, ``sums``, ``sums_row`` and ``num_rows``.
+        x_row: See there.
+        sums: See there.
+        sums_row: See there.
+        y: Address of the tile's outputs, float32 [num_rows, `TILE`], which are added to.
+        num_rows: Number of input rows.
+        panel: Address of memory for a panel.
+    """
+    for first_unit in range(0, units, panel_units(weights)):
+        count = min(panel_units(weights), units - first_unit)
+        unpack(weights, units, first_unit, count, panel)
+        row = 0
+        while row < num_rows:
+            left = num_rows - row
+            rows = left if left <= 6 else 4 if left <= 8 else 6
+            inputs, totals, out = x + 4 * x_row * row, sums + 4 * sums_row * row, y + 4 * TILE * row
+            for first in range(0, VECTORS, _PAIR):
+                place = (panel, first, first_unit, count, inputs, x_row, totals, sums_row, out, TILE)
+                if rows == 3:
+                    _three_of_panel(weights, *place)
+                elif rows == 4:
+                    _four_of_panel(weights, *place)
+                elif rows == 5:
+                    _five_of_panel(weights, *place)
+                else:
+                    _six_of_panel(weights, *place)
+            row += rows
+
+
 def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, num_outputs, first_tile, last_tile):
     """Outputs of the tiles [first_tile, last_tile) for all rows.
 
@@ -76,38 +121,48 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
         first_tile: First tile.
         last_tile: The tile to stop before.
     """
-    part = np.empty(TILE_ROWS[-1] * TILE, np.float32)  # of a tile that holds more outputs than are left
+    by_panels = num_rows >= PANEL_ROWS and panel_units(weights) > 0
+    memory = np.empty(panel_bytes(weights) + _LINE if by_panels else 0, np.uint8)
+    part = np.empty(num_rows * TILE, np.float32)  # of a tile by panels, or of one that holds more outputs than are left
     for tile in range(first_tile, last_tile):
-        at, out, row = tile_at(weights, num_units, tile), y + 4 * TILE * tile, 0
-        whole = (tile + 1) * TILE <= num_outputs
-        while row < num_rows:
-            count = _block(
-                at,
-                num_units,
-                x + 4 * x_row * row,
-                x_row,
-                sums + 4 * sums_row * row,
-                sums_row,
-                out + 4 * y_row * row if whole else np.intp(part.ctypes.data),
-                y_row if whole else TILE,
-                num_rows - row,
-            )
-            if not whole:
-                for index in range(count):
-                    for lane in range(num_outputs - tile * TILE):
-                        store_float(out + 4 * (y_row * (row + index) + lane), part[index * TILE + lane])
-            row += count
+        at, out = tile_at(weights, num_units, tile), y + 4 * TILE * tile
+        left = min(TILE, num_outputs - tile * TILE)
+        is_direct = left == TILE and not by_panels
+        target, target_row = (out, y_row) if is_direct else (np.intp(part.ctypes.data), TILE)
+        if by_panels:
+            panel = (np.intp(memory.ctypes.data) + _LINE - 1) // _LINE * _LINE  # in the loop, which keeps the memory
+            part[:] = 0.0
+            _multiply_panels(at, num_units, x, x_row, sums, sums_row, target, num_rows, panel)
+        else:
+            row = 0
+            while row < num_rows:
+                inputs, totals = x + 4 * x_row * row, sums + 4 * sums_row * row
+                place = (target + 4 * target_row * row, target_row, num_rows - row)
+                row += _block(at, num_units, inputs, x_row, totals, sums_row, *place)
+        if not is_direct:
+            for row in range(num_rows):
+                _copy(part, row * TILE, left, out + 4 * y_row * row)
+
+
+@jit
+def _copy(part, first, count, out):
+    """Copy elements from the element ``first`` of an array on to an address."""
+    whole = count - count % LANES
+    for at in range(0, whole, LANES):
+        store_at(out + 4 * at, load(part, first + at))
+    for at in range(whole, count):
+        store_at(out + 4 * at, part[first + at])
 
 
 @intrinsic
-def store_float(typing_context, address, value):
-    """Store a float32 at an address."""
+def store_at(typing_context, address, value):
+    """Store a float32 or a vector at an address."""
 
     def codegen(context, builder, signature, values):
-        builder.store(values[1], builder.inttoptr(values[0], values[1].type.as_pointer()))
+        builder.store(values[1], builder.inttoptr(values[0], values[1].type.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.float32), codegen
+    return types.void(types.intp, value), codegen
 
 
 call_kernel = call_by_address((types.intp,) * 12)

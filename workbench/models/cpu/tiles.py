@@ -1,9 +1,9 @@
 """Register tiles of a product with packed weights, emitted as vector instructions.
 
 A tile multiplies a few input rows with one or two pairs of vectors of outputs. Weights are unpacked into registers,
-once for all rows of the tile, and are never written to memory. The sums of a group of columns are taken before its
-scale is applied. A row's arithmetic is the same in every tile, so its result does not depend on the number of rows
-beside it.
+once for all rows of the tile; for many rows, a few units of them are unpacked once into a panel, which stays in the
+caches until all rows have been multiplied with it. The sums of a group of columns are taken before its scale is
+applied. A row's arithmetic is the same in every tile, so its result does not depend on the number of rows beside it.
 
 Addresses are integers. That of packed weights has the type `PackedType`, which carries the format: numba compiles the
 same function for each format.
@@ -17,9 +17,9 @@ from typing import Any
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
 
-from workbench.attention.cpu.simd import INDEX
+from workbench.attention.cpu.simd import INDEX, LANES
 from workbench.models.cpu.emitter import Emitter
-from workbench.models.cpu.formats import SUPER, Activations, Format
+from workbench.models.cpu.formats import SUPER, VECTORS, Activations, Format
 from workbench.models.cpu.int8_emitter import Int8Emitter
 
 
@@ -67,10 +67,81 @@ def product_tile(rows: int, vectors: int) -> Callable[..., None]:
     @intrinsic
     def tile(typing_context, weights, first, num_units, x, x_row, sums, sums_row, y, y_row):
         def codegen(context, builder, signature, values):
-            emitter = Int8Emitter if signature.args[0].activations == "int8" else Emitter
-            emitter(builder, signature.args[0].format, rows, vectors).product(*values)
+            _emitter(builder, signature, rows, vectors).product(*values)
             return context.get_dummy_value()
 
         return types.void(weights, *[types.intp] * 8), codegen
 
     return tile
+
+
+def panel_tile(rows: int, vectors: int) -> Callable[..., None]:
+    """A function that multiplies with a panel and adds to the outputs.
+
+    Its arguments are ``(weights, panel, first, first_unit, num_units, x, x_row, sums, sums_row, y, y_row)``: the
+    address of packed weights, for its type alone; that of the panel; the first of its vectors; its first unit in the
+    tile, and its number of units; the others are those of `product_tile`.
+    """
+
+    @intrinsic
+    def tile(typing_context, weights, panel, first, first_unit, num_units, x, x_row, sums, sums_row, y, y_row):
+        def codegen(context, builder, signature, values):
+            if _panel_units(signature.args[0]):
+                _emitter(builder, signature, rows, vectors).panel_product(*values[1:])
+            return context.get_dummy_value()
+
+        return types.void(weights, *[types.intp] * 10), codegen
+
+    return tile
+
+
+@intrinsic
+def unpack(typing_context, weights, num_units, first_unit, count, panel):
+    """Write ``count`` units of a tile, from ``first_unit`` on, to a panel, whose address is aligned to 64 bytes."""
+
+    def codegen(context, builder, signature, values):
+        if _panel_units(signature.args[0]):
+            _emitter(builder, signature, 0, VECTORS).unpack(*values)
+        return context.get_dummy_value()
+
+    return types.void(weights, *[types.intp] * 4), codegen
+
+
+_PANEL_UNITS = {"float32": 4, "int8": 16}
+"""Units of a panel: some 18 KB, so that it fits into the first-level cache with the inputs of six rows."""
+
+
+def _panel_units(kind: PackedType) -> int:
+    """Units of a panel, 0 for none.
+
+    Panels are for the 16 registers of AVX2, where tiles have few rows, and for codes that have to be put together.
+    Other codes take less time to unpack again than to be read from a panel.
+    """
+    return _PANEL_UNITS[kind.activations] if LANES == 8 and kind.format.extra else 0
+
+
+def _constant(number_of: Callable[[PackedType], int]) -> Callable[..., Any]:
+    """A function of packed weights whose value is known when it is compiled."""
+
+    @intrinsic
+    def number(typing_context, weights):
+        def codegen(context, builder, signature, values):
+            return INDEX(number_of(signature.args[0]))
+
+        return types.intp(weights), codegen
+
+    return number
+
+
+panel_units = _constant(_panel_units)
+"""Units of a panel; 0 if the weights gain nothing from panels."""
+
+panel_bytes = _constant(lambda kind: _panel_units(kind) * kind.format.panel(kind.activations).unit_bytes)
+"""Bytes of a panel."""
+
+
+def _emitter(builder: Any, signature: Any, rows: int, vectors: int) -> Emitter:
+    """The emitter for the weights that are a function's first argument."""
+    kind = signature.args[0]
+    emitter = Int8Emitter if kind.activations == "int8" else Emitter
+    return emitter(builder, kind.format, rows, vectors)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from workbench.models.cpu.formats import TILE, UNIT
-from workbench.models.cpu.kernels import TILE_ROWS
+from workbench.models.cpu.kernels import PROBED_ROWS
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.experts import PackedExperts, WeightsOf
 from workbench.models.packed.matrix import PackedMatrix
@@ -83,7 +83,7 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
     outputs = _probed_outputs(matrix.num_outputs)
     weights = dequantised(outputs).astype(np.float64)
     generator = np.random.default_rng(matrix.num_outputs)
-    for num_rows in TILE_ROWS:
+    for num_rows in PROBED_ROWS:
         x = generator.standard_normal((num_rows, matrix.num_columns)).astype(np.float32)
         result = matrix.multiply(x)[:, outputs]
         x = x if matrix.activations == "float32" else as_int8(x)

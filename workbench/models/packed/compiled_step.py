@@ -93,8 +93,9 @@ class CompiledStep:
             2 * description.hidden,
         )
         shared = [np.empty((num_tokens, width), np.float32) for width in widths]
-        logits = np.empty((len(rows), description.vocab_size), np.float32)
-        buffers = Buffers._make([*shared, logits])
+        logits = mx.zeros((len(rows), description.vocab_size))
+        mx.eval(logits)
+        buffers = Buffers._make([*shared, shared_memory(logits)])  # a copy of many logits would take milliseconds
 
         def work_of(thread: int) -> None:
             scratch = self._scratches[thread]
@@ -102,9 +103,7 @@ class CompiledStep:
             run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
 
         thread_pool(self._num_threads).run(work_of)
-        result = mx.array(logits)
-        mx.eval(result)
-        return result
+        return logits
 
     def _work(self, metadata: AttentionMetadata) -> tuple[np.ndarray, np.ndarray]:
         """The work lists of the layers' windows, one after another, and each layer's part of them."""
