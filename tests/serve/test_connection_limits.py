@@ -43,30 +43,41 @@ def test_connections_beyond_the_limits_get_503_and_health_is_answered(chat_model
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep fewer connections by default")
-def test_a_burst_of_connections_is_kept_until_the_event_loop_accepts_it(server):
+def test_a_burst_of_connections_is_kept_until_the_event_loop_accepts_it(chat_model):
     """A connection that the system drops tries again after a second, and /health with it."""
-    accepted = threading.Event()
-    server.loop.call_soon_threadsafe(accepted.wait, 30)
-    held = []
-    try:
-        for _ in range(300):
-            held.append(socket.create_connection(("127.0.0.1", server.port), timeout=5))
-    finally:
-        accepted.set()
-    for connection in held:
-        connection.close()
+    with server_of(chat_model) as server:
+        accepted, blocked = threading.Event(), threading.Event()
+        server.loop.call_soon_threadsafe(lambda: (blocked.set(), accepted.wait(120)))
+        assert blocked.wait(60)
+        held = []
+        try:
+            for _ in range(300):
+                held.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        finally:
+            accepted.set()
+        for connection in held:
+            connection.close()
 
 
-def test_health_is_answered_before_a_burst_of_connections_is_served(server, monkeypatch):
-    listener, blocked, order = server.server.listener, threading.Event(), []
+@pytest.fixture
+def server_of_one_test(chat_model):
+    """Nothing that another test has left waits there."""
+    with server_of(chat_model) as server:
+        yield server
+
+
+def test_health_is_answered_before_a_burst_of_connections_is_served(server_of_one_test, monkeypatch):
+    server = server_of_one_test
+    listener, accepting, blocked, order = server.server.listener, threading.Event(), threading.Event(), []
     serve = listener._serve
     monkeypatch.setattr(
         listener, "_serve", lambda stream: (order.append(stream.socket.getpeername()[1]), serve(stream))
     )
-    server.loop.call_soon_threadsafe(blocked.wait, 30)
+    server.loop.call_soon_threadsafe(lambda: (blocked.set(), accepting.wait(120)))
+    assert blocked.wait(60)
     held = [connect(server, b"GET /h") for _ in range(100)]
     health = connect(server, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-    blocked.set()
+    accepting.set()
     first, others = health.getsockname()[1], {connection.getsockname()[1] for connection in held}
     assert read_to_end(health).startswith(b"HTTP/1.1 200 ")
     wait_for(lambda: others <= set(order))
@@ -219,7 +230,7 @@ def test_no_file_descriptors_left_is_a_pause_and_a_line(server, monkeypatch, cap
             wait_for(lines)
             time.sleep(1.0)
             assert len(lines()) <= 3 + 5 * (time.monotonic() - start), "five attempts a second"
-            assert refused, "a connection of the reserve would make room"
+            wait_for(lambda: refused)  # a connection of the reserve would make room
             for connection in held:
                 connection.close()
         finally:

@@ -1,5 +1,6 @@
 """Sessions of the dashboard: one at a time, limited in number, and gone with their page."""
 
+import asyncio
 import gc
 import weakref
 from functools import partial
@@ -12,15 +13,20 @@ def test_sessions_of_the_dashboard_leave_time_for_others(chat_model):
     """Pages have no session; a burst of websockets gets theirs one by one, and none once its client has left."""
     with server_of(chat_model) as server:
         sessions = partial(server.server.dashboard.get_sessions, "/dashboard")
+        listener = server.server.listener
+        queue = listener.request_callback._sessions
+        asyncio.run_coroutine_threadsafe(queue._turn.acquire(), server.loop).result(60)
         sockets = [open_dashboard(server) for _ in range(8)]
+        wait_for(lambda: queue.num_waiting == 8)
         for socket_ in sockets[4:]:
             socket_.close()
         assert server.ask("GET", "/health")[0] == 200
-        assert len(sessions()) < 4, "all sessions were created first"
+        wait_for(lambda: len(listener.streams) == 4)  # the server has seen who left
+        assert not sessions(), "sessions were created before their turn"
+        server.loop.call_soon_threadsafe(queue._turn.release)
         for socket_ in sockets[:4]:
             assert socket_.recv(12) == b"HTTP/1.1 101"
-        guard = server.server.listener.request_callback
-        wait_for(lambda: not guard._sessions.num_waiting)
+        wait_for(lambda: not queue.num_waiting)
         assert len(sessions()) == 4
         for socket_ in sockets[:4]:
             socket_.close()
@@ -46,7 +52,10 @@ def test_a_session_that_has_ended_leaves_nothing_behind(chat_model, monkeypatch)
         assert socket_.recv(12) == b"HTTP/1.1 101"
         wait_for(lambda: server.server.dashboard.num_sessions)
         trace = server.engine.trace
-        pages = [weakref.ref(p) for p in gc.get_objects() if isinstance(p, TracePage) and p._feed.trace is trace]
+        # By type(), because a dead weakref.proxy of another test raises an error when it is asked for its class.
+        living = [each for each in gc.get_objects() if issubclass(type(each), TracePage)]
+        pages = [weakref.ref(page) for page in living if page._feed.trace is trace]
+        del living
         assert pages
         socket_.close()
         wait_for(lambda: not server.server.dashboard.num_sessions)

@@ -206,9 +206,8 @@ def read_log(server):
 
 
 def ask_and_read(server, *request):
-    before = -1
-    while before != (before := len(read_log(server))):  # lines of answers that came before
-        time.sleep(0.5)
+    wait_for(lambda: not server.server.listener._connections)  # the lines of earlier ones are written
+    before = len(read_log(server))
     answer = server.ask(*request)
     wait_for(lambda: len(read_log(server)) > before)
     return answer, read_log(server)[before:]

@@ -76,9 +76,9 @@ def test_a_connection_that_is_refused_has_the_status_of_its_answer(server, new_l
     wait_for(lambda: not listener.streams)
     monkeypatch.setattr(listener, "_settings", replace(listener._settings, **limit))
     with socket.create_connection(("127.0.0.1", server.port)) as first:
-        wait_for(lambda: listener.streams)
         client = first
         if status == "503":
+            wait_for(lambda: listener.streams)
             client = socket.create_connection(("127.0.0.1", server.port))
             wait_for(lambda: listener._reserve)
             server.loop.call_soon_threadsafe(listener._refuse_oldest)

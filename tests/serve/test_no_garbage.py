@@ -42,7 +42,7 @@ def post(**fields):
 
 
 def connect(server, data):
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=120)
     connection.sendall(data)
     return connection
 

@@ -58,7 +58,10 @@ def test_long_texts_give_way_to_short_ones():
 @pytest.mark.parametrize("letter", ["a", "1", " ", "日"])
 def test_a_long_text_leaves_pythons_lock_to_others(smollm2, letter):
     tokenizer = smollm2.tokenizer
-    ticks, ids = ticks_during(lambda: tokenizer.encode(letter * 100_000))
+    for _ in range(10):  # the other thread needs a processor too, which a busy machine may not give it at once
+        ticks, ids = ticks_during(lambda: tokenizer.encode(letter * 100_000))
+        if ticks >= 5:
+            break
     assert ticks >= 5, "another thread could not run while a text was tokenized"
     assert tokenizer.decode(ids) == letter * 100_000
 
@@ -88,9 +91,9 @@ def test_short_texts_do_not_wait_for_long_ones():
         with blocked() as (preparation, gate):
             waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT)) for _ in range(MAX_WAITING)]
             await asyncio.sleep(0)
-            assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 30) == "short"
+            assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 60) == "short"
             with pytest.raises(ApiError, match="too many long texts") as error:
-                await asyncio.wait_for(preparation.run(gate.wait, LONG_TEXT), 10)
+                await asyncio.wait_for(preparation.run(gate.wait, LONG_TEXT), 60)
             assert error.value.status == 429
             gate.set()
             assert all(await asyncio.gather(*waiting))
@@ -107,7 +110,7 @@ def test_the_text_of_a_client_that_left_is_not_tokenized():
             await asyncio.sleep(0.01)
             gone.set()
             with pytest.raises(ApiError, match="disconnected"):
-                await asyncio.wait_for(second, 10)
+                await asyncio.wait_for(second, 60)
             gate.set()
             await first
             await preparation.run(lambda: None, LONG_TEXT)

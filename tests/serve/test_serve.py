@@ -6,11 +6,10 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from serve_helpers import ENGINE, ServerProcess
+from serve_helpers import ENGINE, ServerProcess, wait_for
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra: test)")
 
@@ -184,11 +183,10 @@ def test_a_request_is_aborted_when_its_client_disconnects(server):
         )
         next(iter(stream))
         stream.close()
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and server.metric("vllm:num_requests_running"):
-        time.sleep(0.02)
+    wait_for(lambda: not server.metric("vllm:num_requests_running"))
     server.openai().completions.create(model="tiny-llama", prompt=[3], max_tokens=1)
-    assert int(aborted.search(server.ask("GET", "/metrics")[2])[1]) == before + 4
+    # An answer that was complete before the server had seen its client leave is no abort.
+    assert before < int(aborted.search(server.ask("GET", "/metrics")[2])[1]) <= before + 4
     assert server.metric("vllm:kv_cache_usage_perc") == free_before
 
 

@@ -95,7 +95,7 @@ def test_a_passphrase_is_not_asked_for(certificate, tmp_path):
     try:
         run = subprocess.run(
             [sys.executable, "-c", USE_TERMINAL, os.ttyname(theirs), cert, locked],
-            capture_output=True, text=True, timeout=60, start_new_session=True, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=300, start_new_session=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     finally:
         os.close(ours)

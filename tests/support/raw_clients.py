@@ -23,7 +23,7 @@ def connect(server, data=b"", receive_buffer=None):
     connection = socket.socket()
     if receive_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(30)
+    connection.settimeout(120)
     connection.connect(("127.0.0.1", server.port))
     connection.sendall(data)
     return connection

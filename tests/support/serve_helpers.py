@@ -46,12 +46,12 @@ class Client:
     def openai(self, **options):
         import openai
 
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60} | options
+        options = {"api_key": "none", "max_retries": 0, "timeout": 120} | options
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", **options)
 
     def ask(self, method, path, body=None, headers=None):
         """Status, headers and text of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         data = json.dumps(body) if isinstance(body, dict) else body
         connection.request(method, path, data, headers or {})
         response = connection.getresponse()
@@ -87,7 +87,7 @@ class ServerProcess(Client):
         return out
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"

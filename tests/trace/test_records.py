@@ -247,7 +247,7 @@ trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 2
 assert not any(name.startswith("workbench.viz") for name in sys.modules)
 trace.to_html(sys.argv[1])
 """
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run.html"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run.html"], check=True, timeout=300)
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
 
 

@@ -173,11 +173,12 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     page.view("view.cursor.seek(60)")
     page.root.focus()
     page.page.keyboard.press("t")
-    page.page.wait_for_timeout(100)
+    page.frame()
     for panel in page.root.locator("section.wb-panel:not([hidden])").all():
         assert panel.get_attribute("aria-label")
         table = panel.locator(".wb-table-view")
-        assert table.is_visible() and table.get_attribute("tabindex") == "0"
+        table.wait_for()
+        assert table.get_attribute("tabindex") == "0"
         assert table.locator("th").count() >= 1
     packed = page.root.locator("[data-panel=packed] .wb-table-view tbody tr")
     assert packed.count() == len(long_trace[60].chunks)

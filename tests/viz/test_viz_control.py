@@ -21,7 +21,7 @@ from workbench.viz.layout.packet import decode_packet
 from workbench.viz.phases import describe_phase
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -283,12 +283,11 @@ def test_a_comparison_with_another_workload_gives_a_reason():
 
 def test_commands_do_not_wait_for_the_engine(recorded):
     controller = ReplayingController(recorded)
-    release = threading.Event()
-    controller.pause = lambda: release.wait(10)
+    release, paused = threading.Event(), []
+    controller.pause = lambda: paused.append(release.wait(60))
     feed = Feed(controller)
-    start = time.monotonic()
     feed.handle({"name": "pause"})
-    assert time.monotonic() - start < 5
+    assert not paused
     release.set()
 
 

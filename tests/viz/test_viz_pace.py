@@ -57,23 +57,27 @@ def test_an_open_page_follows_its_session_and_ends_with_it(monkeypatch, caplog, 
     monkeypatch.setattr(panel.state, "on_session_destroyed", ended.append)
     page = make_app(random_trace(1))()
 
-    async def resent():
+    async def happens(condition, seconds=60.0):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def resend(seconds=60.0):
         page.packet = b""
         page._feed.handle({"name": "resend"})
-        await asyncio.sleep(0.2)
-        return page.packet != b""
+        await happens(lambda: page.packet, seconds)
 
     async def show():
         await started[0]()
-        assert await resent()
+        await resend()
         refresh, page.refresh = page.refresh, lambda: 1 / 0
-        await asyncio.sleep(0.1)
-        assert "an update of a view failed" in caplog.text
+        await happens(lambda: "an update of a view failed" in caplog.text)
         page.refresh = refresh
-        assert await resent(), "a failed update ends the following"
+        await resend()  # a failed update does not end the following
         for end in ended:
             end(None)
-        assert not await resent()
+        with pytest.raises(TimeoutError):
+            await resend(0.2)
 
     with concurrent.futures.ThreadPoolExecutor() as thread:  # a browser test may have left a loop on this one
         thread.submit(asyncio.run, show()).result()
