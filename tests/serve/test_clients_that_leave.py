@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from raw_clients import connect, is_idle, post, read_to_end, server_of
+from raw_clients import connect, is_idle, post, read_to_end, read_until, server_of
 from serve_helpers import wait_for
 
 
@@ -61,9 +61,7 @@ def test_pipelined_requests_of_a_client_that_leaves_are_not_computed(server):
 
 def test_pipelined_requests_of_a_client_that_stays_are_answered(server):
     connection = connect(server, post(max_tokens=3) * 20)
-    answers = b""
-    while answers.count(b'"usage"') < 20:
-        answers += connection.recv(65536)
+    answers = read_until(connection, b'"usage"', 20)
     connection.close()
     assert answers.count(b"HTTP/1.1 200") == 20
 

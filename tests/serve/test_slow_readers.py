@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from raw_clients import PROMPT, connect, get, is_idle, open_dashboard, post, read_to_end, server_of
+from raw_clients import PROMPT, connect, get, is_idle, open_dashboard, post, read_to_end, read_until, server_of
 from serve_helpers import wait_for
 
 from workbench.serve.guard import stream_of
@@ -113,9 +113,7 @@ def test_a_reader_of_the_dashboard_that_never_reads_is_cut_off(
         return result
 
     stream.write = watched_write
-    received = b""
-    while b'"ACK"' not in received:  # Bokeh takes no message before
-        received += connection.recv(4096)
+    received = read_until(connection, b'"ACK"')  # Bokeh takes no message before
     connection.sendall(messages)
 
     def is_cut_off():

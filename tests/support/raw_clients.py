@@ -38,6 +38,16 @@ def post(path="/v1/completions", **fields):
     return f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
+def read_until(connection, text, count=1):
+    """What arrives up to a text, in pieces as they come."""
+    received = b""
+    while received.count(text) < count:
+        part = connection.recv(65536)
+        assert part, f"the connection was closed after {received[-200:]}"
+        received += part
+    return received
+
+
 def read_to_end(connection):
     parts = []
     with contextlib.suppress(ConnectionResetError):
