@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -129,9 +129,20 @@ def load_gguf_model(
         nn.quantize(model, class_predicate=lambda path, _: _quantization_of(path, quantized))
     model.load_weights(list(weights.items()), strict=not packed)  # missing tensors have been refused above
     if packed:
-        from workbench.models.packed.pack_model import put_packed
+        from workbench.models.packed.pack_model import packed_layers, put_packed
 
-        put_packed(model, _packed_matrices(file, packed, architecture, config, remembered), dtype)
+        sources = {}
+        for tensor_name, path in packed.items():
+            tensor = file.tensors[tensor_name]
+            sources[path] = _StoredTensor(tensor, tensor.raw, _row_order(tensor_name, architecture, config))
+
+        def layers() -> Iterator[Packed]:
+            for paths, matrices in packed_layers(sources, partial(_pack_in_blocks, file), remembered):
+                yield paths, matrices
+                for path in paths:  # Linux maps pages around one that is read, also some that were let go
+                    file.forget(sources[path].raw)
+
+        put_packed(model, layers(), dtype)
     _apply_rope_factors(file, architecture, config, model)
     model.eval()
     mx.eval(model.parameters())
@@ -153,88 +164,67 @@ def _packed_names(file: GGUFFile, names: dict[str, str], model: nn.Module) -> di
     }
 
 
-def _packed_matrices(
-    file: GGUFFile,
-    packed: dict[str, str],
-    architecture: Architecture,
-    config: dict[str, Any],
-    remembered: Remembered,
-) -> Iterator[Packed]:
-    """Pack matrices one after another; layers that have the same input and type share one."""
-    from workbench.models.packed.check import ProductChecks
-    from workbench.models.packed.experts import PackedExperts
-    from workbench.models.packed.matrix import from_ggml
-    from workbench.models.packed.pack_model import progress, sharing_layers, split_by
+class _StoredTensor(NamedTuple):
+    """A tensor that is packed, or an expert of it.
 
-    tensors = {path: file.tensors[name] for name, path in packed.items()}
-    experts = [path for path, tensor in tensors.items() if len(tensor.shape) == 3]
-    groups = sharing_layers(path for path in tensors if path not in experts)
-    checks = ProductChecks(remembered)
-    with progress(sum(tensor.raw.nbytes for tensor in tensors.values())) as bar:
-        for paths in split_by(groups, lambda path: tensors[path].type_name):
-            layers = [tensors[path] for path in paths]
-            orders = [_row_order(layer.name, architecture, config) for layer in layers]
-            matrix = _pack_in_blocks(file, layers, orders, bar.update)
-            checks.check(matrix, partial(_dequantised_rows, layers, orders), paths[0])
-            yield paths, matrix
-        for path in experts:
-            type_name, raw = tensors[path].type_name, tensors[path].raw
-            layer = PackedExperts([from_ggml(type_name, [rows]) for rows in raw])
-            checks.check_experts(layer, partial(_dequantised_rows_of_expert, tensors[path]), path)
-            yield (path,), layer
-            file.forget(raw)
-            bar.update(raw.nbytes)
-    checks.keep()
+    Attributes:
+        tensor: The tensor.
+        raw: Its stored rows [num_outputs, ...], or [num_experts, num_outputs, ...].
+        order: Order of the rows in the model, None to keep it.
+    """
+
+    tensor: GGUFTensor
+    raw: np.ndarray
+    order: np.ndarray | None
+
+    @property
+    def key(self) -> str:
+        return self.tensor.type_name
+
+    @property
+    def nbytes(self) -> int:
+        return self.raw.nbytes
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.raw) if self.raw.ndim == 3 else 0
+
+    @property
+    def num_outputs(self) -> int:
+        return self.raw.shape[-2]
+
+    def expert(self, index: int) -> _StoredTensor:
+        return self._replace(raw=self.raw[index])
+
+    def rows(self, rows: Any) -> np.ndarray:
+        """Some rows as the model orders them, as they are stored; a view if the order is that of the file."""
+        return self.raw[rows if self.order is None else self.order[rows]]
+
+    def dequantised(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows as PyPI gguf dequantises them."""
+        return self.tensor.values(self.rows(rows))
 
 
-def _pack_in_blocks(
-    file: GGUFFile,
-    tensors: Sequence[GGUFTensor],
-    orders: Sequence[np.ndarray | None],
-    packed: Callable[[int], Any],
-) -> PackedMatrix:
+def _pack_in_blocks(file: GGUFFile, parts: Sequence[_StoredTensor]) -> PackedMatrix:
     """Pack matrices that lie one below the other, and let go of each block of stored rows once it is packed.
 
     An embedding can be most of a file: read as a whole, it would be in memory twice.
-
-    Args:
-        file: The file.
-        tensors: The matrices.
-        orders: Order of the rows of each, None to keep it.
-        packed: Called with the number of bytes after each block.
     """
     from workbench.models.cpu.formats import GGML_FORMATS
     from workbench.models.packed.matrix import PackedMatrix
 
-    type_name, num_columns = tensors[0].type_name, tensors[0].shape[-1]
-    matrix = PackedMatrix(GGML_FORMATS[type_name], sum(tensor.shape[0] for tensor in tensors), num_columns)
+    matrix = PackedMatrix(
+        GGML_FORMATS[parts[0].key], sum(part.num_outputs for part in parts), parts[0].tensor.shape[-1]
+    )
     output = 0
-    for tensor, order in zip(tensors, orders):
-        rows_per_block = max(1, _BLOCK_BYTES // tensor.raw[0].nbytes)
-        for first in range(0, tensor.shape[0], rows_per_block):
-            block = tensor.raw[first : first + rows_per_block]
-            matrix.write_ggml(type_name, block if order is None else tensor.raw[order[first:][:rows_per_block]], output)
-            output += len(block)
-            file.forget(block)
-            packed(block.nbytes)
+    for part in parts:
+        rows_per_block = max(1, _BLOCK_BYTES // part.raw[0].nbytes)
+        for first in range(0, part.num_outputs, rows_per_block):
+            block = slice(first, first + rows_per_block)
+            matrix.write_ggml(part.key, part.rows(block), output + first)
+            file.forget(part.raw[block])
+        output += part.num_outputs
     return matrix
-
-
-def _dequantised_rows_of_expert(tensor: GGUFTensor, expert: int, rows: np.ndarray) -> np.ndarray:
-    return tensor.values(tensor.raw[expert][rows])
-
-
-def _dequantised_rows(
-    tensors: Sequence[GGUFTensor], orders: Sequence[np.ndarray | None], rows: np.ndarray
-) -> np.ndarray:
-    """Some rows of matrices that lie one below the other, as PyPI gguf dequantises them."""
-    bounds = np.cumsum([0, *(tensor.shape[0] for tensor in tensors)])
-    owners = np.searchsorted(bounds, rows, side="right") - 1
-    found = []
-    for owner, row in zip(owners, rows - bounds[owners]):
-        order = orders[owner]
-        found.append(tensors[owner].raw[row if order is None else order[row]])
-    return tensors[0].values(np.stack(found))
 
 
 def _parameter_names(file: GGUFFile, architecture: Architecture) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import llvmlite.binding
 import mlx.core as mx
@@ -97,43 +97,84 @@ def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32, remembered: Remem
         dtype: Element type of activations.
         remembered: Products that passed their check in an earlier start are not checked again.
     """
-    sources = {path: stored for path, module in model.named_modules() if (stored := stored_weights(module)) is not None}
+    modules = dict(model.named_modules())
+    sources = {path: stored for path, module in modules.items() if (stored := stored_weights(module)) is not None}
+
+    def layers() -> Iterator[Packed]:
+        for paths, weights in packed_layers(sources, pack, remembered):
+            yield paths, weights
+            for path in paths:
+                _free(modules[path], sources[path])
+
+    put_packed(model, layers(), dtype)
+
+
+class Source(Protocol):
+    """The stored weights of a layer."""
+
+    @property
+    def key(self) -> Hashable:
+        """Layers can share a matrix if these are equal."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored weights."""
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts; 0 for a layer that has one matrix."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the matrix, or of that of each expert."""
+
+    def expert(self: S, index: int) -> S:
+        """The weights of one expert."""
+
+    def dequantised(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows of the weights, float32 [len(rows), num_columns], dequantised by other code than ours."""
+
+
+S = TypeVar("S", bound=Source)
+
+
+def packed_layers(
+    sources: Mapping[str, S], pack: Callable[[Sequence[S]], PackedMatrix], remembered: Remembered
+) -> Iterator[Packed]:
+    """Pack and check layers one after another, and the experts of a mixture one by one.
+
+    Args:
+        sources: The stored weights of each layer, by path. Layers that have the same input and key share a matrix.
+        pack: Makes a packed matrix of sources that lie one below the other.
+        remembered: Products that passed their check in an earlier start are not checked again.
+    """
+    experts = [path for path, source in sources.items() if source.num_experts]
+    groups = sharing_layers(path for path in sources if path not in experts)
     checks = ProductChecks(remembered)
-    with progress(sum(stored.nbytes for stored in sources.values())) as bar:
-        put_packed(model, _packed_layers(model, sources, bar, checks), dtype)
+    with _progress(sum(source.nbytes for source in sources.values())) as bar:
+        for paths in _split_by(groups, lambda path: sources[path].key):
+            parts = [sources[path] for path in paths]
+            packed = pack(parts)
+            checks.check(packed, partial(_dequantised_rows, parts), paths[0])
+            bar.update(sum(part.nbytes for part in parts))
+            yield paths, packed
+        for path in experts:
+            source = sources[path]
+            layer = PackedExperts([pack([source.expert(index)]) for index in range(source.num_experts)])
+            checks.check_experts(layer, partial(_rows_of_expert, source), path)
+            bar.update(source.nbytes)
+            yield (path,), layer
     checks.keep()
 
 
-def _packed_layers(
-    model: nn.Module, sources: dict[str, Stored], bar: tqdm[Any], checks: ProductChecks
-) -> Iterator[Packed]:
-    modules = dict(model.named_modules())
-    experts = [path for path, stored in sources.items() if stored.num_experts]
-    groups = sharing_layers(path for path in sources if path not in experts)
-    for paths in split_by(groups, lambda path: sources[path].key):
-        parts = [sources[path] for path in paths]
-        packed = pack(parts)
-        checks.check(packed, partial(_dequantised_rows, parts), paths[0])
-        yield paths, packed
-        for path in paths:
-            _free(modules[path], sources[path], bar)
-    for path in experts:
-        stored = sources[path]
-        layer = PackedExperts([pack([stored.expert(index)]) for index in range(stored.num_experts)])
-        checks.check_experts(layer, partial(_rows_of_expert, stored), path)
-        yield (path,), layer
-        _free(modules[path], stored, bar)
-
-
-def _free(module: nn.Module, stored: Stored, bar: tqdm[Any]) -> None:
+def _free(module: nn.Module, stored: Stored) -> None:
     """Let go of a layer's stored arrays: the packed ones have taken their place."""
-    bar.update(stored.nbytes)
     stored.arrays.clear()
     for name in {"weight", "scales", "biases"} & module.keys():
         module[name] = mx.zeros((0,))
 
 
-def split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> Iterator[tuple[str, ...]]:
+def _split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> Iterator[tuple[str, ...]]:
     """Split groups of layers whose stored types differ."""
     for group in groups:
         by_key: dict[Any, list[str]] = defaultdict(list)
@@ -142,19 +183,19 @@ def split_by(groups: Iterable[tuple[str, ...]], key: Callable[[str], Any]) -> It
         yield from map(tuple, by_key.values())
 
 
-def _dequantised_rows(parts: Sequence[Stored], rows: np.ndarray) -> np.ndarray:
+def _dequantised_rows(parts: Sequence[Source], rows: np.ndarray) -> np.ndarray:
     """Some rows of the weights of layers that lie one below the other."""
-    bounds = np.cumsum([0, *(len(part.arrays[0]) for part in parts)])
+    bounds = np.cumsum([0, *(part.num_outputs for part in parts)])
     owners = np.searchsorted(bounds, rows, side="right") - 1
     # Only of layers that have some: MLX dequantises no empty array.
     return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in np.unique(owners)])
 
 
-def _rows_of_expert(stored: Stored, expert: int, rows: np.ndarray) -> np.ndarray:
+def _rows_of_expert(source: Source, expert: int, rows: np.ndarray) -> np.ndarray:
     """Some rows of the weights of an expert."""
-    return stored.expert(expert).dequantised(rows)
+    return source.expert(expert).dequantised(rows)
 
 
-def progress(size: int) -> tqdm[Any]:
+def _progress(size: int) -> tqdm[Any]:
     """A progress bar over the bytes of a model's weights, shown for large models."""
     return tqdm(total=size, unit="B", unit_scale=True, desc="packing weights", disable=size < _SHOWN_BYTES)

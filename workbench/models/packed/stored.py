@@ -53,6 +53,11 @@ class Stored(NamedTuple):
         """Number of experts; 0 for a layer that has one matrix."""
         return self.arrays[0].shape[0] if self.arrays[0].ndim == 3 else 0
 
+    @property
+    def num_outputs(self) -> int:
+        """Rows of the matrix, or of that of each expert."""
+        return self.arrays[0].shape[-2]
+
     def expert(self, index: int) -> Stored:
         """The weights of one expert."""
         return self._replace(arrays=[array[index] for array in self.arrays])
