@@ -39,7 +39,7 @@ def post(path="/v1/completions", **fields):
 
 
 def read_until(connection, text, count=1):
-    """What arrives up to a text, in pieces as they come."""
+    """The bytes up to a text, and those that come with it."""
     received = b""
     while received.count(text) < count:
         part = connection.recv(65536)
