@@ -7,6 +7,7 @@ from mlx_lm.models import llama
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.models.cpu.layer_loop import ROWS
 from workbench.models.packed import step_check
 from workbench.models.packed.description import Description
 from workbench.models.packed.pack_model import pack_model, why_not_packed
@@ -59,6 +60,37 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
     for threads in ("2", "3", "8"):
         monkeypatch.setenv("WORKBENCH_THREADS", threads)
         assert run_engine(loaded) == alone  # log-probabilities to the last bit
+
+
+def long_prompt(by_layer=False):
+    """Log-probabilities after a prompt that takes several turns of `ROWS` rows in one step."""
+    engine = Engine(packed_model("gemma3_text"), EngineConfig(num_blocks=40, block_size=16, max_num_batched_tokens=512))
+    if by_layer:
+        engine.runner.compiled_step = None
+    prompt = np.random.default_rng(5).integers(0, 260, 2 * ROWS + 21).tolist()
+    engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True, logprobs=3))
+    (output,) = engine.run(progress=False)
+    engine.close()
+    return output.logprobs
+
+
+def test_a_long_prompt_takes_turns_of_rows(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_THREADS", "1")
+    alone = long_prompt()
+    for step, expected in zip(alone, long_prompt(by_layer=True), strict=True):
+        assert step == pytest.approx(expected, abs=1e-4)
+    monkeypatch.setenv("WORKBENCH_THREADS", "3")
+    assert long_prompt() == alone  # to the last bit
+
+
+def test_memory_of_a_step_grows_little_with_its_rows():
+    """The widest projections have ROWS rows at most, in the memory of queries, keys and values."""
+    engine = Engine(packed_model("llama"), EngineConfig(num_blocks=20, block_size=4))
+    step, logits = engine.runner.compiled_step, np.empty((1, 260), np.float32)
+    few, many = step._buffers(2, logits), step._buffers(4 * ROWS, logits)
+    assert len(few.gate_up) == 2 and len(many.gate_up) == ROWS
+    assert np.shares_memory(many.gate_up, many.qkv) and not np.shares_memory(many.qkv, many.attended)
+    engine.close()
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", "5000"])

@@ -78,6 +78,10 @@ _UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP),
 _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
 _CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
 
+ROWS = 128
+"""Maximum number of rows that products take at a time: their input fits into the second-level cache, and the gate and
+up projections of a step need memory for no more. Weights are read again for the next rows."""
+
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
 
@@ -114,7 +118,7 @@ class Batch(NamedTuple):
     """A packed batch.
 
     Attributes:
-        embedded: Embeddings, float32 [T, hidden_size].
+        embedded: Embeddings, float32 [T, hidden_size]; each thread has a copy and overwrites it.
         positions: int32 [T].
         slots: int64 [num_cache_groups, T].
         rows: Rows whose logits are needed, int32.
@@ -137,14 +141,15 @@ class Batch(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Arrays that threads write for each other, float32 [T, ...]; ``logits`` is [num_rows, vocab_size].
+    """Arrays that threads write for each other, float32; ``gate_up`` may share its memory with the first two.
 
     Attributes:
-        qkv: Queries, keys and values.
-        attended: Output of attention.
-        out: Output of a projection to the hidden size.
-        gate_up: Gate and up projection; then the input of the down projection in place of the gate.
-        logits: The result.
+        qkv: Queries, keys and values, [T, ...].
+        attended: Output of attention, [T, ...].
+        out: Output of a projection to the hidden size, [T, ...].
+        gate_up: Gate and up projection; then the input of the down projection in place of the gate:
+            [min(T, ROWS), 2 * hidden].
+        logits: The result, [num_rows, vocab_size].
     """
 
     qkv: np.ndarray
@@ -200,24 +205,30 @@ def _add_output(residual, out, numbers, weight, epsilon, normed):
 @jit
 def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
     """This thread's outputs of some products of the same input."""
-    num_rows = x.shape[0]
     for index in range(first, last):
-        product = model.products[index]
-        units, group, codes = product[_UNITS], product[_GROUP], product[_CODES]
-        x_row, sums_row = row_size(units, codes), units * (UNIT // group)
-        rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
-        row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
-        prepare_rows(x, product[_COLUMNS], codes, product[_MIDDLE], model.factors[index], group, rows, row_sums)
-        tiles = product[_TILES]
+        tiles = model.products[index, _TILES]
         start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
-        inputs = (np.intp(rows.ctypes.data), x_row, np.intp(row_sums.ctypes.data), sums_row)
-        outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
-        sizes = (num_rows, units, product[_OUTPUTS], start, stop)
-        call_kernel(product[_KERNEL], (product[_WEIGHTS], *inputs, *outputs, *sizes))
-        if product[_BIAS] >= 0:
-            for row in range(num_rows):
-                for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
-                    y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
+        for row in range(0, x.shape[0], ROWS):
+            _multiply_rows(model, index, x[row : row + ROWS], y[row : row + ROWS], prepared, sums, start, stop)
+
+
+@jit
+def _multiply_rows(model, index, x, y, prepared, sums, start, stop):
+    """The outputs of the tiles [start, stop) of a product for up to ROWS rows."""
+    num_rows, product = x.shape[0], model.products[index]
+    units, group, codes = product[_UNITS], product[_GROUP], product[_CODES]
+    x_row, sums_row = row_size(units, codes), units * (UNIT // group)
+    rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
+    row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
+    prepare_rows(x, product[_COLUMNS], codes, product[_MIDDLE], model.factors[index], group, rows, row_sums)
+    inputs = (np.intp(rows.ctypes.data), x_row, np.intp(row_sums.ctypes.data), sums_row)
+    outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
+    sizes = (num_rows, units, product[_OUTPUTS], start, stop)
+    call_kernel(product[_KERNEL], (product[_WEIGHTS], *inputs, *outputs, *sizes))
+    if product[_BIAS] >= 0:
+        for row in range(num_rows):
+            for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
+                y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
 
 
 @jit
@@ -292,13 +303,13 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
     """
     num_rows, hidden_size = batch.embedded.shape
     epsilon, numbers = model.epsilon, model.numbers
-    residual = batch.embedded.copy()
+    residual = batch.embedded
     normed = np.empty_like(residual)
     widest = 0
     for index in range(model.products.shape[0]):
         widest = max(widest, model.products[index, _UNITS] * UNIT)
-    prepared = np.empty(num_rows * widest, np.float32)
-    sums = np.empty(num_rows * widest // 16, np.float32)
+    prepared = np.empty(min(num_rows, ROWS) * widest, np.float32)
+    sums = np.empty(min(num_rows, ROWS) * widest // 16, np.float32)
     first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
 
     for index in range(model.layers.shape[0]):
@@ -329,16 +340,15 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         wait_for_all(barrier, num_threads)
         _add_output(residual, buffers.out, numbers, layer[_ATTENTION_NORM], epsilon, normed)
         _normalise_rows(residual, numbers, layer[_MLP_NORM], epsilon, normed)
-        _multiply(
-            model, layer[_GATE_UP], layer[_GATE_UP + 1], normed, buffers.gate_up, prepared, sums, thread, num_threads
-        )
-        wait_for_all(barrier, num_threads)
-        _activate(buffers.gate_up, model.hidden, model.activation, thread, num_threads)
-        wait_for_all(barrier, num_threads)
-        _multiply(
-            model, layer[_DOWN], layer[_DOWN + 1], buffers.gate_up, buffers.out, prepared, sums, thread, num_threads
-        )
-        wait_for_all(barrier, num_threads)
+        for row in range(0, num_rows, ROWS):
+            x, out = normed[row : row + ROWS], buffers.out[row : row + ROWS]
+            gate_up = buffers.gate_up[: x.shape[0]]
+            _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], x, gate_up, prepared, sums, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _activate(gate_up, model.hidden, model.activation, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_DOWN], layer[_DOWN + 1], gate_up, out, prepared, sums, thread, num_threads)
+            wait_for_all(barrier, num_threads)
         _add_output(residual, buffers.out, numbers, layer[_DOWN_NORM], epsilon, normed)
 
     last = np.empty((batch.rows.size, hidden_size), np.float32)

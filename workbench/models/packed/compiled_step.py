@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from workbench.attention.cpu.backend import shared_memory
 from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.cpu.barrier import make_barrier
-from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, run_layers
+from workbench.models.cpu.layer_loop import ROWS, Batch, Buffers, Field, Model, run_layers
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
 from workbench.threads import num_threads, thread_pool
@@ -86,24 +87,34 @@ class CompiledStep:
             self._cosines,
             self._sines,
         )
-        widths = (
-            description.qkv_size,
-            description.num_heads * description.head_dim,
-            description.hidden_size,
-            2 * description.hidden,
-        )
-        shared = [np.empty((num_tokens, width), np.float32) for width in widths]
         logits = mx.zeros((len(rows), description.vocab_size))
         mx.eval(logits)
-        buffers = Buffers._make([*shared, shared_memory(logits)])  # a copy of many logits would take milliseconds
+        buffers = self._buffers(num_tokens, shared_memory(logits))  # a copy of many logits would take milliseconds
+        # Each thread computes the residual of all rows, in the memory of its embeddings.
+        batches = [batch, *(batch._replace(embedded=embedded.copy()) for _ in range(1, self._num_threads))]
 
         def work_of(thread: int) -> None:
             scratch = self._scratches[thread]
             sizes = (thread, self._num_threads, self._barrier)
-            run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
+            run_layers(self._model, batches[thread], self._shapes, self._pool_size, buffers, scratch, *sizes)
 
         thread_pool(self._num_threads).run(work_of)
         return logits
+
+    def _buffers(self, num_tokens: int, logits: np.ndarray) -> Buffers:
+        """Memory for a step; the gate and up projections come when queries, keys and values are no longer needed."""
+        sizes = self._description
+        attention = (sizes.qkv_size, sizes.num_heads * sizes.head_dim)
+        gate_up = (min(num_tokens, ROWS), 2 * sizes.hidden)
+        memory = np.empty(max(num_tokens * sum(attention), math.prod(gate_up)), np.float32)
+        qkv, attended = np.split(memory[: num_tokens * sum(attention)], [num_tokens * attention[0]])
+        return Buffers(
+            qkv.reshape(num_tokens, -1),
+            attended.reshape(num_tokens, -1),
+            np.empty((num_tokens, sizes.hidden_size), np.float32),
+            memory[: math.prod(gate_up)].reshape(gate_up),
+            logits,
+        )
 
     def _work(self, metadata: AttentionMetadata) -> tuple[np.ndarray, np.ndarray]:
         """The work lists of the layers' windows, one after another, and each layer's part of them."""
