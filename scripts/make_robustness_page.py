@@ -36,7 +36,7 @@ def table(report):
         ),
         "requests running and KV blocks in use afterwards": tuple(map(int, reversed(report["in_use_afterwards"]))),
         "lines in the log; tracebacks": (report["log_lines"], report["tracebacks"]),
-        "resident memory in the first minute of the attack, medians of tenths, MiB": join(
+        "resident memory in the first two minutes of the attack, medians of tenths, MiB": join(
             report["memory_mib_warming_up"]
         ),
         "resident memory after that, medians of tenths, MiB": join(memory),

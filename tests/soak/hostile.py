@@ -29,8 +29,8 @@ ENGINE = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "block_size": 16, "
 MLX_CACHE_BYTES = 1 << 20
 """Limit of MLX's cache of freed buffers. MLX fills its own, 32 MiB on a CPU, over many minutes (see engine.py)."""
 
-WARM_UP_SECONDS = 60
-"""Time from which memory must be flat: the trace is full, and every kind of attack has had its largest burst."""
+WARM_UP_SECONDS = 120
+"""Time from which memory must be flat: the trace is full, and the largest bursts of several attacks have coincided."""
 
 RESULT = Path(__file__).parent / "results" / "hostile.json"
 
