@@ -115,3 +115,12 @@ def test_a_layer_without_a_probed_row(tmp_path):
     write_folder(tmp_path, "qwen3", {"group_size": 32, "bits": 4}, mx.bfloat16, **changes)
     loaded, expected = packed_and_plain(tmp_path)
     check_logits(loaded, expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mixtral"])
+def test_packed_weights_cannot_be_replaced(tmp_path, architecture):
+    write_folder(tmp_path, architecture, {"group_size": 32, "bits": 4}, mx.bfloat16)
+    loaded = load_model(tmp_path).model
+    for layer in (module for module in loaded.modules() if hasattr(module, "num_packed_weights")):
+        with pytest.raises(AttributeError, match='packed weights cannot be replaced: load the model with weights="fl'):
+            layer.weight = mx.zeros((2, 2))

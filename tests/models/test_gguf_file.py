@@ -231,6 +231,26 @@ def test_other_versions_and_files_are_refused(tmp_path, whole):
         GGUFFile(tmp_path / "none.gguf")
 
 
+def test_a_big_endian_file_is_named(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("t", np.ones((2, 32), np.float32))
+    finish(writer)
+    with pytest.raises(GGUFError, match="is big-endian, and only little-endian GGUF files can be read"):
+        GGUFFile(tmp_path / "big.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [("weight.1", "weight.2", r"tensor 'weight\.1' occurs twice"), ("key.1", "key.2", r"metadata key\.1 occurs twice")],
+)
+def test_a_name_that_occurs_twice_is_refused(tmp_path, name, other, message):
+    tensors = {f"weight.{number}": (np.full((2, 32), number, np.float32), "F32") for number in (1, 2)}
+    path = write_tensors(tmp_path / "m.gguf", tensors, {"key.1": 1, "key.2": 2})
+    path.write_bytes(path.read_bytes().replace(other.encode(), name.encode()))
+    with pytest.raises(GGUFError, match=message):
+        GGUFFile(path)
+
+
 def test_a_type_that_the_gguf_package_does_not_know_is_refused(tmp_path):
     path = write_tensors(tmp_path / "m.gguf", {"odd.weight": (np.ones((2, 32), np.float32), "F32")})
     data = path.read_bytes()
@@ -268,3 +288,11 @@ def test_a_split_model_needs_its_first_part_and_all_others(tmp_path):
     (tmp_path / "big-00003-of-00003.gguf").unlink()
     with pytest.raises(FileNotFoundError, match="big-00003-of-00003"):
         GGUFFile(tmp_path / "big-00001-of-00003.gguf")
+
+
+def test_a_part_in_the_place_of_another_is_refused(tmp_path):
+    first, _ = write_parts(tmp_path)
+    second, third = (tmp_path / f"big-0000{number}-of-00003.gguf" for number in (2, 3))
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(GGUFError, match=r"00003-of-00003\.gguf: metadata split\.no=1 must be 2 in part 3 of 3"):
+        GGUFFile(first)

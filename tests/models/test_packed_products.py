@@ -139,6 +139,14 @@ def test_a_wrong_product_is_seen(mutant, activations):
         check_products(packed, weights, "layer")
 
 
+def test_a_wrong_row_of_an_embedding_is_seen(monkeypatch):
+    packed, weights = packed_q4_0()
+    right = packed.rows
+    monkeypatch.setattr(packed, "rows", lambda outputs: np.roll(right(outputs), 1, axis=1))
+    with pytest.raises(WrongProductError, match=r"rows of layer \(4 bits, .* differ from its dequantised weights by"):
+        check_products(packed, weights, "layer")
+
+
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 def test_a_wrong_entry_of_a_table_is_seen(activations):
     packed, weights = random_matrix("IQ4_NL", 2 * TILE + 5, 256, activations)

@@ -75,13 +75,15 @@ def _rope_scaling(h: Hyperparameters) -> dict[str, Any] | None:
     factor = h.number("rope.scaling.factor", h.number("rope.scale_linear", 0.0))
     original = "rope.scaling.original_context_length"
     context = h.count(original) if h.get(original) else h.count("context_length")
-    beta_fast = h.number("rope.scaling.yarn_beta_fast", 32.0)
-    beta_slow = h.number("rope.scaling.yarn_beta_slow", 1.0)
+    beta_fast = h.number("rope.scaling.yarn_beta_fast", 32.0, above=0)
+    beta_slow = h.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor"):
         h.require(key, 1.0)
     h.require("rope.scaling.yarn_log_multiplier", 0.0)
     if kind == "none" or factor in (0.0, 1.0):
         return None
+    if factor < 0:
+        raise GGUFError(f"{h.file.path}: RoPE scaling factor {shown(factor)} must not be negative")
     if kind == "linear":
         return {"type": "linear", "factor": factor}
     return {
@@ -123,10 +125,10 @@ def _common_config(
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads or h.count("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": h.number("attention.layer_norm_rms_epsilon", above=0),
         "vocab_size": shape[0],
         "max_position_embeddings": h.count("context_length"),
-        "rope_theta": h.number("rope.freq_base", default_rope_theta),
+        "rope_theta": h.number("rope.freq_base", default_rope_theta, above=0),
         "rope_scaling": _rope_scaling(h),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
@@ -203,7 +205,7 @@ def _gemma3_config(h: Hyperparameters) -> dict[str, Any]:
         config["query_pre_attn_scalar"] = config["head_dim"]
     config["sliding_window"] = h.count("attention.sliding_window")
     config["sliding_window_pattern"] = h.count("attention.sliding_window_pattern", 6)
-    config["rope_local_base_freq"] = h.number("rope.freq_base_swa", 10_000.0)
+    config["rope_local_base_freq"] = h.number("rope.freq_base_swa", 10_000.0, above=0)
     return config
 
 

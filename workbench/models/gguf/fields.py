@@ -41,8 +41,10 @@ def whole_number(
     return value
 
 
-def number(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float | None:
-    """A finite number; ``default`` if the key is missing.
+def number(
+    metadata: Mapping[str, Any], key: str, default: float | None = None, *, above: float = -math.inf
+) -> float | None:
+    """A finite number above a limit; ``default`` if the key is missing.
 
     Raises:
         GGUFError: It is something else.
@@ -52,6 +54,8 @@ def number(metadata: Mapping[str, Any], key: str, default: float | None = None) 
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise GGUFError(f"metadata {key}={shown(value)} must be a finite number")
+    if value <= above:
+        raise GGUFError(f"metadata {key}={shown(value)} must be above {above:g}")
     return value
 
 

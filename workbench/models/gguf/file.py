@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from workbench.models.gguf.fields import GGUFError, whole_number
+from workbench.models.gguf.fields import GGUFError, shown, whole_number
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -126,16 +127,25 @@ class GGUFFile:
         cursor = _Cursor(self._buffer, 4)
         version = cursor.scalar("<I")
         if version not in VERSIONS:
-            raise GGUFError(f"{self.path} has GGUF version {version}; known are versions {VERSIONS}, little-endian")
+            raise GGUFError(_wrong_version(self.path, version))
         num_tensors, num_values = cursor.scalar("<Q"), cursor.scalar("<Q")
         self.metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = cursor.string()
+            if key in self.metadata:
+                raise GGUFError(f"{self.path}: metadata {key} occurs twice: download the file again")
             self.metadata[key] = cursor.value(cursor.scalar("<I"))
         table = [_tensor_entry(cursor) for _ in range(num_tensors)]
         alignment = whole_number(self.metadata, "general.alignment", DEFAULT_ALIGNMENT) or DEFAULT_ALIGNMENT
         self._start = -(-cursor.position // alignment) * alignment
-        self.tensors = {entry.name: self._map_tensor(entry, self._start) for entry in table}
+        self.tensors: dict[str, GGUFTensor] = {}
+        self._add_tensors(self._map_tensor(entry, self._start) for entry in table)
+
+    def _add_tensors(self, tensors: Iterable[GGUFTensor]) -> None:
+        for tensor in tensors:
+            if tensor.name in self.tensors:
+                raise GGUFError(f"{self.path}: tensor {tensor.name!r} occurs twice: download the file again")
+            self.tensors[tensor.name] = tensor
 
     def _join_parts(self, num_parts: int) -> None:
         first_suffix = f"-00001-of-{num_parts:05d}.gguf"
@@ -150,7 +160,12 @@ class GGUFFile:
                 raise FileNotFoundError(f"{path} is missing: the model is split into {num_parts} files")
             part = GGUFFile.__new__(GGUFFile)
             part._open(path)
-            self.tensors.update(part.tensors)
+            if (found := part.metadata.get("split.no", number - 1)) != number - 1:
+                raise GGUFError(
+                    f"{path}: metadata split.no={shown(found)} must be {number - 1} in part {number} of {num_parts}: "
+                    "download this part again"
+                )
+            self._add_tensors(part.tensors.values())
             self._other_buffers.append(part._buffer)
             self.paths.append(path)
 
@@ -198,6 +213,16 @@ class GGUFFile:
     def __repr__(self) -> str:
         architecture = self.metadata.get("general.architecture", "?")
         return f"GGUFFile({str(self.path)!r}, architecture={architecture!r}, {len(self.tensors)} tensors)"
+
+
+def _wrong_version(path: Path, version: int) -> str:
+    """The message for a file of a version that cannot be read."""
+    versions = " and ".join(map(str, VERSIONS))
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+        return (
+            f"{path} is big-endian, and only little-endian GGUF files can be read: download or convert the model again"
+        )
+    return f"{path} has GGUF version {version}; versions {versions} can be read: download or convert the model again"
 
 
 # Types whose elements numpy knows; every other type is kept as bytes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from workbench.models.gguf import fields
@@ -44,13 +45,13 @@ class Hyperparameters:
         self._unread.discard(key)
         return self._values.get(key, default)
 
-    def number(self, key: str, default: float | None = None) -> Any:
-        """A number that is the same for all layers.
+    def number(self, key: str, default: float | None = None, *, above: float = -math.inf) -> Any:
+        """A finite number above a limit, the same for all layers.
 
         Raises:
-            GGUFError: The key is missing, or has one value per layer.
+            GGUFError: The key is missing, differs between layers, or is not such a number.
         """
-        return fields.number(self._one_value(key, default), self._prefix + key)
+        return fields.number(self._one_value(key, default), self._prefix + key, above=above)
 
     def count(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
         """An integer that is the same for all layers.

@@ -2,7 +2,7 @@
 
 A model that is compared with itself shows nothing about a wrong product, because both sides are wrong. So the weights
 of some outputs are dequantised by other code (PyPI gguf, MLX), and multiplied in float64. The same comparison with the
-input shifted by a column has to fail.
+input shifted by a column has to fail. The rows that an embedding reads are compared with the same weights.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
         name: Name of a layer, for the message.
 
     Raises:
-        WrongProductError: A product is wrong, or the shifted input cannot be told from the right one.
+        WrongProductError: A product or a row is wrong, or the shifted input cannot be told from the right one.
     """
     outputs = _probed_outputs(matrix.num_outputs)
     weights = dequantised(outputs).astype(np.float64)
@@ -97,6 +97,12 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
             )
         if not control > 10 * TOLERANCE and weights.any() and matrix.num_columns > 1:
             raise WrongProductError(f"a shifted input changes the product with {name} by {control:.1e} only")
+    error = np.abs(matrix.rows(outputs) - weights).max() / max(np.abs(weights).max(), np.finfo(np.float32).tiny)
+    if not error <= TOLERANCE:
+        raise WrongProductError(
+            f"rows of {name} ({matrix.form.bits} bits, {matrix.num_outputs} x {matrix.num_columns}) differ from its "
+            f"dequantised weights by {error:.1e} of the largest (allowed: {TOLERANCE:.0e})"
+        )
 
 
 def check_experts(layer: PackedExperts, dequantised: WeightsOf, name: str) -> None:

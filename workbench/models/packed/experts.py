@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.models.packed.layers import rows_in_memory
+from workbench.models.packed.layers import FIXED, rows_in_memory
 from workbench.models.packed.matrix import PackedMatrix
 
 
@@ -63,6 +63,10 @@ class PackedExperts(nn.Module):
         """The weights as float32 [num_experts, num_outputs, num_columns], for a model that computes by itself."""
         outputs = np.arange(self.output_dims)
         return mx.array(np.stack([matrix.rows(outputs) for matrix in self._matrices]))
+
+    @weight.deleter
+    def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
+        raise AttributeError(FIXED)
 
     def products(self, x: np.ndarray, experts: np.ndarray) -> np.ndarray:
         """Each row multiplied with the matrix of its expert; rows of one expert share a product.

@@ -16,6 +16,9 @@ import numpy as np
 from workbench.attention.cpu.backend import shared_memory
 from workbench.models.packed.matrix import PackedMatrix
 
+FIXED = 'packed weights cannot be replaced: load the model with weights="float32"'
+"""Message of the error when a program or a model assigns new weights to a packed layer."""
+
 
 class Product:
     """A packed matrix and its latest result, for the layers that share it.
@@ -95,6 +98,10 @@ class PackedLinear(nn.Module):
         """The weights as float32 [num_outputs, num_columns], for a model that computes with them by itself."""
         return mx.array(self._product.matrix.rows(self._product.outputs_of(self._index)))
 
+    @weight.deleter
+    def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
+        raise AttributeError(FIXED)
+
     def __call__(self, x: mx.array) -> mx.array:
         """The layer's outputs, [..., num_outputs] in x's dtype; x is [..., num_columns]."""
         y = self._product.part(x, self._index)
@@ -140,6 +147,10 @@ class PackedEmbedding(nn.Module):
     def weight(self) -> mx.array:
         """The weights as float32 [vocab_size, hidden_size], for a model that computes with them by itself."""
         return mx.array(self._product.matrix.rows(self._product.outputs_of(0)))
+
+    @weight.deleter
+    def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
+        raise AttributeError(FIXED)
 
     def __call__(self, token_ids: mx.array) -> mx.array:
         """Embeddings of token ids, [*token_ids.shape, hidden_size]."""
