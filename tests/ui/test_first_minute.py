@@ -270,6 +270,7 @@ def test_an_output_token_shows_the_likely_words_beside_it(open_page, serve, tiny
                 assert (" sampled" in words) == (candidate["id"] == top["sampled"])
         assert "top_k 2 left 2 of" in page.root.get_by_role("tooltip").text_content()
         tokens.nth(1).click()
+        page.frame()
         assert page.root.locator(".wb-drawer .wb-bars li").count() >= 4
 
 
@@ -344,6 +345,27 @@ def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
         for button in page.root.locator("button:visible").all():
             box = button.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= 390, button.text_content()
+
+
+def test_a_comparison_fits_on_a_narrow_screen(open_page, tmp_path, engine):
+    engine.run(progress=False)
+    to_html(engine.trace, tmp_path / "two.html", other=engine.fork(max_num_batched_tokens=8))
+    page = open_page(f"file://{tmp_path}/two.html#story", width=390, height=844)
+    page.wait("view.other && view.other.comparison")
+    page.frame()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+    for hint in page.root.locator("section .wb-hint:visible").all():
+        assert hint.evaluate("(hint) => hint.scrollWidth <= hint.clientWidth"), hint.text_content()
+
+
+def test_the_buttons_of_the_view_stay_together(open_page, serve, engine):
+    engine.step()
+    page = open_page(serve(engine), width=1280, height=800)
+    page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
+    page.frame()
+    buttons = page.root.locator(".wb-of-view button:visible").all()
+    middles = {round(box["y"] + box["height"] / 2) for box in (button.bounding_box() for button in buttons)}
+    assert len(buttons) == 7 and max(middles) - min(middles) < 3, middles
 
 
 # -- four questions -----------------------------------------------------------------------------------------------

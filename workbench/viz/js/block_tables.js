@@ -13,7 +13,7 @@ export class BlockTablesPanel extends CanvasPanel {
     super(view, {
       id: "tables",
       title: "Block tables",
-      hint: "physical block ids in logical order, filled as far as they are used",
+      hint: "physical block ids, each filled as far as it is used",
       height: 120,
     });
     this.rows = [];

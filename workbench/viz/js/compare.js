@@ -4,7 +4,7 @@
 // are only drawn.
 
 import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
-import { hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
+import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { forkWords } from "./what_if.js";
@@ -184,8 +184,8 @@ export class ComparePanel extends CanvasPanel {
       const label = `${run ? "b" : "a"}: ${counted(store.numSteps, "step")}`;
       text(context, label, LEFT - 8, middle + sign * half * 0.6, colours.muted, SMALL, "right");
     });
-    const title = "tokens per step; the strip marks steps in which a (above) or b (below) has more";
-    text(context, title, LEFT, 9, colours.muted, SMALL);
+    const parts = ["tokens per step", "the strip marks steps in which a (above) or b (below) has more"];
+    text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
     for (const tick of ticks(0, this.end, 8, !this.timed)) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
       const label = this.timed ? formatSeconds(tick) : formatNumber(tick);

@@ -57,8 +57,7 @@ export class Controls {
       title,
       this.engine,
       this.tune,
-      h("span", { class: "wb-space" }),
-      this.viewControls(),
+      h("div", { class: "wb-group wb-of-view" }, this.viewControls()),
     );
   }
 
@@ -161,8 +160,10 @@ export class Controls {
   }
 
   nothingYet() {
-    if (!this.view.live) return "This trace has no steps.";
-    return this.view.status.state === "running" ? "The first step is being computed." : "No steps yet.";
+    const { live, status: { state } } = this.view;
+    if (!live) return "This trace has no steps.";
+    if (state === "running") return "The first step is being computed.";
+    return state === "paused" ? "No steps yet: press Run, or Step for one." : "No steps yet: ask the model something.";
   }
 
   badgeText() {

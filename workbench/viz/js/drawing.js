@@ -45,6 +45,16 @@ export function text(context, string, x, y, colour, font = FONT, align = "left")
   context.fillText(string, x, y);
 }
 
+/** A text that stays readable on a picture: it has an outline in the colour of the background. */
+export function outlinedText(context, string, x, y, colour, background, font = FONT) {
+  setFont(context, font);
+  context.textAlign = "left";
+  context.strokeStyle = background;
+  context.lineWidth = 3;
+  context.strokeText(string, x, y);
+  text(context, string, x, y, colour, font);
+}
+
 const widths = new Map();
 
 /** Width of a text in pixels, remembered; every digit counts as a 0, because counters never end. */
@@ -57,6 +67,14 @@ export function textWidth(context, string, font) {
     widths.set(key, width = context.measureText(sample).width);
   }
   return width;
+}
+
+/** As many parts of a text, each after the separator, as fit into a width; the first in any case. */
+export function fitting(context, parts, separator, width, font = FONT) {
+  return parts.reduce((found, part) => {
+    const longer = found + separator + part;
+    return textWidth(context, longer, font) <= width ? longer : found;
+  });
 }
 
 /** The id of a request, right-aligned, with the square of its hue before it when it is in focus. */

@@ -263,7 +263,7 @@ export class GanttPanel extends StepPanel {
     const id = plain(request.id), prompt = request.num_prompt_tokens;
     if (chunk) {
       const kind = `${chunk.n} ${chunk.decode ? "decode" : "prefill"}`;
-      return [id, state, kind, chunk.start, chunk.end, prompt, chunk.limitedBy];
+      return [id, state, kind, chunk.start, chunk.end, prompt, limitOf(chunk)];
     }
     const waits = state === "waiting" || state === "preempted";
     const why = waits ? store.whyNot(request, step) : request.finishReason;

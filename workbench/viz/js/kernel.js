@@ -8,8 +8,8 @@ import { bytesPerPosition, formatBytes, workOf, workTotals } from "./work.js";
 
 const LEFT = 84, TOP = 20, GAUGE = 56, BYTES = 52, MAX_ROWS = 240;
 
-const ITEMS_HINT = "one row per work item: its query rows and the KV it reads";
-const THREADGROUPS_HINT = "one row per threadgroup: its query rows and the KV blocks it read";
+const ITEMS_HINT = "a row per work item: its query rows and its KV";
+const THREADGROUPS_HINT = "a row per threadgroup: its rows and KV blocks";
 
 /** Names of the backends that are not their words. */
 const BACKENDS = { cpu: "CPU", cuda: "CUDA", metal: "Metal" };

@@ -1,7 +1,7 @@
 // Metrics as small plots on the shared step axis; each shows its unit and its value at the cursor.
 
 import { counted, formatNumber, formatSeconds } from "./dom.js";
-import { SMALL, text } from "./drawing.js";
+import { outlinedText, SMALL, text } from "./drawing.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 
@@ -136,7 +136,7 @@ export class MetricsPanel extends StepPanel {
       const label = high ? metric.write(high).replace(/ (of|in|waiting).*/, "") : "0";
       text(context, label, axis.x0 - 8, top + 3, colours.muted, SMALL, "right");
       if (hasRoomAtRight(this.width)) text(context, metric.name, axis.x1 + 16, top + 7, colours.muted, SMALL);
-      else text(context, metric.name, axis.x0 + 4, top + 3, colours.muted, SMALL);
+      else outlinedText(context, metric.name, axis.x0 + 4, top + 3, colours.text, colours.background, SMALL);
     });
   }
 

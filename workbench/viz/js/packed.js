@@ -27,6 +27,9 @@ const LEFT = 84, RIGHT = 16;
 /** Two ribbons of query rows, one to scale and one readable, and below them a row for each sequence. */
 const RIBBON = 20, TRUE_Y = 14, READABLE_Y = 62, ROWS_Y = 128;
 
+/** Share of the width that labels of the rows may take; with less room they say less. */
+const LABELS = 0.45;
+
 export class PackedPanel extends CanvasPanel {
   constructor(view) {
     super(view, {
@@ -46,11 +49,25 @@ export class PackedPanel extends CanvasPanel {
     this.window = store.numSteps ? store.window(cursor.step) : 0;
     this.row = this.chunks.length <= 16 ? 20 : Math.max(7, Math.min(20, 320 / this.chunks.length));
     this.setHeight(ROWS_Y + Math.max(3, this.chunks.length) * this.row + 22);
-    const space = this.width - LEFT - RIGHT, labels = Math.min(250, space * 0.36);
+    const space = this.width - LEFT - RIGHT, labels = this.layoutLabels(space * LABELS);
     this.trueScale = (q) => LEFT + (q / Math.max(this.budget, this.total, 1)) * space;
     this.readable = readableScale(this.chunks.map((chunk) => chunk.n), space, 22);
     this.kvMost = Math.max(16, ...this.chunks.map((chunk) => chunk.end));
     this.kvScale = (kv) => LEFT + (kv / this.kvMost) * (space - labels);
+  }
+
+  /** Choose labels that fit into a width; returns the width they take. */
+  layoutLabels(most) {
+    const context = this.canvas.getContext("2d");
+    const parts = this.chunks.map((chunk) => {
+      const drafts = chunk.drafts ? [`${chunk.accepted}/${chunk.drafts} drafts`] : [];
+      return [`q${formatRange(chunk.q0, chunk.q1)}`, counted(chunk.n, "row"), kvOf(chunk), ...drafts];
+    });
+    for (const first of [0, 1, 2]) {
+      this.labels = parts.map((words) => words.slice(first).join("  "));
+      const width = 10 + Math.max(0, ...this.labels.map((label) => textWidth(context, label, MONO)));
+      if (width <= most || first === 2) return width;
+    }
   }
 
   draw(context, width) {
@@ -147,15 +164,13 @@ export class PackedPanel extends CanvasPanel {
       this.drawCachedKv(context, chunk, top, height);
       this.drawNewRows(context, chunk, top, height);
       if (row >= 12) this.drawBlockTicks(context, chunk, top, height);
-      if (row >= 11 || !chunk.decode) this.labelRow(context, chunk, y + row / 2);
+      if (row >= 11 || !chunk.decode) this.labelRow(context, chunk, y + row / 2, this.labels[i]);
     });
   }
 
-  labelRow(context, chunk, y) {
+  labelRow(context, chunk, y, label) {
     requestLabel(context, this.theme, chunk.request, LEFT - 8, y);
     const right = Math.max(this.kvScale(chunk.end), this.kvScale(chunk.start) + 8);
-    const drafts = chunk.drafts ? `  ${chunk.accepted}/${chunk.drafts} drafts` : "";
-    const label = `q${formatRange(chunk.q0, chunk.q1)}  ${counted(chunk.n, "row")}  ${kvOf(chunk)}${drafts}`;
     text(context, label, right + 10, y, this.theme.colours.muted, MONO);
   }
 
@@ -292,7 +307,7 @@ export class PackedPanel extends CanvasPanel {
     const cells = (c) => {
       const rows = [c.q0, c.q1, c.n], kv = [c.start, c.end], sampled = c.sampled >= 0 ? c.sampled : "–";
       const drafts = c.drafts ? `${c.accepted} of ${c.drafts}` : "–";
-      return [c.seq, plain(c.request.id), kindOf(c), ...rows, ...kv, c.limitedBy, drafts, sampled];
+      return [c.seq, plain(c.request.id), kindOf(c), ...rows, ...kv, limitOf(c), drafts, sampled];
     };
     const kv = ["KV before", "KV after"];
     return {
@@ -305,7 +320,7 @@ export class PackedPanel extends CanvasPanel {
         "q to",
         "rows",
         ...kv,
-        "limited by",
+        "why not more",
         "drafts accepted",
         "sampled",
       ],

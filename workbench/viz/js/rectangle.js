@@ -2,7 +2,7 @@
 // block-diagonal mask cell by cell.
 
 import { counted, formatNumber, plain } from "./dom.js";
-import { MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
+import { fitting, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
 import { mix } from "./theme.js";
@@ -24,7 +24,7 @@ export class RectanglePanel extends CanvasPanel {
     super(view, {
       id: "rectangle",
       title: "Attention mask",
-      hint: "rows are query tokens, columns are KV positions; click a sequence of the packed batch to see its own",
+      hint: "query tokens against KV positions; click a sequence of the packed batch for its own",
       height: 60,
     });
   }
@@ -104,10 +104,13 @@ export class RectanglePanel extends CanvasPanel {
     const which = own || this.chunks.length === 1 ? "" : `, the largest of ${this.chunks.length} sequences`;
     text(context, `${plain(chunk.request.id)}: ${shape}${which}`, LEFT, 10, colours.text);
     const dense = items.filter((item) => item.split === 0).length * columns;
-    const tiles = `${counted(counts.computed, "tile")} computed (${formatNumber(counts.diagonal)} partly masked)`;
-    const rest = `${formatNumber(dense)} in a dense mask; ${formatNumber(counts.skipped)} skipped`;
-    const source = this.work.source === "launch" ? "from the launch" : "planned";
-    text(context, `${tiles} of ${rest} · ${source}`, LEFT, 26, colours.muted);
+    const tiles = [
+      `${formatNumber(counts.computed)} of ${counted(dense, "tile")} computed`,
+      `${formatNumber(counts.diagonal)} partly masked`,
+      `${formatNumber(counts.skipped)} skipped`,
+      this.work.source === "launch" ? "from the launch" : "planned",
+    ];
+    text(context, fitting(context, tiles, ", ", this.width - LEFT), LEFT, 26, colours.muted);
     const labelRow = (q) => {
       const y = TOP + (q + 0.5) * dy;
       text(context, formatNumber(chunk.start + q), LEFT - 8, y, colours.muted, SMALL, "right");

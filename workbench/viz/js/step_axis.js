@@ -7,7 +7,7 @@ const WIDE = 620, NARROW = 430;
 
 /** Left and right margins of the panels on the step axis, so that a step has the same x in all of them. */
 export function marginOf(width) {
-  return { left: width < NARROW ? 60 : 84, right: width < WIDE ? 20 : 176 };
+  return { left: width < NARROW ? 68 : 84, right: width < WIDE ? 20 : 176 };
 }
 
 /** Whether the right margin has room for words. */

@@ -35,7 +35,7 @@ export class TextsPanel extends Panel {
     super(view, {
       id: "texts",
       title: "Texts",
-      hint: "up to the cursor; hover over a token to see its step, click it to go there",
+      hint: "up to the cursor; click a token to go to its step",
     });
     this.list = h("div", { class: "wb-cards", tabindex: 0, role: "group", "aria-label": "Requests and their texts" });
     this.note = h("p", { class: "wb-note", hidden: true });

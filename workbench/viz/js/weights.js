@@ -9,7 +9,7 @@ export class WeightsPanel extends Panel {
     super(view, {
       id: "weights",
       title: "Attention weights",
-      hint: "darker tokens get more of the row's attention (square-root scale)",
+      hint: "darker means more attention (square-root scale)",
     });
     this.layer = h("input", { type: "number", min: 0, value: 0, class: "wb-number-input", "aria-label": "Layer" });
     const capture = () => view.send("capture", { layer: Number(this.layer.value) });
