@@ -29,6 +29,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} ... {text[-MAX_SHOWN // 4 :]}"
 
 
+def counted(value: int, noun: str, plural: str = "") -> str:
+    """A number of things, for example "1 request" and "2,000 requests".
+
+    Args:
+        value: The number.
+        noun: The word for one of them.
+        plural: The word for several, if it is not the noun with an s.
+    """
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
 def printable(text: str) -> str:
     """A text without line breaks, control characters and other characters that steer a terminal, which are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)

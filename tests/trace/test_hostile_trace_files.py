@@ -160,7 +160,7 @@ def changed(index: int, value) -> dict:
         ),
         ([{"kind": "keyframe", "step": 3}, step(5)], "step 5 follows step 2"),
         ([supplement(0)], "supplement 'shadow' names step 0, the trace has 0 steps"),
-        ([step(0), supplement(1)], "names step 1, the trace has 1 steps"),
+        ([step(0), supplement(1)], "names step 1, the trace has 1 step"),
         ([step(0), supplement(10**9)], "names step 1000000000"),
         ([step(0), supplement(2**40)], "step"),
         ([step(0), supplement(-1)], "step"),

@@ -152,7 +152,8 @@ def test_events_and_reprs(trace):
     kinds = {event.kind for event in trace.events}
     assert {"arrive", "admit", "preempt", "resume", "finish"} <= kinds
     assert (
-        repr(trace) == f"Trace(engine: 25 steps, 5 requests, {sum(r.num_tokens for r in trace)} tokens scheduled, done)"
+        repr(trace)
+        == f"Trace(engine: 25 steps, 5 requests, {sum(r.num_tokens for r in trace):,} tokens scheduled, done)"
     )
     assert "r0" in repr(trace.requests)
     assert "nobody" not in trace.requests

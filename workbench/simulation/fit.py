@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from workbench.field_checks import counted
 from workbench.on_demand import np
 from workbench.simulation.drift import Drift, find_drift
 from workbench.simulation.step_model import (
@@ -261,7 +262,8 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
         notes.append(f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted")
     if stalls:
         notes.append(
-            f"left out: {len(stalls)} stalls, steps that took over {STALL_FACTOR} times as long as others like them"
+            f"left out: {counted(len(stalls), 'stall')}, steps that took over {STALL_FACTOR} times as long as others "
+            "like them"
         )
     return coefficients, FitReport(
         num_fitted=len(seen),

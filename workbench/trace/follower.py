@@ -49,7 +49,7 @@ class TraceFollower:
         >>> simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 2}]}).save("run.jsonl")
         >>> follower = TraceFollower("run.jsonl")
         >>> follower.trace
-        Trace(simulation: 2 steps, 1 requests, 21 tokens scheduled, done)
+        Trace(simulation: 2 steps, 1 request, 21 tokens scheduled, done)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from workbench.field_checks import counted
 from workbench.on_demand import np
 from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.latency import Latency
@@ -283,12 +284,13 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
     unit = summary.unit
     lines = [
-        f"{summary.num_finished} of {summary.num_requests} requests ended in {summary.num_steps} steps"
+        f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
+        f"in {counted(summary.num_steps, 'step')}"
         + (f", {summary.duration:.3f} s" if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
         f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} computed again "
-        f"({summary.num_preemptions} preemptions)",
+        f"({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
         f"tokens per {'second' if unit == 's' else 'step'}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from workbench.field_checks import counted
+
 if TYPE_CHECKING:
     from workbench.trace.records import Chunk, StepRecord
 
@@ -63,9 +65,9 @@ def _work(step: StepRecord) -> str:
         if num_replies == 1:
             return f"the reply to {_name(step.chunks[0].request_id)} grows{_by(step.chunks)}"
         return f"{num_replies:,} replies grow{_by(step.chunks)}"
-    words = _counted(num_tokens, "prompt token")
+    words = counted(num_tokens, "prompt token")
     if num_replies:
-        words += f" and {_counted(num_replies, 'reply', 'replies')} share one pass"
+        words += f" and {counted(num_replies, 'reply', 'replies')} share one pass"
     elif len(prefills) == 1:
         words = f"{_part_of_prompt(prefills[0])} {'takes' if num_tokens == 1 else 'take'} one pass"
     else:
@@ -89,7 +91,7 @@ def _part_of_prompt(chunk: Chunk) -> str:
     last = not chunk.is_partial_prefill
     if chunk.num_cached_tokens:
         rest = f"{number} {noun} of {name}"
-        return f"{rest} (the prefix cache has {_counted(chunk.num_cached_tokens, 'token')})"
+        return f"{rest} (the prefix cache has {counted(chunk.num_cached_tokens, 'token')})"
     if chunk.start == 0:
         return f"all {number} {noun} of {name}" if last else f"the first {number} {noun} of {name}"
     return f"the last {number} {noun} of {name}" if last else f"{number} more {noun} of {name}"
@@ -157,7 +159,3 @@ def _plain(text: str, limit: int) -> str:
     """Text of bounded length without characters that could break the line or turn the direction of writing."""
     safe = _UNSAFE.sub("·", text[: limit + 1])
     return safe if len(safe) <= limit else f"{safe[: limit - 1]}…"
-
-
-def _counted(value: int, noun: str, plural: str = "") -> str:
-    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
-from workbench.field_checks import printable
+from workbench.field_checks import counted, printable
 from workbench.trace import storage
 from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
@@ -363,7 +363,7 @@ class Trace:
     def steps_in_words(self) -> str:
         """The steps of the run that are in the trace, for a message."""
         if not len(self) or self[0].step == 0:
-            return f"{len(self)} steps"
+            return counted(len(self), "step")
         return f"steps {self[0].step} to {self[-1].step}"
 
     def metrics(self) -> TraceMetrics:
@@ -431,8 +431,8 @@ class Trace:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {len(self.requests)} requests, "
-            f"{tokens} tokens scheduled{ended})"
+            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.requests), 'request')}, "
+            f"{counted(tokens, 'token')} scheduled{ended})"
         )
 
     def _repr_html_(self) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from workbench.field_checks import counted
 from workbench.trace.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
@@ -92,12 +93,12 @@ def step_html(record: StepRecord) -> str:
     facts = [
         f"{tokens} tokens: {record.num_prefill_tokens} prefill, {record.num_decode_tokens} decode",
         f"{len(record.running)} running, {len(record.waiting)} waiting",
-        f"{record.free_blocks} blocks free after scheduling, {record.free_blocks_end} at the end",
+        f"{counted(record.free_blocks, 'block')} free after scheduling, {record.free_blocks_end} at the end",
     ]
     if record.timings:
         facts.append(" · ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in record.timings.items()))
     if record.kernel:
-        facts.append(f"attention {record.kernel.backend}, {len(record.kernel.work_items)} work items")
+        facts.append(f"attention {record.kernel.backend}, {counted(len(record.kernel.work_items), 'work item')}")
     parts = [f"<h4>Step {record.step}</h4>", f"<p>{escape('. '.join(facts))}.</p>"]
     if record.chunks:
         parts.append(f"<h5>Packed batch</h5>{svg.packed_batch(record, focus)}")
