@@ -67,7 +67,10 @@ def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
         (["--host", "0.0.0.0"], "give --api-key KEY, or --insecure"),
         (["--api-key", "short"], "at least 8 characters"),
         (["--port", "70000"], "port must be from 0 to 65535, got 70000"),
-        (["--set", "max_seqs=4"], "--set 'max_seqs=4' must be FIELD=VALUE with a field of"),
+        (
+            ["--set", "max_seqs=4"],
+            "--set 'max_seqs=4' must be FIELD=VALUE (did you mean max_num_seqs?) with a field of",
+        ),
         (["--set", "block_size=0"], "block_size must be"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from html.parser import HTMLParser
 
@@ -228,6 +229,17 @@ def test_hostile_names_are_only_text():
     assert parser.tags <= {"div", "p", "br", "table", "thead", "tbody", "tr", "th", "td"}
     assert name in parser.text
     assert name in repr(result)
+
+
+def test_accepted_drafts_are_tokens_of_the_output():
+    plain = simulate(WORKLOAD)
+    drafts = {"num_speculative_tokens": 3}
+    accepting = [{**request, "accepts": [2, 1]} for request in WORKLOAD["requests"]]
+    speculative = simulate({**WORKLOAD, "requests": accepting}, config=drafts)
+    assert len(speculative) < len(plain)
+    assert compare(plain, speculative).badge == "same tokens"
+    cells = [int(cell) for cell in re.findall(r"<td>(\d+)</td>", speculative._repr_html_())]
+    assert cells[1::2] == [request["max_tokens"] for request in WORKLOAD["requests"]]
 
 
 def test_repr_of_many_requests():

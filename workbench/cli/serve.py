@@ -11,6 +11,7 @@ from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
+    from workbench.config import EngineConfig
     from workbench.distributed.job import MakeEngine
     from workbench.models.load import LoadedModel
 
@@ -124,22 +125,14 @@ def run(options: argparse.Namespace) -> int:
         drain_seconds=options.drain_seconds,
     )
     settings.check_files()
+    config = _engine_config(options)
     if options.check:
         from workbench.serve.exposure import exposure
 
         print(exposure(settings, options.api_key_file))
         return 0
-    from workbench.config import EngineConfig
     from workbench.distributed.job import run_job
     from workbench.serve.server import serve
-    from workbench.simulation.sweep import read_settings
-
-    config = EngineConfig(
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        num_blocks=options.num_blocks,
-        max_model_len=options.max_model_len,
-    ).replace(**read_settings(options.set))
 
     def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
         with make_engine(config, keep_steps=options.keep_steps) as engine:
@@ -147,3 +140,15 @@ def run(options: argparse.Namespace) -> int:
         return 0
 
     return run_job(options.model, lead, weights=options.weights, activations=options.activations)
+
+
+def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    from workbench.config import EngineConfig
+    from workbench.simulation.sweep import read_settings
+
+    return EngineConfig(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        num_blocks=options.num_blocks,
+        max_model_len=options.max_model_len,
+    ).replace(**read_settings(options.set))

@@ -38,7 +38,9 @@ examples:
   workbench trace misses run.jsonl.gz r17
 """
 
-_SHOWN = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean")
+_SHOWN = dict.fromkeys(_TIMES, "s") | {"output_throughput": "tok/s"}
+"""Values that ``trace whatif`` prints, with their units."""
 
 
 def add_parsers(actions: Commands) -> None:
@@ -190,14 +192,14 @@ def _whatif(options: argparse.Namespace) -> int:
     trace, others, fit_from = _sources(options)
     predictor = Predictor(trace, others=others, fit_from=fit_from)
     prediction = predictor.predict(**changes) if changes else predictor.unchanged
-    print(f"{'':<20}{'recorded':>12}{'predicted':>12}{'interval':>26}{'unchanged off by':>18}")
-    for name in _SHOWN:
+    print(f"{'':<24}{'recorded':>12}{'predicted':>12}{'interval':>26}{'unchanged off by':>18}")
+    for name, unit in _SHOWN.items():
         if (interval := prediction.intervals.get(name)) is None:
             continue
         recorded = f"{predictor.recorded[name]:.4g}" if name in predictor.recorded else "-"
         spread = f"{interval.low:.4g} to {interval.high:.4g}"
         error = f"{predictor.errors[name]:+.1%}" if name in predictor.errors else "-"
-        print(f"{name:<20}{recorded:>12}{interval.value:>12.4g}{spread:>26}{error:>18}")
+        print(f"{f'{name}, {unit}':<24}{recorded:>12}{interval.value:>12.4g}{spread:>26}{error:>18}")
     for note in prediction.notes:
         print(f"note: {note}")
     if flags := vllm_flags(changes):

@@ -299,6 +299,7 @@ def _load_with_mlx_lm(
             ) from None
         if Path(location).is_dir():
             raise ValueError(f"mlx-lm cannot load the folder {location!r}: {reason}") from problem
+        reason = " ".join(reason.split()).rstrip(".")
         raise OSError(
             f"mlx-lm cannot load {name!r}: {reason}. If it is a repository, check its name and the connection; "
             "otherwise give the path of a GGUF file or of a model's folder"

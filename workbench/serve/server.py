@@ -87,7 +87,13 @@ class Server:
         )
         log = self._access_log
         log_request: LogRequest = log or (lambda handler: None)
-        sockets = bind_sockets(settings.port, settings.host, backlog=BACKLOG)
+        try:
+            sockets = bind_sockets(settings.port, settings.host, backlog=BACKLOG)
+        except OSError as problem:
+            raise OSError(
+                f"port {settings.port} of {settings.host} cannot be used: {problem.strerror}; choose another one with "
+                "--port (port= in Python)"
+            ) from problem
         self.port: int = sockets[0].getsockname()[1]
         # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
         self.dashboard = Dashboard(make_app(lambda: engine.trace), log_request)

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in known or not text:
-            raise ValueError(f"{form.format(repr(setting))} with a field of {', '.join(known)}")
+            similar = get_close_matches(name, known, n=1, cutoff=0.8) if name not in known else []
+            hint = f" (did you mean {similar[0]}?)" if similar else ""
+            raise ValueError(f"{form.format(repr(setting))}{hint} with a field of {', '.join(known)}")
         if name in texts:
             raise ValueError(f"{form.format(repr(setting))}, and {name} is given twice")
         texts[name] = text

@@ -8,7 +8,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from workbench.field_checks import printable
+from workbench.field_checks import counted, printable
 from workbench.trace.divergence import (
     Divergence,
     TokenDifference,
@@ -195,12 +195,13 @@ class Comparison:
         title, rows = self._table()
         head = "".join(f"<th>{escape(cell)}</th>" for cell in title)
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        text = "<br>".join(escape(line) for line in [*self._lines(), *self._more()])
-        return f"<div><p>{text}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        text = "<br>".join(map(escape, self._lines()))
+        more = "".join(f"<p>{escape(line)}</p>" for line in self._more())
+        return f"<div><p>{text}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
 
     def _more(self) -> list[str]:
         hidden = len(self.requests) - MAX_ROWS
-        return [f"... and {hidden} requests with smaller changes"] if hidden > 0 else []
+        return [f"... and {counted(hidden, 'request')} with smaller changes"] if hidden > 0 else []
 
 
 def compare(a: Trace, b: Trace) -> Comparison:

@@ -55,8 +55,8 @@ def output_token_ids(trace: Trace) -> defaultdict[str, list[int]]:
     tokens: defaultdict[str, list[int]] = defaultdict(list)
     for record in trace:
         for chunk in record.chunks:
-            if chunk.sampled is not None:
-                tokens[chunk.request_id].append(chunk.sampled)
+            if chunk.accepted:
+                tokens[chunk.request_id] += chunk.accepted
     return tokens
 
 

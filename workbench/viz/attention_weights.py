@@ -59,8 +59,12 @@ def _token_ids(trace: Trace, request_id: str, length: int) -> list[int]:
     tokens += [-1] * (length - len(tokens))
     for record in trace:
         for chunk in record.chunks:
-            if chunk.request_id == request_id and chunk.sampled is not None and chunk.end < length:
-                tokens[chunk.end] = chunk.sampled
+            if chunk.request_id != request_id:
+                continue
+            first = chunk.first_position + chunk.num_tokens - len(chunk.drafts)
+            for position, token in enumerate(chunk.accepted, first):
+                if position < length:
+                    tokens[position] = token
     return tokens
 
 

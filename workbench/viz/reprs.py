@@ -134,8 +134,8 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
     counts = dict.fromkeys(texts, 0)
     for record in trace:
         for chunk in record.chunks:
-            if chunk.sampled is not None:
-                counts[chunk.request_id] = counts.get(chunk.request_id, 0) + 1
+            if chunk.accepted:
+                counts[chunk.request_id] = counts.get(chunk.request_id, 0) + len(chunk.accepted)
                 texts.setdefault(chunk.request_id, []).append(chunk.text)
     rows = [
         (

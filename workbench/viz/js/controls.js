@@ -68,11 +68,12 @@ export class Controls {
       const props = { title: `Show the ${label.toLowerCase()} panels (${i + 1})`, onclick: () => view.show(name) };
       return h("button", { class: "wb-tab", type: "button", "aria-pressed": "false", ...props }, label);
     });
+    this.tabs = h("div", { class: "wb-tabs", role: "group", "aria-label": "View" }, this.views);
     this.axis = button("x: step", axisTitle, () => this.toggleAxis());
     this.axis.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     return [
-      h("div", { class: "wb-tabs", role: "group", "aria-label": "View" }, this.views),
+      this.tabs,
       this.search.element,
       this.axis,
       button("◐", "Switch between light and dark", () => view.nextTheme()),
@@ -142,8 +143,8 @@ export class Controls {
     this.tune.hidden = !status.tunes || !store.timed();
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));
-      element.hidden = !view.whole;
     });
+    this.tabs.hidden = !view.whole;
     this.axis.hidden = !store.timed();
     setText(this.axis, cursor.byTime ? "x: time" : "x: step");
     setText(this.play, cursor.playing ? "❚❚" : "▶");
