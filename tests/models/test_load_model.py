@@ -52,7 +52,8 @@ def test_an_architecture_that_ends_the_process_is_refused(tmp_path, capfd):
     """mlx-lm's module of OLMo 1 calls exit() if a package is missing."""
     config = tiny_config("llama", eos_token_id=256)
     folder = write_folder(tmp_path / "tiny", config | {"model_type": "olmo"}, random_model(config))
-    with pytest.raises(ValueError, match=r"mlx-lm cannot load the folder .*: SystemExit"):
+    message = r"mlx-lm cannot load the folder .*: SystemExit: 1\. Its module of model_type 'olmo' needs a package that"
+    with pytest.raises(ValueError, match=message):
         load_model(folder)
 
 
@@ -185,6 +186,47 @@ def test_a_folder_mlx_lm_cannot_load_is_named(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "klingon"}))
     with pytest.raises(ValueError, match=r"mlx-lm cannot load the folder .*klingon not supported"):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"config\.json is not JSON"),
+        ("[]", r"config\.json holds a list; it must be an object"),
+        ("{}", r'config\.json: model_type is None; it must be the name of an architecture of mlx-lm, such as "llama"'),
+    ],
+)
+def test_a_configuration_that_names_no_model_is_refused(tmp_path, content, message):
+    config = tiny_config("llama")
+    folder = write_folder(tmp_path / "m", config, random_model(config))
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_missing_files_with_weights_are_named(tmp_path):
+    config = tiny_config("llama")
+    folder = write_folder(tmp_path / "m", config, random_model(config))
+    names = {f"tensor{number}": f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (folder / "model.safetensors").rename(folder / names["tensor2"])
+    with pytest.raises(FileNotFoundError, match=r"model-00001-of-00003\.safetensors is missing, like 1 more: "):
+        load_model(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / names["tensor2"]).unlink()
+    with pytest.raises(FileNotFoundError, match=r"m has no weights: there is no model\*\.safetensors"):
+        load_model(folder)
+
+
+def test_a_long_message_of_mlx_lm_is_shortened(tmp_path):
+    config = tiny_config("llama")
+    folder = write_folder(tmp_path / "m", config, random_model(config))
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 50}))
+    with pytest.raises(
+        ValueError, match=r"\.\.\.\. The config\.json and the weights must be those of one model"
+    ) as raised:
+        load_model(folder)
+    assert len(str(raised.value)) < 700
 
 
 CODE = "open({0!r}, 'w').write('the code of the folder ran')\nclass Mine:\n    pass\nclass ModelArgs:\n    pass\n"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from mlx.utils import tree_flatten
 from workbench.attention.dtypes import DTYPES, dtype_name
 from workbench.device import runs_on_gpu
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
+from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
@@ -36,16 +36,6 @@ Activations = Literal["float32", "int8"]
 
 Keep = Literal["packed", "mlx", "no"]
 """Quantised weights are kept for compiled code of this processor, for MLX's own products, or not at all."""
-
-# Fields of configurations for the length of the model's context; transformers' names, the common one first.
-_CONTEXT_FIELDS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "seq_length",
-    "n_ctx",
-)
 
 
 @dataclass(repr=False)
@@ -280,9 +270,9 @@ def _load_with_mlx_lm(
 
     from workbench.models.dequantise import dequantise
 
-    location = _check_location(name)
+    location = check_location(name)
     if group is not None:
-        check_heads_divide(name, _read_config(location), group.size())
+        check_heads_divide(name, read_config(location), group.size())
     try:
         # mlx-lm declares no overload for return_config.
         model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
@@ -291,19 +281,13 @@ def _load_with_mlx_lm(
             tokenizer_config={"trust_remote_code": False},
         )  # fmt: skip
     except (Exception, SystemExit) as problem:  # many kinds; mlx-lm ends the process if an architecture lacks a package
-        reason = f"{type(problem).__name__}: {problem}"
-        if "trust_remote_code" in reason:
+        if "trust_remote_code" in str(problem):
             raise ValueError(
-                f"{name!r} needs Python code that comes with the model ({_own_code(location)}), and Workbench never "
+                f"{name!r} needs Python code that comes with the model ({own_code(location)}), and Workbench never "
                 "runs that: use a conversion of the model to mlx-lm's format or a GGUF file"
             ) from None
-        if Path(location).is_dir():
-            raise ValueError(f"mlx-lm cannot load the folder {location!r}: {reason}") from problem
-        reason = " ".join(reason.split()).rstrip(".")
-        raise OSError(
-            f"mlx-lm cannot load {name!r}: {reason}. If it is a repository, check its name and the connection; "
-            "otherwise give the path of a GGUF file or of a model's folder"
-        ) from problem
+        kind = ValueError if Path(location).is_dir() else OSError
+        raise kind(why_not_loaded(problem, location)) from problem
     folder = Path(location)
     found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], dtype, keep, group)
     if dtype is None and not on_gpu:
@@ -327,9 +311,9 @@ def _load_with_mlx_lm(
         tokenizer=wrapped,
         name=Path(name).name,
         architecture=config["model_type"],
-        max_position=_context_length(name, config, model),
+        max_position=context_length(name, config, model),
         eos_token_ids=wrapped.eos_token_ids,
-        vocab_size=_text_field(config, ("vocab_size",)) or wrapped.vocab_size,
+        vocab_size=text_field(config, ("vocab_size",)) or wrapped.vocab_size,
         dtype=dtype_name(dtype or _common_dtype(model)),
         num_parameters=num_parameters,
         source=name,
@@ -350,73 +334,6 @@ def _parts(model: nn.Module) -> list[Any]:
     """All modules and arrays of a model, also arrays that are no parameters."""
     modules = model.modules()
     return modules + [value for module in modules for value in module.values() if isinstance(value, mx.array)]
-
-
-def _check_location(name: str) -> str:
-    """The folder or the repository as mlx-lm takes it; a name that can be neither is refused without a download."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            files = sorted(file.name for file in path.glob("*.gguf"))
-            hint = f"; name one of its GGUF files: {', '.join(files)}" if files else ""
-            raise FileNotFoundError(f"{path} has no config.json: it is not a model in MLX or Hugging Face format{hint}")
-    elif name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1:
-        raise FileNotFoundError(f"{path} does not exist")
-    return str(path) if path.is_dir() else name
-
-
-def _read_config(location: str) -> dict[str, Any]:
-    """The config.json of a folder or a repository, read without the weights."""
-    path = Path(location) / "config.json"
-    if not path.is_file():
-        from huggingface_hub import hf_hub_download
-
-        try:
-            path = Path(hf_hub_download(location, "config.json"))
-        except Exception as problem:  # the hub raises exceptions of many kinds
-            raise OSError(
-                f"config.json of {location!r} cannot be fetched: {type(problem).__name__}: {problem}"
-            ) from problem
-    try:
-        return json.loads(path.read_text())
-    except ValueError as problem:
-        raise ValueError(f"{path} is not JSON: {problem}") from problem
-
-
-def _own_code(location: str) -> str:
-    """The files of code that a folder's configurations name, for an error message."""
-    found = []
-    for file in ("config.json", "tokenizer_config.json"):
-        try:
-            config = json.loads((Path(location) / file).read_text())
-        except (OSError, ValueError):  # also a repository, whose files are elsewhere
-            continue
-        if isinstance(config, dict):
-            found += [
-                f"{file}: {key}={str(config[key])[:200]!r}" for key in ("model_file", "auto_map") if key in config
-            ]
-    return "; ".join(found) or "auto_map or model_file in its configuration"
-
-
-def _text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """A field of a configuration, or of its part about text if the model also takes other inputs."""
-    for part in (config, config.get("text_config") or {}):
-        for name in names:
-            if isinstance(part.get(name), int):
-                return part[name]
-    return None
-
-
-def _context_length(name: str, config: Mapping[str, Any], model: nn.Module) -> int:
-    length = _text_field(config, _CONTEXT_FIELDS) or getattr(
-        getattr(model, "args", None), "max_position_embeddings", None
-    )
-    if not length:
-        raise ValueError(
-            f"{name}: config.json does not give the length of the context; add max_position_embeddings to it "
-            f"(fields looked for: {', '.join(_CONTEXT_FIELDS)})"
-        )
-    return int(length)
 
 
 def _common_dtype(model: nn.Module) -> mx.Dtype:

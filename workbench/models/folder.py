@@ -1,0 +1,156 @@
+"""Folders in MLX or Hugging Face format: facts in their configuration, and errors for folders that are not whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+
+# Fields of configurations for the length of the model's context; transformers' names, the common one first.
+_CONTEXT_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "n_ctx",
+)
+_SHOWN = 400
+"""Characters of a message of mlx-lm that are shown."""
+
+
+def check_location(name: str) -> str:
+    """The folder or the repository as mlx-lm takes it; a name that can be neither is refused without a download.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or one of its files is missing.
+        ValueError: The folder's config.json does not name a model type.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            files = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"; name one of its GGUF files: {', '.join(files)}" if files else ""
+            raise FileNotFoundError(f"{path} has no config.json: it is not a model in MLX or Hugging Face format{hint}")
+        _check_folder(path)
+    elif name.startswith((".", "/", "~")) or name.endswith(".gguf") or name.count("/") > 1:
+        raise FileNotFoundError(f"{path} does not exist")
+    return str(path) if path.is_dir() else name
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder whose configuration cannot be read, or that lacks files with weights."""
+    model_type = read_config(str(folder)).get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError(
+            f"{folder / 'config.json'}: model_type is {model_type!r}; it must be the name of an architecture of "
+            'mlx-lm, such as "llama"'
+        )
+    index = folder / "model.safetensors.index.json"
+    parts = _read_object(index).get("weight_map") if index.exists() else None
+    names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise FileNotFoundError(
+            f"{folder / missing[0]} is missing{f', like {len(missing) - 1} more' if len(missing) > 1 else ''}: "
+            f"{index.name} names {len(names)} files with weights; download the folder again"
+        )
+    if not any(folder.glob("model*.safetensors")):
+        raise FileNotFoundError(
+            f"{folder} has no weights: there is no model*.safetensors; download the folder again, or convert the "
+            "weights with mlx_lm.convert"
+        )
+
+
+def why_not_loaded(problem: BaseException, location: str) -> str:
+    """What mlx-lm says about a model that it cannot load."""
+    reason = f"{type(problem).__name__}: {problem}"
+    reason = (
+        reason.rstrip(".") if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}..."
+    )  # mlx-lm names every weight that is missing
+    if not Path(location).is_dir():
+        return f"mlx-lm cannot load {location!r}: {reason}. " + (
+            "If it is a repository, check its name and the connection; "
+            "otherwise give the path of a GGUF file or of a model's folder"
+        )
+    if isinstance(problem, SystemExit):
+        model_type = read_config(location)["model_type"]
+        hint = f"Its module of model_type {model_type!r} needs a package that is missing, and has printed its name"
+    else:
+        hint = "The config.json and the weights must be those of one model, as its authors or mlx_lm.convert wrote them"
+    return f"mlx-lm cannot load the folder {location!r}: {reason}. {hint}"
+
+
+def read_config(location: str) -> dict[str, Any]:
+    """The config.json of a folder or a repository, read without the weights."""
+    path = Path(location) / "config.json"
+    if not path.is_file():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(location, "config.json"))
+        except Exception as problem:  # the hub raises exceptions of many kinds
+            raise OSError(
+                f"config.json of {location!r} cannot be fetched: {type(problem).__name__}: {problem}"
+            ) from problem
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as problem:
+        raise ValueError(f"{path} is not JSON: {problem}") from problem
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path} holds a {type(content).__name__}; it must be an object of JSON, with names and values"
+        )
+    return content
+
+
+def own_code(location: str) -> str:
+    """The files of code that a folder's configurations name, for an error message."""
+    found = []
+    for file in ("config.json", "tokenizer_config.json"):
+        try:
+            config = json.loads((Path(location) / file).read_text())
+        except (OSError, ValueError):  # also a repository, whose files are elsewhere
+            continue
+        if isinstance(config, dict):
+            found += [
+                f"{file}: {key}={str(config[key])[:200]!r}" for key in ("model_file", "auto_map") if key in config
+            ]
+    return "; ".join(found) or "auto_map or model_file in its configuration"
+
+
+def text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    """A field of a configuration, or of its part about text if the model also takes other inputs."""
+    for part in (config, config.get("text_config") or {}):
+        for name in names:
+            if isinstance(part.get(name), int):
+                return part[name]
+    return None
+
+
+def context_length(name: str, config: Mapping[str, Any], model: nn.Module) -> int:
+    """Length of the model's context in tokens.
+
+    Raises:
+        ValueError: Neither the configuration nor the model gives it.
+    """
+    length = text_field(config, _CONTEXT_FIELDS) or getattr(
+        getattr(model, "args", None), "max_position_embeddings", None
+    )
+    if not length:
+        raise ValueError(
+            f"{name}: config.json does not give the length of the context; add max_position_embeddings to it "
+            f"(fields looked for: {', '.join(_CONTEXT_FIELDS)})"
+        )
+    return int(length)
