@@ -43,7 +43,7 @@ def requested_threads() -> int | None:
     text = os.environ.get(name)
     if text is None:
         return None
-    if not text.isdigit() or not 1 <= int(text) <= MAX_THREADS:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_THREADS:
         raise ValueError(f"{name}={text!r} must be an integer from 1 to {MAX_THREADS}")
     if name == OLD_VARIABLE:
         warnings.warn(f"{OLD_VARIABLE} is deprecated: set {VARIABLE}", DeprecationWarning, stacklevel=2)

@@ -93,7 +93,7 @@ def test_memory_of_a_step_grows_little_with_its_rows():
     engine.close()
 
 
-@pytest.mark.parametrize("value", ["0", "two", "-1", "5000"])
+@pytest.mark.parametrize("value", ["0", "two", "-1", "5000", "²", ""])
 def test_a_wrong_number_of_threads_is_refused(value, monkeypatch):
     monkeypatch.setenv("WORKBENCH_THREADS", value)
     attention = llama.scaled_dot_product_attention

@@ -7,9 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
+from llvmlite import binding
 from product_mutants import PRODUCT_MUTANTS, random_matrix, wrong_table_entry
 from stored_rows import dequantised, random_affine, random_rows
 
+from workbench.attention.cpu import simd
+from workbench.attention.cpu.simd import LANES
 from workbench.models import load_model
 from workbench.models.cpu.formats import GGML_FORMATS, TILE
 from workbench.models.cpu.kernels import MANY, PROBED_ROWS
@@ -186,6 +189,21 @@ def test_layers_that_share_their_input():
         ("b.q_proj",),
         ("head",),
     ]
+
+
+@pytest.mark.skipif("x86" not in binding.get_default_triple() or LANES != 8, reason="compiles for AVX2")
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        ("+avx,+avx2,+fma,+f16c", ""),
+        ("+avx2", "NUMBA_CPU_NAME and NUMBA_CPU_FEATURES leave out fma, f16c"),
+        ("+avx,+sse4.2", "NUMBA_CPU_NAME and NUMBA_CPU_FEATURES leave out avx2, fma, f16c"),
+    ],
+)
+def test_instructions_that_are_left_out_are_named(features, reason, monkeypatch):
+    """Without f16c, LLVM would call a function that is not there, and end the process."""
+    monkeypatch.setattr(simd.config, "CPU_FEATURES", features)
+    assert why_not_packed() == reason
 
 
 def test_a_model_whose_products_are_wrong_is_loaded_as_float32(tmp_path, monkeypatch, caplog):

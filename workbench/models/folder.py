@@ -65,7 +65,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def why_not_loaded(problem: BaseException, location: str) -> str:
-    """What mlx-lm says about a model that it cannot load."""
+    """The message for a model that mlx-lm cannot load."""
     reason = f"{type(problem).__name__}: {problem}"
     reason = (
         reason.rstrip(".") if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}..."

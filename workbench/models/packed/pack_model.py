@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from tqdm import tqdm
 
-from workbench.attention.cpu.simd import LANES
+from workbench.attention.cpu.simd import LANES, cpu_features
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear, Product
@@ -25,17 +25,22 @@ from workbench.models.remembered import NOTHING, Remembered
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that have the same input."""
 
+_NEEDED = ("avx2", "fma", "f16c")
+"""Instructions of x86 that compiled code needs, by LLVM's names; AVX-512 includes them."""
+
 _SHOWN_BYTES = 2**28
 """Size of a model from which a progress bar is shown."""
 
 
 def why_not_packed() -> str:
     """Why this processor cannot compute with packed weights; empty if it can."""
-    features = llvmlite.binding.get_host_cpu_features()
     if "x86" not in llvmlite.binding.get_default_triple() and LANES == 4:
         return ""  # Arm: its vector instructions are part of the architecture
-    missing = [name for name in ("avx2", "fma", "f16c") if not features.get(name)]
-    return f"this processor lacks {', '.join(missing)}" if missing or LANES < 8 else ""
+    present = llvmlite.binding.get_host_cpu_features()
+    if missing := [name for name in _NEEDED if not present.get(name)]:
+        return f"this processor lacks {', '.join(missing)}"
+    left_out = [] if LANES == 16 else [name for name in _NEEDED if name not in cpu_features()]
+    return f"NUMBA_CPU_NAME and NUMBA_CPU_FEATURES leave out {', '.join(left_out)}" if left_out else ""
 
 
 def sharing_layers(paths: Iterable[str]) -> list[tuple[str, ...]]:
