@@ -5,6 +5,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
+from gguf_bytes import gguf_bytes
 from gguf_files import add_value, finish, random_model, tiny_config, write_model
 
 from workbench.models import load_model
@@ -71,6 +72,20 @@ def test_the_bundled_file_equals_what_the_gguf_package_reads(smollm2):
         assert value == theirs.fields[key].contents(), key
     for tensor in theirs.tensors:
         np.testing.assert_array_equal(ours.tensors[tensor.name].raw, tensor.data)
+
+
+def test_half_a_character_in_each_of_two_texts_is_refused(tmp_path):
+    """Together, they would be valid."""
+    good = gguf_bytes({"tokenizer.ggml.tokens": ["xy", "zz"]}, [])
+    assert GGUFFile(write_bytes(tmp_path, good)).metadata["tokenizer.ggml.tokens"] == ["xy", "zz"]
+    for bad in (good.replace(b"xy", b"x\xc3").replace(b"zz", b"\xa9z"), good.replace(b"zz", b"z\xc3")):
+        with pytest.raises(GGUFError, match="damaged or cut short"):
+            GGUFFile(write_bytes(tmp_path, bad))
+
+
+def write_bytes(folder, data):
+    (folder / "m.gguf").write_bytes(data)
+    return folder / "m.gguf"
 
 
 @pytest.mark.parametrize("type_name", [kind.name for kind in gguf.GGMLQuantizationType])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from workbench.models.gguf.fields import GGUFError, shown, whole_number
+from workbench.models.gguf.texts import Texts
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -96,7 +98,7 @@ class GGUFFile:
     Attributes:
         path: The file.
         paths: All files of the model.
-        metadata: Metadata values by key; arrays are lists.
+        metadata: Metadata values by key; arrays are lists, those of texts `Texts`.
         tensors: Tensors by name, in file order.
 
     Raises:
@@ -266,13 +268,24 @@ class _Cursor:
         return value
 
     def string(self) -> str:
+        return self._stored_string().decode()
+
+    def _stored_string(self) -> bytes:
         length = self.scalar("<Q")
         end = self.position + length
         if end > len(self.buffer):
             raise IndexError(f"a text of {length} bytes at byte {self.position}")
-        text = self.buffer[self.position : end].decode("utf-8")
+        stored = self.buffer[self.position : end]
         self.position = end
-        return text
+        return stored
+
+    def _strings(self, count: int) -> Texts:
+        joined, lengths = bytearray(), array("q")
+        for _ in range(count):
+            stored = self._stored_string()
+            joined += stored
+            lengths.append(len(stored))
+        return Texts(bytes(joined), np.array(lengths))
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -283,12 +296,14 @@ class _Cursor:
             raise IndexError(f"metadata value type {kind} at byte {self.position}")
         return self.scalar(_SCALARS[kind])
 
-    def _array(self, depth: int) -> list[Any]:
+    def _array(self, depth: int) -> list[Any] | Texts:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if depth > MAX_NESTING:
             raise IndexError(f"arrays within arrays, more than {MAX_NESTING} deep, at byte {self.position}")
         if count > len(self.buffer):
             raise IndexError(f"an array of {count} values at byte {self.position}")
+        if kind == _STRING:
+            return self._strings(count)
         if kind not in _SCALARS:
             return [self.value(kind, depth) for _ in range(count)]
         layout = f"<{count}{_SCALARS[kind][1]}"

@@ -31,9 +31,8 @@ class PreTokenizer:
     nfc: bool = False
 
     def splitter(self) -> pre_tokenizers.PreTokenizer:
-        """The pre-tokenizer of PyPI ``tokenizers``; its last stage writes bytes as characters."""
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        """The pre-tokenizer of PyPI ``tokenizers``."""
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns])
 
     def normalizer(self) -> normalizers.Normalizer | None:
         """The normalizer for a text before it is cut, None for no normalizer."""

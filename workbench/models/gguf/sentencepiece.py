@@ -1,42 +1,38 @@
-"""SentencePiece's BPE: the vocabulary as bytes with a hash table, and merges that are looked up in it.
+"""SentencePiece's BPE: neighbours are merged whose concatenation is a token, those of the highest score first.
 
-SentencePiece has no list of merges: of all neighbours whose concatenation is a token, it joins those whose token has
-the highest score. PyPI ``tokenizers`` needs every way to cut a token into two as a merge. For the 262,144 tokens of
-Gemma it holds 70 MiB, and building it takes 3 seconds. Here a token takes 25 bytes, and a merge none. Special tokens
-and the text of tokens are the library's part.
+SentencePiece has no list of merges. PyPI ``tokenizers`` needs every way to cut a token into two as a merge: for the
+262,144 tokens of Gemma it holds 70 MiB, and building it takes 3 seconds. Here a merge is looked up in the vocabulary.
+Special tokens and the text of tokens are the library's part.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import AddedToken, decoders, models
-from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders
 
 from workbench.attention.cpu.compiled import entry_point
 from workbench.attention.cpu.simd import jit
 from workbench.models.gguf.fields import GGUFError
+from workbench.models.gguf.special_tokens import Splitter
+from workbench.models.gguf.texts import Texts
+from workbench.models.gguf.vocabulary import Vocabulary, find, make_vocabulary, merge_neighbours, token_of, tokens_of
 
 _SPACE = "▁"
 
 
-class Vocabulary(NamedTuple):
-    """The tokens, for compiled code.
+class Scored(NamedTuple):
+    """The tokens with what decides about merges, for compiled code.
 
     Attributes:
-        text: uint8, the UTF-8 bytes of all tokens, one token after another.
-        starts: int32 [num_tokens + 1], the first byte of each token, and the end.
-        table: int32 [a power of 2], token ids by hash, then in the next free place; -1 is free.
+        vocabulary: The tokens.
         scores: float64 [num_tokens].
         merged: bool [num_tokens], whether two neighbours may be joined to the token.
     """
 
-    text: np.ndarray
-    starts: np.ndarray
-    table: np.ndarray
+    vocabulary: Vocabulary
     scores: np.ndarray
     merged: np.ndarray
 
@@ -58,25 +54,18 @@ class SentencePieceBPE:
 
     def __init__(
         self,
-        tokens: Sequence[str],
+        tokens: Texts,
         scores: Sequence[float],
         merged: Sequence[bool],
         special: Sequence[int],
         unknown: int | None,
         add_prefix: bool,
     ) -> None:
-        self._text = "".join(tokens).encode()
-        self._vocabulary = _vocabulary(self._text, tokens, scores, merged)
-        self._starts = self._vocabulary.starts.data
-        self._special, self._unknown = list(special), -1 if unknown is None else unknown
-        self._byte_tokens = np.full(256, -1, np.int32)
-        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
-        for token, text in enumerate(tokens):
-            if text in names:
-                self._byte_tokens[names[text]] = token
-        # Id 0 is a part of a text between special tokens, n > 0 the n-th special token.
-        self._splitter = FastTokenizer(models.WordLevel({"": 0}, unk_token=""))
-        self._splitter.add_special_tokens([AddedToken(tokens[token], normalized=False) for token in special])
+        self._tokens, self._unknown = tokens, -1 if unknown is None else unknown
+        self._scored = Scored(make_vocabulary(tokens), np.array(scores, np.float64), np.array(merged, np.bool_))
+        _check_order(tokens, self._scored)
+        self._byte_tokens = tokens_of(self._scored.vocabulary, Texts.of(f"<0x{byte:02X}>" for byte in range(256)))
+        self._splitter = Splitter([tokens[token] for token in special], special)
         self._prefix = _SPACE if add_prefix else ""
         strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
         self._decoder = decoders.Sequence(
@@ -85,110 +74,43 @@ class SentencePieceBPE:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Other threads can run meanwhile."""
-        # ``encode`` would hold Python's lock.
-        parts = self._splitter.encode_batch([text], add_special_tokens=False)[0]
         found: list[int] = []
-        for number, (start, end) in zip(parts.ids, parts.offsets):
-            if number:
-                found.append(self._special[number - 1])
+        for part in self._splitter.parts(text):
+            if isinstance(part, int):
+                found.append(part)
                 continue
-            stored = (self._prefix + text[start:end].replace(" ", _SPACE)).encode()
+            stored = (self._prefix + part.replace(" ", _SPACE)).encode()
             ids = np.empty(len(stored), np.int32)
-            encode_part(np.frombuffer(stored, np.uint8), self._vocabulary, self._byte_tokens, self._unknown, ids)
+            encode_part(np.frombuffer(stored, np.uint8), self._scored, self._byte_tokens, self._unknown, ids)
             found += ids[ids >= 0].tolist()
         return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
-        text, starts = self._text, self._starts
-        known = [token for token in ids if 0 <= token < len(starts) - 1]
-        return self._decoder.decode([text[starts[token] : starts[token + 1]].decode() for token in known])
+        return self._decoder.decode([self._tokens[token] for token in ids if 0 <= token < len(self._tokens)])
 
 
-def _vocabulary(text: bytes, tokens: Sequence[str], scores: Sequence[float], merged: Sequence[bool]) -> Vocabulary:
-    of_merges = [score for token, score, is_merged in zip(tokens, scores, merged) if is_merged and len(token) > 1]
-    if len(of_merges) > 1 and len(set(of_merges)) == 1:
+def _check_order(tokens: Texts, scored: Scored) -> None:
+    """Refuse scores that say nothing about the order of merges."""
+    lengths = np.diff(tokens.starts)
+    first = np.append(scored.vocabulary.text, np.uint8(0))[tokens.starts[:-1]]
+    of_one_character = 1 + (first >= 0xC0).astype(np.int32) + (first >= 0xE0) + (first >= 0xF0)
+    of_merges = scored.scores[scored.merged & (lengths > of_one_character)]
+    if of_merges.size > 1 and np.all(of_merges == of_merges[0]):
         raise GGUFError("tokenizer.ggml.scores are all the same, so the order of merges is unknown")
-    starts = np.zeros(len(tokens) + 1, np.int32)
-    np.cumsum(np.fromiter((len(token.encode()) for token in tokens), np.int32, len(tokens)), out=starts[1:])
-    vocabulary = Vocabulary(
-        np.frombuffer(text, np.uint8),
-        starts,
-        np.full(1 << (2 * len(tokens)).bit_length(), -1, np.int32),
-        np.array(scores, np.float64),
-        np.array(merged, np.bool_),
-    )
-    twice = np.full(1, -1, np.int32)
-    fill_table(vocabulary, twice)
-    if twice[0] >= 0:
-        raise GGUFError(
-            f"tokenizer.ggml.tokens contains {tokens[twice[0]]!r} twice, so the file's tokenizer is not usable"
-        )
-    return vocabulary
 
 
 # -- compiled code -------------------------------------------------------------------------------------------------
 
 
 @jit
-def _hashed(text, start, end, value):
-    """FNV-1a of some bytes, after ``value``."""
-    for index in range(start, end):
-        value = (value ^ np.uint64(text[index])) * np.uint64(0x100000001B3)
-    return value
-
-
-@jit
-def _equal(vocabulary, at, text, start, end):
-    """Whether bytes of the vocabulary from ``at`` on are those of a text."""
-    for index in range(end - start):  # noqa: SIM110 (numba compiles loops, not generators)
-        if vocabulary.text[at + index] != text[start + index]:
-            return False
-    return True
-
-
-@jit
-def _find(vocabulary, left, left_start, left_end, right, right_start, right_end):
-    """The place in the table of the token that consists of two texts, or the free place where it would be."""
-    value = _hashed(left, left_start, left_end, np.uint64(0xCBF29CE484222325))
-    value = _hashed(right, right_start, right_end, value)
-    last = vocabulary.table.size - 1
-    place = np.int64(value ^ (value >> np.uint64(32))) & last
-    middle = left_end - left_start
-    length = middle + right_end - right_start
-    while vocabulary.table[place] >= 0:
-        token = vocabulary.table[place]
-        start = vocabulary.starts[token]
-        if (
-            vocabulary.starts[token + 1] - start == length
-            and _equal(vocabulary, start, left, left_start, left_end)
-            and _equal(vocabulary, start + middle, right, right_start, right_end)
-        ):
-            return place
-        place = (place + 1) & last
-    return place
-
-
-@jit
-def _joined(vocabulary, left, right):
-    """The token that two neighbours may be joined to, -1 for none."""
-    text, starts = vocabulary.text, vocabulary.starts
-    token = vocabulary.table[
-        _find(vocabulary, text, starts[left], starts[left + 1], text, starts[right], starts[right + 1])
+def _joined(scored, left, right):
+    """The priority of joining two neighbours, and the token they become; -1 for none."""
+    text, starts = scored.vocabulary.text, scored.vocabulary.starts
+    token = scored.vocabulary.table[
+        find(scored.vocabulary, text, starts[left], starts[left + 1], text, starts[right], starts[right + 1])
     ]
-    return token if token >= 0 and vocabulary.merged[token] else -1
-
-
-@entry_point
-def fill_table(vocabulary, twice):
-    """Put every token into the table, and the first one that is there already into ``twice``, int32 [1]."""
-    text, starts = vocabulary.text, vocabulary.starts
-    for token in range(starts.size - 1):
-        place = _find(vocabulary, text, starts[token], starts[token + 1], text, 0, 0)
-        if vocabulary.table[place] >= 0:
-            twice[0] = token
-            return
-        vocabulary.table[place] = token
+    return (-scored.scores[token], token) if token >= 0 and scored.merged[token] else (0.0, np.int32(-1))
 
 
 @jit
@@ -198,7 +120,7 @@ def _characters(text, vocabulary, byte_tokens, unknown, ids):
     while start < text.size:
         first = text[start]
         end = start + (1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4)
-        token = vocabulary.table[_find(vocabulary, text, start, end, text, 0, 0)]
+        token = token_of(vocabulary, text, start, end)
         has_bytes = True
         for index in range(start, end):
             has_bytes = has_bytes and byte_tokens[text[index]] >= 0
@@ -217,44 +139,17 @@ def _characters(text, vocabulary, byte_tokens, unknown, ids):
     return count
 
 
-@jit
-def _merge(vocabulary, ids, left, right, token):
-    """A merge in the order of merges: of equal scores, the one with the smaller ids is first, then the left one."""
-    return -vocabulary.scores[token], np.int64(ids[left]), np.int64(ids[right]), np.int64(left), np.int64(token)
-
-
 @entry_point
-def encode_part(text, vocabulary, byte_tokens, unknown, ids):
+def encode_part(text, scored, byte_tokens, unknown, ids):
     """Token ids of a text without special tokens.
 
     Args:
         text: uint8, valid UTF-8.
-        vocabulary: The vocabulary.
+        scored: The tokens.
         byte_tokens: int32 [256], the token of each byte, -1 for none.
         unknown: The unknown token, -1 for none.
         ids: int32 [len(text)]; written: the ids with -1 between and after them.
     """
-    count = _characters(text, vocabulary, byte_tokens, unknown, ids)
+    count = _characters(text, scored.vocabulary, byte_tokens, unknown, ids)
     ids[count:] = -1
-    before, after = np.arange(-1, count - 1), np.arange(1, count + 1)
-    queue = [(0.0, 0, 0, 0, 0) for _ in range(0)]
-    for place in range(count - 1):
-        token = _joined(vocabulary, ids[place], ids[place + 1])
-        if token >= 0:
-            queue.append(_merge(vocabulary, ids, place, place + 1, token))
-    heapq.heapify(queue)
-    while len(queue) > 0:
-        _, _, _, place, token = heapq.heappop(queue)
-        right = after[place]
-        # A neighbour may have been joined to another one since.
-        if ids[place] < 0 or right == count or _joined(vocabulary, ids[place], ids[right]) != token:
-            continue
-        ids[place], ids[right] = token, -1
-        after[place] = after[right]
-        if after[right] < count:
-            before[after[right]] = place
-        for left in (before[place], place):
-            if left >= 0 and after[left] < count:
-                joined = _joined(vocabulary, ids[left], ids[after[left]])
-                if joined >= 0:
-                    heapq.heappush(queue, _merge(vocabulary, ids, left, after[left], joined))
+    merge_neighbours(_joined, scored, ids[:count])

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenizers import AddedToken, decoders, models
-from tokenizers import Tokenizer as FastTokenizer
+import numpy as np
 
-from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
+from workbench.models.gguf.fields import GGUFError, flag, list_of, text, texts, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
+from workbench.models.gguf.texts import Texts
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 if TYPE_CHECKING:
+    from workbench.models.gguf.byte_level import ByteLevelBPE
     from workbench.models.gguf.sentencepiece import SentencePieceBPE
+
+T = TypeVar("T")
 
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 MAX_TOKEN_CHARACTERS = 512
 """Maximum length of a token."""
-
-_LONG_TEXT = 4096
 
 # Control tokens that end an output even if the metadata does not say so, as in llama.cpp.
 _END_OF_OUTPUT = frozenset(
@@ -49,14 +50,15 @@ class GGUFTokenizer:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         kind = text(metadata, "tokenizer.ggml.model")
-        builders: dict[Any, Callable[..., _ByteLevelBPE | SentencePieceBPE]] = {
-            "gpt2": _ByteLevelBPE,
+        builders: dict[Any, Callable[..., ByteLevelBPE | SentencePieceBPE]] = {
+            "gpt2": _byte_level,
             "llama": _sentencepiece,
         }
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
-        tokens: list[str] = _required(metadata, "tokenizer.ggml.tokens", str)
-        if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
+        tokens = _required("tokenizer.ggml.tokens", texts(metadata, "tokenizer.ggml.tokens"))
+        long = np.flatnonzero(np.diff(tokens.starts) > MAX_TOKEN_CHARACTERS).tolist()  # in bytes
+        if (longest := max((len(tokens[token]) for token in long), default=0)) > MAX_TOKEN_CHARACTERS:
             raise GGUFError(
                 f"tokenizer.ggml.tokens contains a token of {longest} characters; the maximum is {MAX_TOKEN_CHARACTERS}"
             )
@@ -94,14 +96,13 @@ class GGUFTokenizer:
         return f"GGUFTokenizer({self.vocab_size} tokens)"
 
 
-def _required(metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any]:
-    value = list_of(metadata, key, kind, length)
+def _required(key: str, value: T | None) -> T:
     if value is None:
         raise GGUFError(f"metadata {key} is missing: the file has no tokenizer")
     return value
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:
+def _token_id(metadata: Mapping[str, Any], name: str, tokens: Texts) -> int | None:
     """A special token's id from the metadata, None if it has none."""
     token = whole_number(metadata, f"tokenizer.ggml.{name}_token_id", low=0)
     if token is not None and token >= len(tokens):
@@ -109,13 +110,13 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int 
     return token
 
 
-def _end_tokens(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> frozenset[int]:
+def _end_tokens(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> frozenset[int]:
     named = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")}
-    known = {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_OF_OUTPUT}
+    known = {token for token in _of_type(_CONTROL, tokens, types) if tokens[token] in _END_OF_OUTPUT}
     return frozenset(token for token in named | known if token is not None)
 
 
-def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
+def _chat_template(metadata: Mapping[str, Any], tokens: Texts) -> ChatTemplate | None:
     source = text(metadata, "tokenizer.chat_template")
     if not source:
         return None
@@ -126,67 +127,36 @@ def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTempla
     return ChatTemplate(source, variables)
 
 
-def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise GGUFError(f"tokenizer.ggml.tokens contains {twice!r} twice, so the file's tokenizer is not usable")
-    return vocabulary
+def _of_type(kind: int, tokens: Texts, types: list[int]) -> list[int]:
+    """Ids of the tokens of a type that are not empty."""
+    return [token for token, its_kind in enumerate(types) if its_kind == kind and tokens[token]]
 
 
-def _of_type(kind: int, tokens: list[str], types: list[int]) -> list[int]:
-    """Ids of the tokens of a type, such as those that are matched before a text is cut."""
-    return [index for index, token in enumerate(tokens) if types[index] == kind and token]
+def _special(tokens: Texts, types: list[int]) -> list[int]:
+    """Ids of the tokens that are matched before a text is cut."""
+    return [*_of_type(_CONTROL, tokens, types), *_of_type(_USER_DEFINED, tokens, types)]
 
 
-class _ByteLevelBPE:
-    """Byte-level BPE of PyPI ``tokenizers``.
+def _byte_level(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> ByteLevelBPE:
+    from workbench.models.gguf.byte_level import ByteLevelBPE
 
-    Raises:
-        GGUFError: The metadata is not usable.
-    """
-
-    def __init__(self, metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> None:
-        pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
-        merges = [tuple(merge.split(" ", 1)) for merge in _required(metadata, "tokenizer.ggml.merges", str)]
-        tokenizer = FastTokenizer(
-            models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=pre_tokenizer.whole_words)
-        )
-        if normalizer := pre_tokenizer.normalizer():
-            tokenizer.normalizer = normalizer
-        tokenizer.pre_tokenizer = pre_tokenizer.splitter()
-        tokenizer.decoder = decoders.ByteLevel()
-        control, user_defined = (
-            [AddedToken(tokens[token], normalized=False) for token in _of_type(kind, tokens, types)]
-            for kind in (_CONTROL, _USER_DEFINED)
-        )
-        tokenizer.add_special_tokens(control)
-        tokenizer.add_tokens(user_defined)
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        """See `GGUFTokenizer.encode`."""
-        if len(text) < _LONG_TEXT:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        # Unlike ``encode``, this releases Python's lock, which other threads would otherwise wait for, for seconds.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See `GGUFTokenizer.decode`."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
+    merges = _required("tokenizer.ggml.merges", texts(metadata, "tokenizer.ggml.merges"))
+    return ByteLevelBPE(tokens, merges, _special(tokens, types), pre_tokenizer)
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> SentencePieceBPE:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> SentencePieceBPE:
     from workbench.models.gguf.sentencepiece import SentencePieceBPE
 
+    scores = "tokenizer.ggml.scores"
     if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
     return SentencePieceBPE(
         # Tokens of the model's maker are matched in the text itself, in which a space is a space.
-        [token.replace("▁", " ") if kind == _USER_DEFINED else token for token, kind in zip(tokens, types)],
-        _required(metadata, "tokenizer.ggml.scores", float, len(tokens)),
+        tokens.replaced({token: tokens[token].replace("▁", " ") for token in _of_type(_USER_DEFINED, tokens, types)}),
+        _required(scores, list_of(metadata, scores, float, len(tokens))),
         merged=[kind in (_NORMAL, _UNUSED) for kind in types],
-        special=[*_of_type(_CONTROL, tokens, types), *_of_type(_USER_DEFINED, tokens, types)],
+        special=_special(tokens, types),
         unknown=next((token for token, kind in enumerate(types) if kind == _UNKNOWN), None),
         add_prefix=flag(metadata, "tokenizer.ggml.add_space_prefix", True),
     )

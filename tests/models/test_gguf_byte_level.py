@@ -1,0 +1,114 @@
+"""Byte-level BPE of random vocabularies against PyPI tokenizers with the same list of merges."""
+
+import random
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from workbench.models.gguf.file import GGUFError, GGUFFile
+from workbench.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from workbench.models.gguf.tokenizer import GGUFTokenizer
+
+SPECIAL = ["<s>", "<tool>", "  ", "日"]
+PIECES = ["a", "b", "aab", " ", "é", "e\u0301", "日", "x", "1", "\n", *SPECIAL]
+
+
+def library_tokenizer(metadata):
+    """The tokenizer that PyPI tokenizers makes of the metadata."""
+    pre_tokenizer = PRE_TOKENIZERS[metadata["tokenizer.ggml.pre"]]
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre_tokenizer.whole_words))
+    if normalizer := pre_tokenizer.normalizer():
+        tokenizer.normalizer = normalizer
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer.splitter(), letters])
+    tokenizer.decoder = decoders.ByteLevel()
+    types = metadata["tokenizer.ggml.token_type"]
+    for kind in (3, 4):
+        tokens = [token for token, its in zip(vocabulary, types) if its == kind]
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in tokens])
+    return tokenizer
+
+
+def vocabulary(draw, name):
+    """Metadata of few bytes, some of them missing, and tokens that can be made in more than one way."""
+    # The letters of the bytes of "ab é1": Ġ is the space.
+    letters = [letter for letter in "abĠÃ©1" if draw.random() < 0.8]
+    tokens, merges = list(letters), []
+    for _ in range(draw.randrange(2, 30)):
+        left, right = draw.choice(tokens), draw.choice(tokens)
+        if len(left + right) < 8:
+            merges.append(f"{left} {right}")  # may be there already, and then with a later rank
+            tokens += [left + right] * (left + right not in tokens)
+    draw.shuffle(merges)
+    tokens += [word for word in ("bab", "aab", "éa", "日b") if word not in tokens]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": name,
+        "tokenizer.ggml.tokens": [*SPECIAL, *tokens],
+        "tokenizer.ggml.token_type": [3, 4, 4, 3] + [1] * len(tokens),
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"])
+def test_random_vocabularies_equal_the_library(name):
+    for seed in range(60):
+        draw = random.Random(seed)
+        metadata = vocabulary(draw, name)
+        tokenizer, expected = GGUFTokenizer(metadata), library_tokenizer(metadata)
+        for size in (0, 1, 3, 8, 20, 40):
+            text = "".join(draw.choices(PIECES, [9, 9, 3, 4, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1], k=size))
+            ids = tokenizer.encode(text)
+            assert ids == expected.encode(text, add_special_tokens=False).ids, (metadata, text)
+            assert tokenizer.decode(ids) == expected.decode(ids, skip_special_tokens=False)
+
+
+def test_the_bundled_vocabulary_equals_the_library_on_texts_of_every_kind(smollm2):
+    metadata = dict(GGUFFile(smollm2.source).metadata)
+    expected = library_tokenizer(metadata)
+    draw = random.Random(16)
+    alphabets = ["aB \n", "0123456789.", "({[]}):;='\"_ \tdefself", "<|im_start|>", "".join(map(chr, range(160, 700)))]
+    samples = [
+        "",
+        "a" * 5000,
+        "1" * 20_000,
+        " " * 5000,
+        "<|im_start|>1" * 9000,
+        "<|im_start|>user\nHi<|im_end|>\n",
+        "\U0001f600" * 2000,
+    ]
+    for _ in range(300):
+        alphabet = draw.choice(alphabets)
+        samples.append("".join(draw.choice(alphabet) for _ in range(draw.randrange(80))))
+        codes = (draw.randrange(0x110000) for _ in range(20))
+        samples.append("".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000))
+    for text in samples:
+        ids = smollm2.tokenizer.encode(text)
+        assert ids == expected.encode(text, add_special_tokens=False).ids
+        assert smollm2.tokenizer.decode(ids) == expected.decode(ids, skip_special_tokens=False)
+
+
+def test_the_last_of_two_merges_of_a_pair_counts():
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc"],
+        "tokenizer.ggml.token_type": [1] * 5,
+        "tokenizer.ggml.merges": ["b c", "a b", "b c"],
+    }
+    assert GGUFTokenizer(metadata).encode("abc") == library_tokenizer(metadata).encode("abc").ids == [3, 2]
+
+
+@pytest.mark.parametrize("merge", ["ab", "a x", "x a", "a ", "a b", "", " "])
+def test_a_merge_of_unknown_tokens_is_refused(merge):
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "aa"],
+        "tokenizer.ggml.merges": ["a a", merge],
+    }
+    with pytest.raises(GGUFError, match=f"merges contains {merge!r}; a merge must be two tokens"):
+        GGUFTokenizer(metadata)
