@@ -35,8 +35,8 @@ def llama_cpp_table() -> str:
         "Workbench, CPU s to load",
         "llama.cpp",
     ]
-    times = " or ".join(map(str, sorted(set(repeats), reverse=True)))
-    note = f"{machine['processor']}, {machine['cores']} cores; median of {times} repeats in turn (ratios: range)."
+    times = f"{max(repeats)} repeats" if len(set(repeats)) == 1 else f"{min(repeats)} to {max(repeats)} repeats"
+    note = f"{machine['processor']}, {machine['cores']} cores; medians of {times} in turn (ratios: range)."
     return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
 
 
