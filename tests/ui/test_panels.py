@@ -6,6 +6,7 @@ from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Trace, simulate
 from workbench.trace import KernelLaunch, Supplement
+from workbench.viz.export_html import to_html
 from workbench.viz.layout.packed_batch import readable_scale
 from workbench.viz.layout.pool import pool_columns
 
@@ -324,3 +325,13 @@ def test_an_admission_shows_what_it_missed(page_of, hybrid_trace):
         hybrid_trace.requests["r1"].arrival_step,
     )
     assert any("was computed by r0, and not kept" in line for line in lines)
+
+
+def test_long_ids_are_told_apart_by_their_labels(open_page, tmp_path):
+    ids = ["cmpl-bench-warm-0-0-abc67c65", *(f"cmpl-bench-5-{n}-0-b0c3745{n}" for n in range(2)), "cmpl-bench-late"]
+    requests = [{"id": name, "prompt": {"len": 5}, "max_tokens": 2} for name in ids]
+    to_html(simulate({"requests": requests}), tmp_path / "long.html")
+    page = open_page(f"file://{tmp_path}/long.html")
+    page.wait("view.store.requests.length === 4")
+    labels = page.view("view.store.requests.map((request) => request.label)")
+    assert labels == ["warm-…7c65", "5-0-0…7450", "5-1-0…7451", "…late"]

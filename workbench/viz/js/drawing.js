@@ -1,6 +1,6 @@
 // Drawing on canvases: texts, hatching, dashes, and the marks of events and requests.
 
-import { formatNumber, plain } from "./dom.js";
+import { formatNumber } from "./dom.js";
 
 const SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif';
 export const FONT = `11px ${SANS}`;
@@ -79,7 +79,7 @@ export function fitting(context, parts, separator, width, font = FONT) {
 
 /** The id of a request, right-aligned, with the square of its hue before it when it is in focus. */
 export function requestLabel(context, theme, request, x, y) {
-  const id = plain(request.id, 10), hue = theme.hue(request.index);
+  const id = request.label, hue = theme.hue(request.index);
   text(context, id, x, y, theme.colours.text, MONO, "right");
   if (!hue) return;
   context.fillStyle = hue;

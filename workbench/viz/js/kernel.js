@@ -71,7 +71,7 @@ export class KernelPanel extends CanvasPanel {
         text(context, formatBytes(row.bytes), width - 4, y + height / 2, colours.muted, SMALL, "right");
       }
       if (item.seq !== previous && (readable || y - lastLabel >= 10)) {
-        text(context, plain(chunk.request.id, 11), LEFT - 8, y + height / 2, colours.text, MONO, "right");
+        text(context, chunk.request.label, LEFT - 8, y + height / 2, colours.text, MONO, "right");
         lastLabel = y;
       }
       previous = item.seq;

@@ -127,7 +127,7 @@ export class PackedPanel extends CanvasPanel {
 
   drawSegment(context, chunk, x, width, broken) {
     const { theme } = this, { background } = theme.colours, y = READABLE_Y;
-    const fill = theme.fill(chunk), ink = inkOn(fill), label = plain(chunk.request.id, 14);
+    const fill = theme.fill(chunk), ink = inkOn(fill), label = chunk.request.label;
     context.fillStyle = fill;
     context.fillRect(x, y, Math.max(1, width), RIBBON);
     if (chunk.recomputed) hatch(context, x, y, (width * chunk.recomputed) / chunk.n, RIBBON, background, 4);

@@ -185,7 +185,7 @@ export class RectanglePanel extends CanvasPanel {
       }
       if (chunk.n * dy >= 9) {
         const y = TOP + (chunk.q0 + chunk.n / 2) * dy;
-        text(context, plain(chunk.request.id, 11), LEFT - 8, y, colours.text, MONO, "right");
+        text(context, chunk.request.label, LEFT - 8, y, colours.text, MONO, "right");
       }
       column += chunk.end;
     }

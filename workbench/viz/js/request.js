@@ -1,5 +1,29 @@
 // One request of a trace as a view knows it.
 
+import { plain } from "./dom.js";
+
+/** Maximum number of characters of a request's label in a picture. */
+const LABEL = 10;
+
+/** The beginning of an id up to its last separator. */
+const stem = (id) =>
+  id.slice(0, Math.max(...["-", "_", ".", ":", "/"].map((separator) => id.lastIndexOf(separator))) + 1);
+
+/** The beginning that ids share, of those before (undefined for none) and one more, up to a separator. */
+export function sharedStem(before, id) {
+  if (before === undefined) return stem(id);
+  let n = 0;
+  while (n < before.length && before[n] === id[n]) n++;
+  return stem(id.slice(0, n));
+}
+
+/** The id of a request in a picture. A long one goes without the beginning that all share, and without its middle. */
+export function labelOf(id, shared) {
+  if (id.length <= LABEL) return plain(id, LABEL);
+  const rest = id.slice(shared.length);
+  return plain(rest.length < LABEL ? `…${rest}` : `${rest.slice(0, LABEL - 5)}…${rest.slice(-4)}`, LABEL);
+}
+
 /**
  * @param info The entry of the request in a packet.
  * @param index Its place in the order of arrival.
@@ -9,6 +33,7 @@ export function newRequest(info, index, start) {
   const request = {
     ...info,
     index,
+    label: "", // the id in a picture
     chunks: [], // indices into the chunk columns
     chunkSteps: [], // the step of each of them
     tokens: [], // { step, text, id, chunk }

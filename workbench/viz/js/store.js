@@ -4,7 +4,7 @@
 
 import { Column, decodePacket } from "./packet.js";
 import { PoolHistory } from "./pool_history.js";
-import { newRequest, newTable } from "./request.js";
+import { labelOf, newRequest, newTable, sharedStem } from "./request.js";
 import { lastAtOrBefore, upperBound } from "./sorted.js";
 import { endOf } from "./words.js";
 
@@ -44,6 +44,7 @@ export class Store {
     this.facts = { config: {}, model: {}, codes: null, source: "" };
     this.requests = []; // one object per request, in order of arrival
     this.byId = new Map();
+    this.shared = undefined; // the beginning of all ids
     this.strings = [];
     this.kernels = [];
     this.supplements = { shadow: new Map(), top_tokens: new Map() }; // name -> step -> facts
@@ -121,7 +122,16 @@ export class Store {
       const request = newRequest(info, this.requests.length, this.facts.start);
       this.requests.push(request);
       this.byId.set(request.id, request);
+      this.nameInPictures(request);
     }
+  }
+
+  /** Label a request, and all others again if their ids share less now. */
+  nameInPictures(request) {
+    const shared = sharedStem(this.shared, request.id), several = this.requests.length > 1;
+    const again = shared !== this.shared || this.requests.length === 2;
+    this.shared = shared;
+    for (const each of again ? this.requests : [request]) each.label = labelOf(each.id, several ? shared : "");
   }
 
   /** Derive, once per step, everything that panels would otherwise search for. */
