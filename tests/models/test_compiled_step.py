@@ -89,6 +89,7 @@ def test_memory_of_a_step_grows_little_with_its_rows():
     step, logits = engine.runner.compiled_step, np.empty((1, 260), np.float32)
     few, many = step._buffers(2, logits), step._buffers(4 * ROWS, logits)
     assert len(few.gate_up) == 2 and len(many.gate_up) == ROWS
+    assert len(many.out) == ROWS and many.prepared.size == ROWS // 2 * few.prepared.size
     assert np.shares_memory(many.gate_up, many.qkv) and not np.shares_memory(many.qkv, many.attended)
     engine.close()
 

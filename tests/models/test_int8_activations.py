@@ -145,6 +145,14 @@ def test_a_model_with_activations_of_8_bits(model_file):
     assert np.array_equal(run(loaded, max_num_batched_tokens=40)[0], logprobs)
 
 
+def test_the_number_of_threads_changes_nothing_with_8_bits(model_file, monkeypatch):
+    loaded, found = load_model(model_file, activations="int8"), []
+    for threads in ("1", "2", "3"):
+        monkeypatch.setenv("WORKBENCH_THREADS", threads)
+        found.append(run(loaded)[0].tolist())
+    assert found[0] == found[1] == found[2]  # to the last bit
+
+
 def test_a_model_that_depends_little_on_positions_has_a_compiled_step(tmp_path):
     """Rounding to 8 bits changes its logits as much as wrong positions do; those are compared with float32."""
     config = tiny_config("llama")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from numba.extending import register_jitable
 
 from workbench.attention.cpu.simd import LANES, jit, load, splat, total_of
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT, Activations, Format
@@ -54,7 +55,7 @@ def _sum_of(numbers, first, stop):
     return total_of(total) + rest
 
 
-@jit
+@register_jitable
 def row_size(num_units, codes):
     """Size of a prepared row in units of 4 bytes."""
     return num_units * (INT8_UNIT_BYTES // 4 if codes else UNIT)

@@ -2,8 +2,8 @@
 
 The model is data: a row of numbers per layer (`Field`), a table of products, and one array with the weights of norms
 and biases. Several threads may run `run_layers` on the same arguments. Each takes its share of outputs, rows and work
-items, and all wait for each other where one needs what another has written. A number does not depend on the thread
-that computes it.
+items, and all wait for each other where one needs what another has written. The residual and the inputs of products are
+computed once, row by row. A number does not depend on the thread that computes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from workbench.attention.cpu.compiled import entry_point
 from workbench.attention.cpu.kernel import call_work_list
@@ -118,7 +118,7 @@ class Batch(NamedTuple):
     """A packed batch.
 
     Attributes:
-        embedded: Embeddings, float32 [T, hidden_size]; each thread has a copy and overwrites it.
+        embedded: Embeddings, float32 [T, hidden_size]; the residual takes their place.
         positions: int32 [T].
         slots: int64 [num_cache_groups, T].
         rows: Rows whose logits are needed, int32.
@@ -146,9 +146,11 @@ class Buffers(NamedTuple):
     Attributes:
         qkv: Queries, keys and values, [T, ...].
         attended: Output of attention, [T, ...].
-        out: Output of a projection to the hidden size, [T, ...].
+        out: Output of a projection to the hidden size, [min(T, ROWS), ...].
         gate_up: Gate and up projection; then the input of the down projection in place of the gate:
             [min(T, ROWS), 2 * hidden].
+        prepared: Inputs of products as their kernels read them, flat; see `_prepare`.
+        sums: Sums of their groups, flat.
         logits: The result, [num_rows, vocab_size].
     """
 
@@ -156,6 +158,8 @@ class Buffers(NamedTuple):
     attended: np.ndarray
     out: np.ndarray
     gate_up: np.ndarray
+    prepared: np.ndarray
+    sums: np.ndarray
     logits: np.ndarray
 
 
@@ -203,32 +207,47 @@ def _add_output(residual, out, numbers, weight, epsilon, normed):
 
 
 @jit
-def _multiply(model, first, last, x, y, prepared, sums, thread, num_threads):
-    """This thread's outputs of some products of the same input."""
-    for index in range(first, last):
-        tiles = model.products[index, _TILES]
-        start, stop = tiles * thread // num_threads, tiles * (thread + 1) // num_threads
-        for row in range(0, x.shape[0], ROWS):
-            _multiply_rows(model, index, x[row : row + ROWS], y[row : row + ROWS], prepared, sums, start, stop)
+def _share(count, thread, num_threads):
+    """A thread's part of ``count`` things: the first, and the one to stop before."""
+    return count * thread // num_threads, count * (thread + 1) // num_threads
+
+
+@register_jitable
+def input_sizes(product):
+    """Elements of a row of a product's prepared input, and of the sums of its groups."""
+    return row_size(product[_UNITS], product[_CODES]), product[_UNITS] * (UNIT // product[_GROUP])
 
 
 @jit
-def _multiply_rows(model, index, x, y, prepared, sums, start, stop):
-    """The outputs of the tiles [start, stop) of a product for up to ROWS rows."""
-    num_rows, product = x.shape[0], model.products[index]
-    units, group, codes = product[_UNITS], product[_GROUP], product[_CODES]
-    x_row, sums_row = row_size(units, codes), units * (UNIT // group)
-    rows = prepared[: num_rows * x_row].reshape(num_rows, x_row)
-    row_sums = sums[: num_rows * sums_row].reshape(num_rows, sums_row)
-    prepare_rows(x, product[_COLUMNS], codes, product[_MIDDLE], model.factors[index], group, rows, row_sums)
-    inputs = (np.intp(rows.ctypes.data), x_row, np.intp(row_sums.ctypes.data), sums_row)
-    outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
-    sizes = (num_rows, units, product[_OUTPUTS], start, stop)
-    call_kernel(product[_KERNEL], (product[_WEIGHTS], *inputs, *outputs, *sizes))
-    if product[_BIAS] >= 0:
-        for row in range(num_rows):
-            for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
-                y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
+def _prepare(model, first, last, x, start, num_rows, buffers):
+    """Prepare the rows from ``start`` on, ``x``, as input of some products, whose inputs lie one after another."""
+    stop, at, sums_at = start + x.shape[0], 0, 0
+    for index in range(first, last):
+        product = model.products[index]
+        size, sums_size = input_sizes(product)
+        rows = buffers.prepared[at + start * size : at + stop * size].reshape(stop - start, size)
+        sums = buffers.sums[sums_at + start * sums_size : sums_at + stop * sums_size].reshape(stop - start, sums_size)
+        codes, middle, group = product[_CODES], product[_MIDDLE], product[_GROUP]
+        prepare_rows(x, product[_COLUMNS], codes, middle, model.factors[index], group, rows, sums)
+        at, sums_at = at + num_rows * size, sums_at + num_rows * sums_size
+
+
+@jit
+def _multiply(model, first, last, y, buffers, thread, num_threads):
+    """This thread's outputs of some products, of the inputs that have been prepared for the rows of ``y``."""
+    num_rows, inputs, sums = y.shape[0], np.intp(buffers.prepared.ctypes.data), np.intp(buffers.sums.ctypes.data)
+    for index in range(first, last):
+        product = model.products[index]
+        size, sums_size = input_sizes(product)
+        start, stop = _share(product[_TILES], thread, num_threads)
+        outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
+        sizes = (num_rows, product[_UNITS], product[_OUTPUTS], start, stop)
+        call_kernel(product[_KERNEL], (product[_WEIGHTS], inputs, size, sums, sums_size, *outputs, *sizes))
+        inputs, sums = inputs + 4 * num_rows * size, sums + 4 * num_rows * sums_size
+        if product[_BIAS] >= 0:
+            for row in range(num_rows):
+                for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
+                    y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
 
 
 @jit
@@ -267,23 +286,20 @@ def _activated(gate, up, activation):
 
 
 @jit
-def _activate(gate_up, hidden, activation, thread, num_threads):
-    """``gate = activation(gate) * up`` for this thread's columns."""
-    vectors = -(-hidden // LANES)
-    start, stop = vectors * thread // num_threads, vectors * (thread + 1) // num_threads
+def _activate(gate_up, hidden, activation):
+    """``gate = activation(gate) * up`` of some rows."""
     rest = np.zeros(2 * LANES, np.float32)
     for row in range(gate_up.shape[0]):
         source = gate_up[row]
-        for vector in range(start, stop):
-            at = vector * LANES
-            if at + LANES <= hidden:
-                store(source, at, _activated(load(source, at), load(source, hidden + at), activation))
-                continue
-            for lane in range(hidden - at):
-                rest[lane], rest[LANES + lane] = source[at + lane], source[hidden + at + lane]
+        whole = hidden - hidden % LANES
+        for at in range(0, whole, LANES):
+            store(source, at, _activated(load(source, at), load(source, hidden + at), activation))
+        if whole < hidden:
+            for lane in range(hidden - whole):
+                rest[lane], rest[LANES + lane] = source[whole + lane], source[hidden + whole + lane]
             store(rest, 0, _activated(load(rest, 0), load(rest, LANES), activation))
-            for lane in range(hidden - at):
-                source[at + lane] = rest[lane]
+            for lane in range(hidden - whole):
+                source[whole + lane] = rest[lane]
 
 
 @entry_point
@@ -301,24 +317,24 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         num_threads: Number of threads.
         barrier: See `workbench.models.cpu.barrier`.
     """
-    num_rows, hidden_size = batch.embedded.shape
-    epsilon, numbers = model.epsilon, model.numbers
-    residual = batch.embedded
-    normed = np.empty_like(residual)
-    widest = 0
-    for index in range(model.products.shape[0]):
-        widest = max(widest, model.products[index, _UNITS] * UNIT)
-    prepared = np.empty(min(num_rows, ROWS) * widest, np.float32)
-    sums = np.empty(min(num_rows, ROWS) * widest // 16, np.float32)
+    residual, epsilon, numbers = batch.embedded, model.epsilon, model.numbers
+    num_rows, hidden_size = residual.shape
+    normed = np.empty((min(num_rows, ROWS), hidden_size), np.float32)
     first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
 
     for index in range(model.layers.shape[0]):
         layer = model.layers[index]
         k_cache = numba.carray(_float_pointer(layer[_K_CACHE]), pool_size)
         v_cache = numba.carray(_float_pointer(layer[_V_CACHE]), pool_size)
-        _normalise_rows(residual, numbers, layer[_INPUT_NORM], epsilon, normed)
-        _multiply(model, layer[_QKV], layer[_QKV + 1], normed, buffers.qkv, prepared, sums, thread, num_threads)
-        wait_for_all(barrier, num_threads)
+        for row in range(0, num_rows, ROWS):
+            qkv = buffers.qkv[row : row + ROWS]
+            count = qkv.shape[0]
+            start, stop = _share(count, thread, num_threads)
+            _normalise_rows(residual[row + start : row + stop], numbers, layer[_INPUT_NORM], epsilon, normed)
+            _prepare(model, layer[_QKV], layer[_QKV + 1], normed[: stop - start], start, count, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_QKV], layer[_QKV + 1], qkv, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
         for row in range(thread, num_rows, num_threads):
             position, rope = batch.positions[row], layer[_ROPE]
             cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
@@ -334,26 +350,40 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         memory = (queries, k_cache, v_cache, queries, items, table)
         call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
         wait_for_all(barrier, num_threads)
-        _multiply(
-            model, layer[_OUT], layer[_OUT + 1], buffers.attended, buffers.out, prepared, sums, thread, num_threads
-        )
-        wait_for_all(barrier, num_threads)
-        _add_output(residual, buffers.out, numbers, layer[_ATTENTION_NORM], epsilon, normed)
-        _normalise_rows(residual, numbers, layer[_MLP_NORM], epsilon, normed)
         for row in range(0, num_rows, ROWS):
-            x, out = normed[row : row + ROWS], buffers.out[row : row + ROWS]
-            gate_up = buffers.gate_up[: x.shape[0]]
-            _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], x, gate_up, prepared, sums, thread, num_threads)
+            count = min(num_rows - row, ROWS)
+            start, stop = _share(count, thread, num_threads)
+            own, out = residual[row + start : row + stop], buffers.out[:count]
+            attended = buffers.attended[row + start : row + stop]
+            _prepare(model, layer[_OUT], layer[_OUT + 1], attended, start, count, buffers)
             wait_for_all(barrier, num_threads)
-            _activate(gate_up, model.hidden, model.activation, thread, num_threads)
+            _multiply(model, layer[_OUT], layer[_OUT + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-            _multiply(model, layer[_DOWN], layer[_DOWN + 1], gate_up, out, prepared, sums, thread, num_threads)
+            _add_output(own, out[start:stop], numbers, layer[_ATTENTION_NORM], epsilon, normed[: stop - start])
+        for row in range(0, num_rows, ROWS):
+            count = min(num_rows - row, ROWS)
+            start, stop = _share(count, thread, num_threads)
+            own, out, gate_up = residual[row + start : row + stop], buffers.out[:count], buffers.gate_up[:count]
+            _normalise_rows(own, numbers, layer[_MLP_NORM], epsilon, normed)
+            _prepare(model, layer[_GATE_UP], layer[_GATE_UP + 1], normed[: stop - start], start, count, buffers)
             wait_for_all(barrier, num_threads)
-        _add_output(residual, buffers.out, numbers, layer[_DOWN_NORM], epsilon, normed)
+            _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], gate_up, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _activate(gate_up[start:stop], model.hidden, model.activation)
+            _prepare(model, layer[_DOWN], layer[_DOWN + 1], gate_up[start:stop], start, count, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_DOWN], layer[_DOWN + 1], out, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _add_output(own, out[start:stop], numbers, layer[_DOWN_NORM], epsilon, normed[: stop - start])
 
-    last = np.empty((batch.rows.size, hidden_size), np.float32)
-    for index in range(batch.rows.size):
-        _normalise(residual[batch.rows[index]], numbers, model.final_norm, hidden_size, epsilon, last[index])
     head = model.products.shape[0] - 1
-    if batch.rows.size:
-        _multiply(model, head, head + 1, last, buffers.logits, prepared, sums, thread, num_threads)
+    for first in range(0, batch.rows.size, ROWS):
+        wait_for_all(barrier, num_threads)
+        logits = buffers.logits[first : first + ROWS]
+        start, stop = _share(logits.shape[0], thread, num_threads)
+        for index in range(start, stop):
+            row = residual[batch.rows[first + index]]
+            _normalise(row, numbers, model.final_norm, hidden_size, epsilon, normed[index - start])
+        _prepare(model, head, head + 1, normed[: stop - start], start, logits.shape[0], buffers)
+        wait_for_all(barrier, num_threads)
+        _multiply(model, head, head + 1, logits, buffers, thread, num_threads)

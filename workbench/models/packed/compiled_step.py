@@ -12,7 +12,7 @@ from workbench.attention.cpu.backend import shared_memory
 from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.cpu.barrier import make_barrier
-from workbench.models.cpu.layer_loop import ROWS, Batch, Buffers, Field, Model, run_layers
+from workbench.models.cpu.layer_loop import ROWS, Batch, Buffers, Field, Model, input_sizes, run_layers
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
 from workbench.threads import num_threads, thread_pool
@@ -51,6 +51,7 @@ class CompiledStep:
         self._lefts = layers[:, Field.LEFT].tolist()
         group = description.num_heads // description.num_kv_heads
         self._block_q = max(1, PAIRS_PER_ITEM // group)
+        self._input_size, self._sums_size = _input_sizes(model)
         self._num_threads = num_threads()
         self._scratches = [make_scratch(self._shapes) for _ in range(self._num_threads)]
         self._barrier = make_barrier()
@@ -71,6 +72,8 @@ class CompiledStep:
             Logits of ``rows``, float32 [len(rows), vocab_size], evaluated.
         """
         description, num_tokens = self._description, len(token_ids)
+        logits = mx.zeros((len(rows), description.vocab_size))
+        mx.async_eval(logits)  # MLX fills it in the meantime
         embedded = description.embedding.product.matrix.rows(token_ids.astype(np.int64))
         if self._embedding_scale != 1.0:
             embedded *= self._embedding_scale
@@ -87,16 +90,13 @@ class CompiledStep:
             self._cosines,
             self._sines,
         )
-        logits = mx.zeros((len(rows), description.vocab_size))
         mx.eval(logits)
         buffers = self._buffers(num_tokens, shared_memory(logits))  # a copy of many logits would take milliseconds
-        # Each thread computes the residual of all rows, in the memory of its embeddings.
-        batches = [batch, *(batch._replace(embedded=embedded.copy()) for _ in range(1, self._num_threads))]
 
         def work_of(thread: int) -> None:
             scratch = self._scratches[thread]
             sizes = (thread, self._num_threads, self._barrier)
-            run_layers(self._model, batches[thread], self._shapes, self._pool_size, buffers, scratch, *sizes)
+            run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
 
         thread_pool(self._num_threads).run(work_of)
         return logits
@@ -105,14 +105,17 @@ class CompiledStep:
         """Memory for a step; the gate and up projections come when queries, keys and values are no longer needed."""
         sizes = self._description
         attention = (sizes.qkv_size, sizes.num_heads * sizes.head_dim)
-        gate_up = (min(num_tokens, ROWS), 2 * sizes.hidden)
+        rows = min(num_tokens, ROWS)
+        gate_up = (rows, 2 * sizes.hidden)
         memory = np.empty(max(num_tokens * sum(attention), math.prod(gate_up)), np.float32)
         qkv, attended = np.split(memory[: num_tokens * sum(attention)], [num_tokens * attention[0]])
         return Buffers(
             qkv.reshape(num_tokens, -1),
             attended.reshape(num_tokens, -1),
-            np.empty((num_tokens, sizes.hidden_size), np.float32),
+            np.empty((rows, sizes.hidden_size), np.float32),
             memory[: math.prod(gate_up)].reshape(gate_up),
+            np.empty(rows * self._input_size, np.float32),
+            np.empty(rows * self._sums_size, np.float32),
             logits,
         )
 
@@ -131,6 +134,15 @@ class CompiledStep:
         tables = [rope_table(rope, self._description.head_dim, size) for rope in self._description.ropes]
         self._cosines = np.stack([cosines for cosines, _ in tables])
         self._sines = np.stack([sines for _, sines in tables])
+
+
+def _input_sizes(model: Model) -> tuple[int, int]:
+    """Elements of a row's prepared input, and of the sums of its groups, for the products that need the most."""
+    sizes = np.array([input_sizes(product) for product in model.products])
+    fields = (Field.QKV, Field.OUT, Field.GATE_UP, Field.DOWN)
+    ranges = [(row[field], row[field + 1]) for row in model.layers for field in fields]
+    size, sums_size = np.max([sizes[first:last].sum(axis=0) for first, last in [*ranges, (-1, None)]], axis=0)
+    return int(size), int(sums_size)
 
 
 def _stacked(tables: Sequence[np.ndarray]) -> np.ndarray:
