@@ -327,6 +327,18 @@ def test_an_admission_shows_what_it_missed(page_of, hybrid_trace):
     assert any("was computed by r0, and not kept" in line for line in lines)
 
 
+def test_tokens_that_were_not_recorded_are_dots(open_page, tmp_path):
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 5}, "max_tokens": 3}]})
+    trace.meta = msgspec.structs.replace(trace.meta, config={**trace.config, "token_ids_recorded": False})
+    to_html(trace, tmp_path / "dots.html")
+    page = open_page(f"file://{tmp_path}/dots.html")
+    page.wait("view.store.numSteps === 3")
+    page.view("view.cursor.seek(2)")
+    page.frame()
+    assert page.root.locator("[data-request='0'] .wb-output").text_content().split() == ["·"] * 3
+    assert "its id is not recorded" in page.view("view.store.idWords(0)")
+
+
 def test_long_ids_are_told_apart_by_their_labels(open_page, tmp_path):
     ids = ["cmpl-bench-warm-0-0-abc67c65", *(f"cmpl-bench-5-{n}-0-b0c3745{n}" for n in range(2)), "cmpl-bench-late"]
     requests = [{"id": name, "prompt": {"len": 5}, "max_tokens": 2} for name in ids]

@@ -203,7 +203,7 @@ export class Inspector {
     const rows = [
       ["of", this.toRequest(request)],
       ["sampled in", this.toStep(token.step)],
-      ["place", `output token ${formatNumber(number)}, position ${formatNumber(position)}, id ${token.id}`],
+      ["place", `output token ${formatNumber(number)}, position ${formatNumber(position)}, ${store.idWords(token.id)}`],
       ["by", `${kindOf(chunk)}, ${kvOf(chunk)}`],
     ];
     const found = store.stepThatComputed(request, position, this.view.cursor.last);

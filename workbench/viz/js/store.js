@@ -343,10 +343,20 @@ export class Store {
     return found?.[place] || null;
   }
 
+  /** Whether the ids of tokens are real: a recording may leave them out, and has zeros in their places. */
+  get tokensKnown() {
+    return this.facts.config?.token_ids_recorded !== false;
+  }
+
   /** The text of an output token; a token without any, such as an end token, is named by its id. */
   tokenText(request, number) {
     const { text, id } = request.tokens[number];
-    return text || `⟨token ${id}⟩`;
+    return text || (this.tokensKnown ? `⟨token ${id}⟩` : "⟨not recorded⟩");
+  }
+
+  /** The id of an output token in words. */
+  idWords(id) {
+    return this.tokensKnown ? `id ${id}` : "its id is not recorded";
   }
 
   /** The reason for which a request finished, as words. */

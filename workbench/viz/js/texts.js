@@ -78,7 +78,7 @@ export class TextsPanel extends Panel {
     }
     const step = Number(target.dataset.step);
     this.cursor.setHover({ request, step });
-    const lines = [`token ${number} (id ${id})`, `sampled in step ${this.store.label(step)}`];
+    const lines = [`token ${number} (${this.store.idWords(id)})`, `sampled in step ${this.store.label(step)}`];
     const { tokens } = this.store.requests[request];
     const together = tokens.filter((token) => token.chunk === tokens[number].chunk);
     if (together.length > 1) {
@@ -238,10 +238,11 @@ export class TextsPanel extends Panel {
     Object.assign(card, { first, byToken });
   }
 
-  /** The text of the tokens [from, to), or their ids if a request has no text at all, as in a simulation. */
+  /** The text of the tokens [from, to), or their ids if a request has no text at all, or a dot for each unknown one. */
   words(request, from, to) {
     // A token without text, such as an end token, adds none.
-    const word = ({ text, id }) => text || (request.hasText ? "" : `${id} `);
+    const { tokensKnown } = this.store;
+    const word = ({ text, id }) => text || (request.hasText ? "" : tokensKnown ? `${id} ` : "· ");
     return request.tokens.slice(from, to).map(word).join("");
   }
 

@@ -102,7 +102,9 @@ export class TokenLanes {
     if (!token) return `${name}: has ended`;
     const latency = this.latency(request, i, run), step = this.stores[run].label(token.step);
     const written = this.inSeconds ? formatSeconds(latency) : counted(latency, "step");
-    return `${name}: ${this.tokenText(row, i, run)} (id ${token.id}) in step ${step}, after ${written}`;
+    return `${name}: ${this.tokenText(row, i, run)} (${
+      this.stores[run].idWords(token.id)
+    }) in step ${step}, after ${written}`;
   }
 
   /** The text of a token; a simulated run has none, but where it has the same token, the other run knows its text. */
