@@ -354,7 +354,7 @@ export class Store {
     return text || (this.tokensKnown ? `⟨token ${id}⟩` : "⟨not recorded⟩");
   }
 
-  /** The id of an output token in words. */
+  /** The id of an output token, or that it is unknown. */
   idWords(id) {
     return this.tokensKnown ? `id ${id}` : "its id is not recorded";
   }
