@@ -26,8 +26,8 @@ def check_location(name: str) -> str:
     """The folder or the repository as mlx-lm takes it; a name that can be neither is refused without a download.
 
     Raises:
-        FileNotFoundError: There is no such folder, or one of its files is missing.
-        ValueError: The folder's config.json does not name a model type.
+        FileNotFoundError: There is no such folder, or it has no config.json.
+        ValueError: The folder's config.json does not name a model type, or a file with weights is missing.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -53,12 +53,12 @@ def _check_folder(folder: Path) -> None:
     parts = _read_object(index).get("weight_map") if index.exists() else None
     names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
     if missing := [name for name in names if not (folder / name).exists()]:
-        raise FileNotFoundError(
+        raise ValueError(
             f"{folder / missing[0]} is missing{f', like {len(missing) - 1} more' if len(missing) > 1 else ''}: "
             f"{index.name} names {len(names)} files with weights; download the folder again"
         )
     if not any(folder.glob("model*.safetensors")):
-        raise FileNotFoundError(
+        raise ValueError(
             f"{folder} has no weights: there is no model*.safetensors; download the folder again, or convert the "
             "weights with mlx_lm.convert"
         )
