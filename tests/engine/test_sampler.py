@@ -6,6 +6,7 @@ import pytest
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from workbench import SamplingParams
+from workbench.engine import sampler
 from workbench.engine.sampler import (
     Sampler,
     adjust_logits,
@@ -153,6 +154,17 @@ def test_broken_logits_fail_their_row_alone(rng):
     good, bad, also_good = Sampler().sample(mx.array(logits), requests)
     assert bad.token_id is None and "not finite" in bad.error
     assert good.token_id is not None and also_good.token_id is not None
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "8"])
+def test_threads_find_the_largest_logits_of_their_rows(threads, rng, monkeypatch):
+    monkeypatch.setattr(sampler, "_WORTH_THREADS", 1)
+    monkeypatch.setenv("WORKBENCH_THREADS", threads)
+    logits = rng.standard_normal((5, 50)).astype(np.float32)
+    logits[1, 7], logits[2] = np.nan, -np.inf
+    logits[3, [4, 9]] = 10.0  # the first of two equal ones
+    largest = [int(np.argmax(row)) for row in logits]
+    assert sampler.most_likely_tokens(logits).tolist() == [largest[0], -1, -1, 4, largest[4]]
 
 
 def test_minus_infinity_is_a_legal_logit(rng):
