@@ -339,6 +339,16 @@ def test_tokens_that_were_not_recorded_are_dots(open_page, tmp_path):
     assert "its id is not recorded" in page.view("view.store.idWords(0)")
 
 
+def test_panels_of_one_column_take_the_whole_width(open_page, tmp_path):
+    to_html(random_trace(3), tmp_path / "pool.html")
+    page = open_page(f"file://{tmp_path}/pool.html")
+    chosen = ["pool", "tables"]
+    page.view("view.areas.fill('all', (id) => argument.includes(id) ? view.panel(id).element : undefined)", chosen)
+    page.frame()
+    for name in chosen:
+        assert page.root.locator(f"[data-panel={name}]").bounding_box()["width"] > 1200
+
+
 def test_long_ids_are_told_apart_by_their_labels(open_page, tmp_path):
     ids = ["cmpl-bench-warm-0-0-abc67c65", *(f"cmpl-bench-5-{n}-0-b0c3745{n}" for n in range(2)), "cmpl-bench-late"]
     requests = [{"id": name, "prompt": {"len": 5}, "max_tokens": 2} for name in ids]
