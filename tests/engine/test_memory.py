@@ -1,4 +1,4 @@
-"""Memory on a Mac: limits, the size of the pool, and errors that name the knob."""
+"""Memory: MLX's limits, the size of the pool, and errors that name the knob."""
 
 import mlx.core as mx
 import pytest
@@ -29,10 +29,27 @@ def test_the_limits_are_those_of_the_working_set(mac):
     assert memory.limit_memory() == mac == {"wired_limit": 12 * GIB, "cache_limit": 12 * GIB // 8}
 
 
-def test_no_limits_without_an_apple_gpu(monkeypatch):
-    monkeypatch.setattr(mx, "set_wired_limit", lambda _: pytest.fail("set"))
+@pytest.mark.parametrize(("on_gpu", "metal"), [(False, True), (True, False)])
+def test_no_limits_on_another_gpu_and_on_the_cpu_of_a_mac(mac, monkeypatch, on_gpu, metal):
+    monkeypatch.setattr(memory, "runs_on_gpu", lambda: on_gpu)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
+    assert memory.limit_memory() == mac == {}
+
+
+def test_without_a_gpu_mlx_keeps_little_of_what_is_freed(mac, monkeypatch):
     monkeypatch.setattr(memory, "runs_on_gpu", lambda: False)
-    assert memory.limit_memory() == {}
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert memory.limit_memory() == mac == {"cache_limit": memory.CPU_CACHE_BYTES}
+
+
+@pytest.mark.skipif(mx.metal.is_available() or memory.runs_on_gpu(), reason="MLX's cache is not limited like this")
+def test_freed_logits_are_not_kept():
+    engine = Engine(tiny_loaded_model("llama"), EngineConfig(num_blocks=8))
+    logits = mx.zeros((16, 49_152))
+    mx.eval(logits)
+    del logits
+    assert mx.get_cache_memory() <= memory.CPU_CACHE_BYTES
+    engine.close()
 
 
 def test_auto_takes_a_share_of_what_is_free(mac):

@@ -108,8 +108,8 @@ def _memory() -> Iterator[str]:
 
     limits = limit_memory()
     yield f"usable {usable_memory() / 2**30:.1f} GiB, in use {mx.get_active_memory() / 2**30:.2f} GiB"
-    yield ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in limits.items()) or (
-        "no limits are set: they are for Apple GPUs"
+    yield ", ".join(f"{name} {size / 2**20:,.2f} MiB" for name, size in limits.items()) or (
+        "no limits are set: they are for Apple GPUs and for machines without a GPU"
     )
     yield f'num_blocks="auto" takes {AUTO_SHARE_GPU:.0%} of what is free on a GPU, {AUTO_SHARE_CPU:.0%} on a CPU'
 

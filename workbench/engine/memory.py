@@ -1,4 +1,4 @@
-"""Memory for weights, KV cache and activations: how much there is, and MLX's limits on a Mac.
+"""Memory for weights, KV cache and activations: how much there is, and MLX's limits.
 
 An Apple GPU shares the memory of the machine. Metal recommends a working set for it, beyond which the system pages; a
 model that fits into memory and not into the working set is slow without a reason that anybody can see. So sizes are
@@ -22,6 +22,10 @@ MAX_CACHE_BYTES = 2 * 2**30
 """Maximum size of MLX's cache of freed buffers. Its own limit is nearly all memory. Every number of tokens in a step
 has buffers of another size, so the cache of a server would grow to it."""
 
+CPU_CACHE_BYTES = 2**18
+"""Maximum size of that cache on a machine without a GPU: small buffers are used again, and large ones, such as logits,
+go back to the C library, which gives their memory to the arrays of the next step, NumPy's too."""
+
 AUTO_SHARE_GPU = 0.6
 AUTO_SHARE_CPU = 0.2
 """Share of the free memory that ``num_blocks="auto"`` takes for the KV cache. On a CPU the machine has other work."""
@@ -43,11 +47,14 @@ def usable_memory() -> int:
 
 
 def limit_memory() -> dict[str, int]:
-    """Set MLX's limits for this process: on an Apple GPU the wired limit, as mlx-lm does, and the cache limit.
+    """Set MLX's limits for this process: the cache limit, and on an Apple GPU the wired limit, as mlx-lm does.
 
     Returns:
-        The limits that were set, in bytes by name; none without an Apple GPU.
+        The limits that were set, in bytes by name; none on other GPUs, or if a Mac computes on its CPU.
     """
+    if not runs_on_gpu() and not mx.metal.is_available():
+        mx.set_cache_limit(CPU_CACHE_BYTES)
+        return {"cache_limit": CPU_CACHE_BYTES}
     if not (runs_on_gpu() and mx.metal.is_available()):
         return {}
     working_set = usable_memory()
