@@ -19,8 +19,8 @@ CHANGES = {"phi3": {"partial_rotary_factor": 1.0}}
 REFUSED = ["mixtral", "olmo2", "gpt2", "cohere", "glm4"]
 
 
-def packed_model(architecture):
-    loaded = tiny_loaded_model(architecture, **CHANGES.get(architecture, {}))
+def packed_model(architecture, **changes):
+    loaded = tiny_loaded_model(architecture, **CHANGES.get(architecture, {}), **changes)
     pack_model(loaded.model)
     return loaded
 
@@ -51,6 +51,15 @@ def test_an_engine_gives_the_same_tokens_as_layer_by_layer(architecture):
         assert tokens == expected
         for step, expected_step in zip(logprobs, expected_logprobs, strict=True):
             assert step == pytest.approx(expected_step, abs=1e-4)
+
+
+def test_widths_that_fill_no_vector():
+    """Weights of 16 and 32 bits may have any number of columns."""
+    loaded = packed_model("qwen2", hidden_size=60, intermediate_size=77, head_dim=30, num_attention_heads=2)
+    compiled, reason = run_engine(loaded)
+    assert reason == ""
+    by_layer, _ = run_engine(loaded, by_layer=True)
+    assert [tokens for tokens, _ in compiled] == [tokens for tokens, _ in by_layer]
 
 
 def test_the_number_of_threads_changes_nothing(monkeypatch):
