@@ -2,7 +2,9 @@
 
 16 requests, prompts of 64 to 512 tokens (4,600 in total), 64 output tokens each, all queued at the start. Every arm is
 a separate process, because a BLAS can only be put in front of MLX before MLX is imported; arms are interleaved.
-mlx-lm gets the same float32 weights. "as its wheel comes" is mlx-lm with the reference BLAS of MLX's Linux wheel.
+Workbench runs with packed weights, with packed weights and activations of 8 bits, and with float32 weights, as all
+versions before packed weights did. mlx-lm gets the float32 weights. "as its wheel comes" is mlx-lm with the reference
+BLAS of MLX's Linux wheel.
 
     python benchmarks/bench_engine.py                      # workbench and mlx-lm with the same BLAS, 5 repeats
     python benchmarks/bench_engine.py --wheel 1            # also mlx-lm as its wheel comes, once (minutes)
@@ -17,10 +19,18 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 from _common import save, summarise
 
 NUM_REQUESTS, OUTPUT_TOKENS, TOTAL_PROMPT_TOKENS = 16, 64, 4600
+
+WORKBENCH: dict[str, dict[str, Any]] = {
+    "workbench": {},
+    "workbench_int8": {"activations": "int8"},
+    "workbench_float32_weights": {"weights": "float32"},
+}
+"""Arms of Workbench, with their arguments of `Engine`."""
 
 
 def prompts() -> list[list[int]]:
@@ -58,10 +68,11 @@ class Meter:
         }
 
 
-def run_workbench(budget: int) -> dict[str, float]:
+def run_workbench(arm: str, budget: int) -> dict[str, float]:
     from workbench import Engine, EngineConfig, SamplingParams
 
-    engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=budget, max_num_seqs=16, num_blocks=512))
+    config = EngineConfig(max_num_batched_tokens=budget, max_num_seqs=16, num_blocks=512)
+    engine = Engine("smollm2", config, **WORKBENCH[arm])
     engine.add_request(list(range(100, 140)), SamplingParams(max_tokens=3, ignore_eos=True))
     engine.run(progress=False)  # compiled kernels, warm weights
     params = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -78,7 +89,7 @@ def run_workbench(budget: int) -> dict[str, float]:
 def run_mlx_lm() -> dict[str, float]:
     from workbench.models import load_model
 
-    model = load_model("smollm2").model
+    model = load_model("smollm2", weights="float32").model
     from mlx_lm.generate import BatchGenerator
 
     def generate(inputs: list[list[int]], max_tokens: int, meter: Meter) -> None:
@@ -165,11 +176,10 @@ def main() -> None:
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.arm:
-        run = {"workbench": lambda: run_workbench(options.budget)}.get(options.arm, run_mlx_lm)
-        print(json.dumps(run()))
+        print(json.dumps(run_workbench(options.arm, options.budget) if options.arm in WORKBENCH else run_mlx_lm()))
         return
 
-    order = [arm for arm in ("workbench", "mlx_lm", "llama_cpp") if arm != "llama_cpp" or options.llama]
+    order = [*WORKBENCH, "mlx_lm", *(["llama_cpp"] if options.llama else [])]
     order = order * options.repeats + ["mlx_lm_as_its_wheel_comes"] * options.wheel
     runs: dict[str, list[dict[str, float]]] = {}
     for arm in order:
@@ -194,13 +204,14 @@ def main() -> None:
 
 
 def ratios(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Workbench over every other arm, run by run."""
+    """Workbench with packed weights over every other arm, run by run."""
     return {
-        f"workbench / {arm}, {key}": summarise(
-            [ours[key] / theirs[key] for ours, theirs in zip(runs["workbench"], runs[arm], strict=False)]
+        f"{ours} / {other}, {key}": summarise(
+            [one[key] / two[key] for one, two in zip(runs[ours], runs[other], strict=False)]
         )
-        for arm in runs
-        if arm != "workbench"
+        for ours in ("workbench", "workbench_int8")
+        for other in runs
+        if ours in runs and other != ours
         for key in ("cpu_s", "mean_ttft_s")
     }
 

@@ -221,8 +221,18 @@ def other_scripts() -> str:
 OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     (
         "engine",
-        "16 requests that all arrive at the start: CPU time over mlx-lm's `batch_generate`, same BLAS",
+        "16 requests that all arrive at the start: CPU time over mlx-lm, float32 weights, same BLAS",
         lambda result: number(result["ratios"]["workbench / mlx_lm, cpu_s"]["median"]),
+    ),
+    (
+        "engine",
+        'the same requests: CPU time over that with `weights="float32"`',
+        lambda result: number(result["ratios"]["workbench / workbench_float32_weights, cpu_s"]["median"]),
+    ),
+    (
+        "engine",
+        'the same with `activations="int8"`',
+        lambda result: number(result["ratios"]["workbench_int8 / workbench_float32_weights, cpu_s"]["median"]),
     ),
     (
         "attention",
