@@ -24,7 +24,7 @@ from serving.workloads import Request, Workload
 BLOCK_SIZE = 16
 
 WEIGHTS = "float32"
-"""What all arms on MLX compute with: mlx-lm cannot compute with a GGUF file's packed weights."""
+"""Weights of all arms on MLX: mlx-lm cannot compute with a GGUF file's packed ones."""
 SERVERS = ("workbench_http", "mlx_lm_http")
 
 

@@ -28,7 +28,7 @@ NAME = "workbench.example.org"
 CLIENT = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # macOS has only one loopback address
 LINES = {
     "nginx": ("listen 443 ssl;", "server 127.0.0.1:8000;", "/etc/ssl/workbench/cert.pem", "/etc/ssl/workbench/key.pem"),
-    "caddy": (f"{NAME} {{", "reverse_proxy 127.0.0.1:8000\n"),
+    "caddy": (f"{NAME} {{", "reverse_proxy 127.0.0.1:8000 {\n"),
 }
 """Lines that the owner of a server changes, and this test, too."""
 
@@ -92,7 +92,7 @@ def configuration(program, port, upstream, certificate):
         "caddy": (
             "{\n\tadmin off\n\tauto_https disable_redirects\n}\n\n"
             f"https://127.0.0.1:{port}, https://{NAME}:{port} {{\n\tbind 127.0.0.1\n\ttls {cert} {key}",
-            f"reverse_proxy 127.0.0.1:{upstream}\n",
+            f"reverse_proxy 127.0.0.1:{upstream} {{\n",
         ),
     }
     text = (EXAMPLES / {"nginx": "nginx.conf", "caddy": "Caddyfile"}[program]).read_text()
@@ -171,6 +171,7 @@ def test_tokens_are_passed_on_as_they_come(proxy, server):
     try:
         body = {"prompt": [5, 9], "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": True}
         connection, response = proxy.open("POST", "/v1/completions", body, BEARER)
+        assert response.status == 200, response.read()
         num_events = 0
         while line := response.readline():
             if line.startswith(b"data: {"):
@@ -208,6 +209,7 @@ def test_a_client_that_leaves_ends_its_request(proxy, server):
     try:
         body = {"prompt": [5, 9], "max_tokens": 200, "ignore_eos": True, "stream": True}
         connection, response = proxy.open("POST", "/v1/completions", body, BEARER)
+        assert response.status == 200, response.read()
         assert response.readline().startswith(b"data: ")
         response.close()
         connection.close()
