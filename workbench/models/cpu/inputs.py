@@ -11,6 +11,8 @@ from workbench.attention.cpu.simd import LANES, jit, load, splat, total_of
 from workbench.models.cpu.formats import INT8_UNIT_BYTES, UNIT, Activations, Format
 from workbench.models.cpu.int8_inputs import quantise_rows
 
+_LINES = 64  # four lines of a cache, in units of 4 bytes
+
 
 def code_bits(form: Format, activations: Activations) -> int:
     """The format's bits in base words, by which compiled code orders codes of 8 bits; 0 to make none."""
@@ -57,8 +59,12 @@ def _sum_of(numbers, first, stop):
 
 @register_jitable
 def row_size(num_units, codes):
-    """Size of a prepared row in units of 4 bytes."""
-    return num_units * (INT8_UNIT_BYTES // 4 if codes else UNIT)
+    """Distance of prepared rows in units of 4 bytes.
+
+    Rows at multiples of 4 KiB would share the same lines of a first-level cache.
+    """
+    size = num_units * (INT8_UNIT_BYTES // 4 if codes else UNIT)
+    return size + _LINES if size % 1024 == 0 else size
 
 
 @jit

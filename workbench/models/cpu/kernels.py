@@ -17,7 +17,16 @@ from workbench.attention.cpu.object_code import code_of
 from workbench.attention.cpu.simd import LANES, jit, load
 from workbench.models.cpu.formats import TILE, UNIT, VECTORS, Activations, Format
 from workbench.models.cpu.inputs import prepare_rows, row_size
-from workbench.models.cpu.tiles import PackedType, panel_bytes, panel_tile, panel_units, product_tile, tile_at, unpack
+from workbench.models.cpu.tiles import (
+    PackedType,
+    panel_bytes,
+    panel_rows,
+    panel_tile,
+    panel_units,
+    product_tile,
+    tile_at,
+    unpack,
+)
 
 _WIDE = LANES != 8  # AVX-512 and Arm have 32 vector registers, AVX2 has 16
 
@@ -27,10 +36,7 @@ MANY = 8 if _WIDE else 4
 TILE_ROWS = (1, 2, 3, 4, 5, 6, 8) if _WIDE else (1, 2, 3, 4, 5, 6)
 """Rows of each tile."""
 
-PANEL_ROWS = 7
-"""Rows from which on weights may be unpacked into panels, because more than one tile reads them."""
-
-PROBED_ROWS = (*TILE_ROWS, PANEL_ROWS, PANEL_ROWS + 4)
+PROBED_ROWS = (*TILE_ROWS, 7, 11) if _WIDE else (*TILE_ROWS, 7, 11, 27, 28, 29)
 """Numbers of rows that together take each tile, with panels and without."""
 
 _PAIR = VECTORS // 2
@@ -70,7 +76,7 @@ def _block(weights, units, x, x_row, sums, sums_row, y, y_row, left):
 
 @jit
 def _multiply_panels(weights, units, x, x_row, sums, sums_row, y, num_rows, panel):
-    """Multiply `PANEL_ROWS` or more rows with a tile, panel by panel.
+    """Multiply rows with a tile, panel by panel.
 
     Args:
         weights: Address of the tile.
@@ -121,7 +127,7 @@ def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, n
         first_tile: First tile.
         last_tile: The tile to stop before.
     """
-    by_panels = num_rows >= PANEL_ROWS and panel_units(weights) > 0
+    by_panels = 0 < panel_rows(weights) <= num_rows
     memory = np.empty(panel_bytes(weights) + _LINE if by_panels else 0, np.uint8)
     part = np.empty(num_rows * TILE, np.float32)  # of a tile by panels, or of one that holds more outputs than are left
     for tile in range(first_tile, last_tile):

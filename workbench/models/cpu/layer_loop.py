@@ -79,8 +79,8 @@ _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TIL
 _CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
 
 ROWS = 128
-"""Maximum number of rows that products take at a time: their input fits into the second-level cache, and the gate and
-up projections of a step need memory for no more. Weights are read again for the next rows."""
+"""Maximum number of rows that products take at a time: their input fits into the second-level cache, and the outputs of
+most projections need memory for no more. Weights are read again for the next rows."""
 
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
@@ -141,10 +141,12 @@ class Batch(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Arrays that threads write for each other, float32; ``gate_up`` may share its memory with the first two.
+    """Arrays that threads write for each other, float32.
+
+    ``qkv``, ``out`` and ``gate_up`` may share their memory, and ``gate_up`` that of ``attended``, too.
 
     Attributes:
-        qkv: Queries, keys and values, [T, ...].
+        qkv: Queries, keys and values, [min(T, ROWS), ...].
         attended: Output of attention, [T, ...].
         out: Output of a projection to the hidden size, [min(T, ROWS), ...].
         gate_up: Gate and up projection; then the input of the down projection in place of the gate:
@@ -191,19 +193,14 @@ def _normalise(x, numbers, weight, size, epsilon, out):
 
 
 @jit
-def _normalise_rows(x, numbers, weight, epsilon, out):
-    for row in range(x.shape[0]):
-        _normalise(x[row], numbers, weight, x.shape[1], epsilon, out[row])
-
-
-@jit
 def _add_output(residual, out, numbers, weight, epsilon, normed):
     """Add a sublayer's output to the residual, after its norm if it has one."""
-    if weight >= 0:
-        _normalise_rows(out, numbers, weight, epsilon, normed)
-        residual += normed
-    else:
+    if weight < 0:
         residual += out
+        return
+    for row in range(out.shape[0]):
+        _normalise(out[row], numbers, weight, normed.size, epsilon, normed)
+        residual[row] += normed
 
 
 @jit
@@ -230,6 +227,14 @@ def _prepare(model, first, last, x, start, num_rows, buffers):
         codes, middle, group = product[_CODES], product[_MIDDLE], product[_GROUP]
         prepare_rows(x, product[_COLUMNS], codes, middle, model.factors[index], group, rows, sums)
         at, sums_at = at + num_rows * size, sums_at + num_rows * sums_size
+
+
+@jit
+def _prepare_normed(model, first, last, x, weight, start, num_rows, normed, buffers):
+    """Prepare rows after their norm; ``normed`` is memory for one of them."""
+    for row in range(x.shape[0]):
+        _normalise(x[row], model.numbers, weight, normed.size, model.epsilon, normed)
+        _prepare(model, first, last, normed.reshape(1, -1), start + row, num_rows, buffers)
 
 
 @jit
@@ -319,7 +324,7 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
     """
     residual, epsilon, numbers = batch.embedded, model.epsilon, model.numbers
     num_rows, hidden_size = residual.shape
-    normed = np.empty((min(num_rows, ROWS), hidden_size), np.float32)
+    normed = np.empty(hidden_size, np.float32)
     first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
 
     for index in range(model.layers.shape[0]):
@@ -327,21 +332,20 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         k_cache = numba.carray(_float_pointer(layer[_K_CACHE]), pool_size)
         v_cache = numba.carray(_float_pointer(layer[_V_CACHE]), pool_size)
         for row in range(0, num_rows, ROWS):
-            qkv = buffers.qkv[row : row + ROWS]
-            count = qkv.shape[0]
+            count = min(num_rows - row, ROWS)
             start, stop = _share(count, thread, num_threads)
-            _normalise_rows(residual[row + start : row + stop], numbers, layer[_INPUT_NORM], epsilon, normed)
-            _prepare(model, layer[_QKV], layer[_QKV + 1], normed[: stop - start], start, count, buffers)
+            qkv, attended = buffers.qkv[:count], buffers.attended[row : row + count]
+            own, norm = residual[row + start : row + stop], layer[_INPUT_NORM]
+            _prepare_normed(model, layer[_QKV], layer[_QKV + 1], own, norm, start, count, normed, buffers)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[_QKV], layer[_QKV + 1], qkv, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-        for row in range(thread, num_rows, num_threads):
-            position, rope = batch.positions[row], layer[_ROPE]
-            cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
-            slot = batch.slots[layer[_CACHE_GROUP], row]
-            _place_row(model, layer, buffers.qkv[row], slot, cosines, sines, shapes, k_cache, v_cache)
-            width = shapes.num_heads * shapes.head_dim
-            buffers.attended[row] = buffers.qkv[row, :width]
+            for place in range(start, stop):
+                position, rope = batch.positions[row + place], layer[_ROPE]
+                cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
+                slot = batch.slots[layer[_CACHE_GROUP], row + place]
+                _place_row(model, layer, qkv[place], slot, cosines, sines, shapes, k_cache, v_cache)
+                attended[place] = qkv[place, : attended.shape[1]]
         wait_for_all(barrier, num_threads)
         scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)
@@ -359,13 +363,13 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[_OUT], layer[_OUT + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-            _add_output(own, out[start:stop], numbers, layer[_ATTENTION_NORM], epsilon, normed[: stop - start])
+            _add_output(own, out[start:stop], numbers, layer[_ATTENTION_NORM], epsilon, normed)
         for row in range(0, num_rows, ROWS):
             count = min(num_rows - row, ROWS)
             start, stop = _share(count, thread, num_threads)
             own, out, gate_up = residual[row + start : row + stop], buffers.out[:count], buffers.gate_up[:count]
-            _normalise_rows(own, numbers, layer[_MLP_NORM], epsilon, normed)
-            _prepare(model, layer[_GATE_UP], layer[_GATE_UP + 1], normed[: stop - start], start, count, buffers)
+            norm = layer[_MLP_NORM]
+            _prepare_normed(model, layer[_GATE_UP], layer[_GATE_UP + 1], own, norm, start, count, normed, buffers)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], gate_up, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
@@ -374,7 +378,7 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[_DOWN], layer[_DOWN + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-            _add_output(own, out[start:stop], numbers, layer[_DOWN_NORM], epsilon, normed[: stop - start])
+            _add_output(own, out[start:stop], numbers, layer[_DOWN_NORM], epsilon, normed)
 
     head = model.products.shape[0] - 1
     for first in range(0, batch.rows.size, ROWS):
@@ -382,8 +386,8 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         logits = buffers.logits[first : first + ROWS]
         start, stop = _share(logits.shape[0], thread, num_threads)
         for index in range(start, stop):
-            row = residual[batch.rows[first + index]]
-            _normalise(row, numbers, model.final_norm, hidden_size, epsilon, normed[index - start])
-        _prepare(model, head, head + 1, normed[: stop - start], start, logits.shape[0], buffers)
+            at = batch.rows[first + index]
+            row, norm = residual[at : at + 1], model.final_norm
+            _prepare_normed(model, head, head + 1, row, norm, index, logits.shape[0], normed, buffers)
         wait_for_all(barrier, num_threads)
         _multiply(model, head, head + 1, logits, buffers, thread, num_threads)

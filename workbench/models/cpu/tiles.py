@@ -86,7 +86,7 @@ def panel_tile(rows: int, vectors: int) -> Callable[..., None]:
     @intrinsic
     def tile(typing_context, weights, panel, first, first_unit, num_units, x, x_row, sums, sums_row, y, y_row):
         def codegen(context, builder, signature, values):
-            if _panel_units(signature.args[0]):
+            if _panel_rows(signature.args[0]):
                 _emitter(builder, signature, rows, vectors).panel_product(*values[1:])
             return context.get_dummy_value()
 
@@ -100,7 +100,7 @@ def unpack(typing_context, weights, num_units, first_unit, count, panel):
     """Write ``count`` units of a tile, from ``first_unit`` on, to a panel, whose address is aligned to 64 bytes."""
 
     def codegen(context, builder, signature, values):
-        if _panel_units(signature.args[0]):
+        if _panel_rows(signature.args[0]):
             _emitter(builder, signature, 0, VECTORS).unpack(*values)
         return context.get_dummy_value()
 
@@ -111,13 +111,17 @@ _PANEL_UNITS = {"float32": 4, "int8": 16}
 """Units of a panel: some 18 KB, so that it fits into the first-level cache with the inputs of six rows."""
 
 
-def _panel_units(kind: PackedType) -> int:
-    """Units of a panel, 0 for none.
+def _panel_rows(kind: PackedType) -> int:
+    """Number of input rows from which on panels are faster; 0 if they never are.
 
-    Panels are for the 16 registers of AVX2, where tiles have few rows, and for codes that have to be put together.
-    Other codes take less time to unpack again than to be read from a panel.
+    Panels are for the 16 registers of AVX2, where tiles have few rows. They pay soon for codes that have to be put
+    together; others take little time to unpack again, and none to speak of if inputs have 8 bits.
     """
-    return _PANEL_UNITS[kind.activations] if LANES == 8 and kind.format.extra else 0
+    if LANES != 8 or kind.format.is_plain:
+        return 0
+    if kind.activations == "int8":
+        return 7 if kind.format.extra else 0
+    return 5 if kind.format.extra else 25
 
 
 def _constant(number_of: Callable[[PackedType], int]) -> Callable[..., Any]:
@@ -133,10 +137,13 @@ def _constant(number_of: Callable[[PackedType], int]) -> Callable[..., Any]:
     return number
 
 
-panel_units = _constant(_panel_units)
-"""Units of a panel; 0 if the weights gain nothing from panels."""
+panel_rows = _constant(_panel_rows)
+"""Number of input rows from which on panels are faster; 0 if they never are."""
 
-panel_bytes = _constant(lambda kind: _panel_units(kind) * kind.format.panel(kind.activations).unit_bytes)
+panel_units = _constant(lambda kind: _PANEL_UNITS[kind.activations])
+"""Units of a panel."""
+
+panel_bytes = _constant(lambda kind: _PANEL_UNITS[kind.activations] * kind.format.panel(kind.activations).unit_bytes)
 """Bytes of a panel."""
 
 

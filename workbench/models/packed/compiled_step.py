@@ -102,17 +102,16 @@ class CompiledStep:
         return logits
 
     def _buffers(self, num_tokens: int, logits: np.ndarray) -> Buffers:
-        """Memory for a step; the gate and up projections come when queries, keys and values are no longer needed."""
-        sizes = self._description
-        attention = (sizes.qkv_size, sizes.num_heads * sizes.head_dim)
-        rows = min(num_tokens, ROWS)
-        gate_up = (rows, 2 * sizes.hidden)
-        memory = np.empty(max(num_tokens * sum(attention), math.prod(gate_up)), np.float32)
-        qkv, attended = np.split(memory[: num_tokens * sum(attention)], [num_tokens * attention[0]])
+        """Memory for a step: queries, keys and values, outputs of projections, and gates are never needed together."""
+        sizes, rows = self._description, min(num_tokens, ROWS)
+        qkv, out, gate_up = (rows, sizes.qkv_size), (rows, sizes.hidden_size), (rows, 2 * sizes.hidden)
+        attended = (num_tokens, sizes.num_heads * sizes.head_dim)
+        first = max(math.prod(qkv), math.prod(out))
+        memory = np.empty(max(first + math.prod(attended), math.prod(gate_up)), np.float32)
         return Buffers(
-            qkv.reshape(num_tokens, -1),
-            attended.reshape(num_tokens, -1),
-            np.empty((rows, sizes.hidden_size), np.float32),
+            memory[: math.prod(qkv)].reshape(qkv),
+            memory[first : first + math.prod(attended)].reshape(attended),
+            memory[: math.prod(out)].reshape(out),
             memory[: math.prod(gate_up)].reshape(gate_up),
             np.empty(rows * self._input_size, np.float32),
             np.empty(rows * self._sums_size, np.float32),
