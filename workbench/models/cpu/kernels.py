@@ -36,6 +36,10 @@ MANY = 8 if _WIDE else 4
 TILE_ROWS = (1, 2, 3, 4, 5, 6, 8) if _WIDE else (1, 2, 3, 4, 5, 6)
 """Rows of each tile."""
 
+ROWS = 128
+"""Maximum number of rows that products take at a time: their input fits into the second-level cache, and what surrounds
+products needs memory for no more. Weights are read again for the next rows."""
+
 PROBED_ROWS = (*TILE_ROWS, 7, 11) if _WIDE else (*TILE_ROWS, 7, 11, 27, 28, 29)
 """Numbers of rows that together take each tile, with panels and without."""
 
@@ -200,10 +204,13 @@ def multiply(kernel, weights, num_columns, num_units, codes, middle, form_factor
         first_tile: First tile.
         last_tile: The tile to stop before.
     """
-    num_rows = x.shape[0]
-    prepared = np.empty((num_rows, row_size(num_units, codes)), np.float32)
-    sums = np.empty((num_rows, num_units * (UNIT // group)), np.float32)
-    prepare_rows(x, num_columns, codes, middle, form_factors, group, prepared, sums)
-    inputs = (np.intp(prepared.ctypes.data), prepared.shape[1], np.intp(sums.ctypes.data), sums.shape[1])
-    outputs = (np.intp(y.ctypes.data), y.shape[1])
-    call_kernel(kernel, (weights, *inputs, *outputs, num_rows, num_units, y.shape[1], first_tile, last_tile))
+    count = min(x.shape[0], ROWS)
+    prepared = np.empty((count, row_size(num_units, codes)), np.float32)
+    sums = np.empty((count, num_units * (UNIT // group)), np.float32)
+    for row in range(0, x.shape[0], ROWS):
+        rows, out = x[row : row + ROWS], y[row : row + ROWS]
+        prepare_rows(rows, num_columns, codes, middle, form_factors, group, prepared, sums)
+        inputs = (np.intp(prepared.ctypes.data), prepared.shape[1], np.intp(sums.ctypes.data), sums.shape[1])
+        outputs = (np.intp(out.ctypes.data), out.shape[1])
+        sizes = (rows.shape[0], num_units, out.shape[1], first_tile, last_tile)
+        call_kernel(kernel, (weights, *inputs, *outputs, *sizes))

@@ -23,7 +23,7 @@ from workbench.attention.cpu.simd import FLOAT, LANES, exp, jit, load, splat, st
 from workbench.models.cpu.barrier import wait_for_all
 from workbench.models.cpu.formats import TILE, UNIT
 from workbench.models.cpu.inputs import prepare_rows, row_size
-from workbench.models.cpu.kernels import call_kernel
+from workbench.models.cpu.kernels import ROWS, call_kernel
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -77,10 +77,6 @@ _KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHT
 _UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
 _FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
 _CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
-
-ROWS = 128
-"""Maximum number of rows that products take at a time: their input fits into the second-level cache, and the outputs of
-most projections need memory for no more. Weights are read again for the next rows."""
 
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""

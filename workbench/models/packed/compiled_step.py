@@ -12,7 +12,8 @@ from workbench.attention.cpu.backend import shared_memory
 from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.attention.metadata import AttentionMetadata
 from workbench.models.cpu.barrier import make_barrier
-from workbench.models.cpu.layer_loop import ROWS, Batch, Buffers, Field, Model, input_sizes, run_layers
+from workbench.models.cpu.kernels import ROWS
+from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, input_sizes, run_layers
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
 from workbench.threads import num_threads, thread_pool
