@@ -204,7 +204,7 @@ def main() -> None:
 
 
 def ratios(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Workbench with packed weights over every other arm, run by run."""
+    """Workbench with packed weights, and with activations of 8 bits, over every other arm, run by run."""
     return {
         f"{ours} / {other}, {key}": summarise(
             [one[key] / two[key] for one, two in zip(runs[ours], runs[other], strict=False)]
