@@ -22,6 +22,7 @@ lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
+	$(BIN)/python scripts/measure_structure.py --check
 
 # The playground in node and in a browser, and notebooks in JupyterLite; `make test` skips what has not been fetched.
 test-playground: .venv/.installed-all

@@ -1,18 +1,22 @@
 """Measure the code that one step runs through, and the links between the files.
 
-Prints the table of docs/architecture.md:
+Makes the table of docs/architecture.md:
 
 - files and lines entered in one step: every Python function of the package that one call of ``Engine.step()`` runs, on
   whichever thread, counted whole (signature, docstring, body). In the step a prompt arrives and is admitted, a request
-  decodes, and another ends. ``attention/``, ``models/`` and ``viz/`` are left out.
+  decodes, and another ends; the model runs on the CPU. ``attention/``, ``models/`` and ``viz/`` are left out.
 - calls from ``Engine.step()`` to ``Scheduler.schedule()``, without those that hand work to the engine's thread.
 - lines of code that schedule by vLLM's rules: without blank lines, comments and docstrings, and without policies and
   the limits on concurrent partial prefills, which vLLM does not have.
-- circles: groups of files that import each other in a loop at run time; type-only imports do not count.
+- modules and lines of the package that importing the scheduler loads.
+- circles: groups of files that import each other in a loop, at run time or for types alone.
 - places of six or more lines that occur twice: maximal runs of equal lines of code in two places of the package,
   imports and lines without letters left out.
+- rooms whose code, comments and docstrings left out, has a word for drafts or for KV cache groups.
 
-    python scripts/measure_structure.py            # of this checkout
+    python scripts/measure_structure.py --verbose  # of this checkout, with names
+    python scripts/measure_structure.py --write    # write the table
+    python scripts/measure_structure.py --check    # fail if the table is not current, or a step is too long
     PYTHONPATH=OTHER python scripts/measure_structure.py --root OTHER
 """
 
@@ -22,11 +26,14 @@ import argparse
 import ast
 import inspect
 import io
+import os
 import re
+import subprocess
 import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,10 +44,19 @@ LEFT_OUT = ("attention", "models", "viz")
 NOT_VLLMS_RULES = {"policies", "policy", "partial_prefills"}
 HOP = {"call", "submit"}
 """Functions that hand work to the engine's thread."""
+MAX_FILES, MAX_LINES = 20, 1356
+"""Limits on the files and lines entered in one step; to be lowered to 14 and 900."""
+DRAFT_WORDS = ("draft", "speculat")
+GROUP_WORDS = ("cache_group", "cachegroup", "kv_group", "by_group", "of_group")
+PAGE = "docs/architecture.md"
+HEADING = "## How much a reader meets"
+
+Table = dict[str, int]
+"""A number for each row of the table."""
 
 
-def step_path(root: Path) -> tuple[dict[str, set[int]], list[str]]:
-    """Lines of the functions entered in one step, by file, and the calls from step() to schedule()."""
+def step_path(root: Path) -> tuple[dict[str, dict[str, set[int]]], list[str]]:
+    """Lines of the functions entered in one step, by file and function, and the calls from step() to schedule()."""
     from workbench import Engine, EngineConfig
 
     entered: set[CodeType] = set()
@@ -68,7 +84,7 @@ def step_path(root: Path) -> tuple[dict[str, set[int]], list[str]]:
         sys.setprofile(None)
         engine.before_step(lambda: sys.setprofile(None))
         engine.step()
-    lines: dict[str, set[int]] = defaultdict(set)
+    lines: dict[str, dict[str, set[int]]] = defaultdict(dict)
     for code in entered:
         if code.co_name == "<module>":
             continue
@@ -76,7 +92,7 @@ def step_path(root: Path) -> tuple[dict[str, set[int]], list[str]]:
         if file.split("/")[1] in LEFT_OUT:
             continue
         source, first = inspect.getsourcelines(code)
-        lines[file].update(range(first, first + len(source)))
+        lines[file].setdefault(code.co_qualname, set()).update(range(first, first + len(source)))
     way.append("engine.py:step")  # on the caller's thread
     way.reverse()
     return lines, [call for call in way if not _is_hop(call)]
@@ -87,6 +103,7 @@ def _is_hop(call: str) -> bool:
     return file in ("thread.py", "engine_thread.py") and name in HOP | {"_work_through", "work_through"}
 
 
+@cache
 def lines_of_code(path: Path) -> set[int]:
     """Line numbers of code, without blank lines, comments and docstrings."""
     source = path.read_text()
@@ -101,32 +118,46 @@ def lines_of_code(path: Path) -> set[int]:
     return lines
 
 
-def import_graph(root: Path) -> dict[str, set[str]]:
-    """The modules of the package and their imports from it, without type-only imports."""
-    modules = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("workbench/**/*.py")}
-    names = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+def import_graph(root: Path, *, type_only: bool) -> dict[str, set[str]]:
+    """The modules of the package and their imports from it, those for types alone included when asked.
+
+    ``__init__`` files are left out: a name that one re-exports is an import of the module that has it.
+    """
+    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in _sources(root)}
+    bodies = {name.removesuffix(".__init__"): ast.parse(path.read_text()).body for name, path in paths.items()}
+    packages = {name.removesuffix(".__init__") for name in paths if name.endswith(".__init__")}
+    homes = {(package, name): home for package in packages for home, name in _imports(bodies[package], True)}
     graph: dict[str, set[str]] = {}
-    for name, path in names.items():
-        graph[name] = {target for target in _imports(ast.parse(path.read_text()).body, names) if target != name}
+    for module in bodies.keys() - packages:
+        graph[module] = set()
+        for home, name in _imports(bodies[module], type_only):
+            while home in packages and f"{home}.{name}" not in bodies:
+                home = homes.get((home, name), "")
+            target = f"{home}.{name}" if home in packages else home
+            if target in bodies and target not in packages and target != module:
+                graph[module].add(target)
     return graph
 
 
-def _imports(body: list[ast.stmt], known: dict[str, Path]) -> Iterator[str]:
+def _sources(root: Path) -> list[Path]:
+    return sorted(root.glob("workbench/**/*.py"))
+
+
+def _imports(body: list[ast.stmt], type_only: bool) -> Iterator[tuple[str, str]]:
+    """The module and the name of each import; the name of an imported module is ""."""
     for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if not type_only and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield from (name for name in (whole if whole in known else node.module,) if name in known)
+            yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from ((alias.name, "") for alias in node.names)
         for part in ("body", "orelse", "finalbody"):
-            yield from _imports(getattr(node, part, []), known)
+            yield from _imports(getattr(node, part, []), type_only)
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other; ``__init__`` files, which only re-export names, are left out."""
+    """Groups of modules that reach each other."""
     reach: dict[str, set[str]] = {}
     for start in graph:
         seen, todo = set(), [start]
@@ -142,7 +173,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 def repeated_places(root: Path) -> list[tuple[str, int, str, int, int]]:
     """Pairs of places (file, line, file, line, length) that share a maximal run of at least six lines of code."""
     files: list[tuple[str, list[tuple[int, str]]]] = []
-    for path in sorted(root.glob("workbench/**/*.py")):
+    for path in _sources(root):
         code, text = lines_of_code(path), path.read_text().splitlines()
         kept = [(number, text[number - 1].strip()) for number in sorted(code)]
         kept = [(n, line) for n, line in kept if re.search(r"\w", line) and not re.match(r"(from|import) ", line)]
@@ -167,35 +198,107 @@ def repeated_places(root: Path) -> list[tuple[str, int, str, int, int]]:
     return pairs
 
 
+def loaded_by_scheduler(root: Path) -> tuple[int, int]:
+    """Modules of the package that importing the scheduler loads, and their lines."""
+    command = (
+        "import sys, workbench.scheduler.scheduler;"
+        "ours = [m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'workbench'];"
+        "print(len(ours), sum(open(file).read().count('\\n') for file in ours))"
+    )
+    printed = subprocess.run([sys.executable, "-c", command], cwd=root, capture_output=True, text=True, check=True)
+    modules, lines = printed.stdout.split()
+    return int(modules), int(lines)
+
+
+def rooms_that_name(root: Path, words: tuple[str, ...]) -> dict[str, int]:
+    """Rooms whose code has one of the words, and how often."""
+    found: dict[str, int] = defaultdict(int)
+    for path in _sources(root):
+        code, room = lines_of_code(path), path.relative_to(root).parts[1]
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type != tokenize.COMMENT and token.start[0] in code:
+                found[room] += any(word in token.string.lower() for word in words)
+    return {room: count for room, count in found.items() if count}
+
+
+def write_table(page: str, table: Table) -> str:
+    """The page with the numbers in the last column of its table; a new row has no earlier numbers."""
+    head, heading, rest = page.partition(HEADING)
+    lines = rest.split("\n")
+    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    last = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
+    cells = {line.split("|")[1].strip(): line.split("|")[2:-2] for line in lines[first + 2 : last]}
+    earlier = [" - "] * (lines[first].count("|") - 3)
+    rows = [f"| {label} |{'|'.join(cells.get(label, earlier))}| {value:,} |" for label, value in table.items()]
+    return head + heading + "\n".join([*lines[: first + 2], *rows, *lines[last:]])
+
+
 def main() -> None:
-    """Measure and print the table."""
+    """Measure, and print, write or check the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout to measure")
     parser.add_argument("--rules", type=Path, nargs="+", help="files that schedule, if there is no scheduler/")
-    parser.add_argument("--verbose", action="store_true", help="name files, calls, circles and places")
+    parser.add_argument(
+        "--verbose", action="store_true", help="name files, functions, calls, circles, places and rooms"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE}")
+    parser.add_argument("--check", action="store_true", help=f"fail if {PAGE} is not current, or a step is too long")
     options = parser.parse_args()
     root = options.root.resolve()
     sys.path.insert(0, str(root))
+    os.environ["WORKBENCH_DEVICE"] = "cpu"
     entered, way = step_path(root)
+    of_files = {file: set().union(*functions.values()) for file, functions in sorted(entered.items())}
     room = root / "workbench" / "scheduler"
     rules = options.rules or [path for path in room.glob("*.py") if path.stem not in NOT_VLLMS_RULES]
-    loops, twice = circles(import_graph(root)), repeated_places(root)
-    print(f"files entered in one step:                {len(entered)}")
-    print(f"lines entered in one step:                {sum(map(len, entered.values()))}")
-    print(f"calls from step() to schedule():          {len(way) - 1}")
-    print(f"lines of code that schedule as vLLM does: {sum(len(lines_of_code(path)) for path in rules)}")
-    print(f"circles between files:                    {len(loops)}")
-    print(f"places of six or more lines twice:        {len(twice)}")
+    loops, type_loops = (circles(import_graph(root, type_only=type_only)) for type_only in (False, True))
+    twice = repeated_places(root)
+    modules, module_lines = loaded_by_scheduler(root)
+    drafts, groups = rooms_that_name(root, DRAFT_WORDS), rooms_that_name(root, GROUP_WORDS)
+    num_files, num_lines = len(of_files), sum(map(len, of_files.values()))
+    table: Table = {
+        "files entered in one step": num_files,
+        "lines entered in one step, docstrings included": num_lines,
+        "lines entered in one step, code alone": sum(
+            len(lines & lines_of_code(root / file)) for file, lines in of_files.items()
+        ),
+        "calls from `Engine.step()` to `Scheduler.schedule()`": len(way) - 1,
+        "lines of code that schedule by vLLM's rules": sum(len(lines_of_code(path)) for path in rules),
+        "modules of the package that importing the scheduler loads": modules,
+        "lines of these modules": module_lines,
+        "circles between files": len(loops),
+        "circles between files, imports for types included": len(type_loops),
+        "places of six or more lines that stand twice": len(twice),
+        "rooms whose code names drafts": len(drafts),
+        "rooms whose code names KV cache groups": len(groups),
+    }
+    page = root / PAGE
+    if options.write:
+        page.write_text(write_table(page.read_text(), table))
+    for label, value in table.items():
+        print(f"{label + ':':60} {value:6,}")
     if options.verbose:
-        for file, lines in sorted(entered.items()):
+        for file, lines in of_files.items():
             print(f"  {len(lines):4d} {file}")
+            for name, of_function in sorted(entered[file].items()):
+                print(f"       {len(of_function):4d} {name}")
         print("  " + " -> ".join(way))
-        for loop in loops:
-            print("  circle: " + ", ".join(loop))
+        for loop in type_loops:
+            print("  circle: " + ", ".join(loop) + ("" if loop in loops else " (with imports for types)"))
         for a, line_a, b, line_b, length in twice:
             print(f"  twice: {a}:{line_a} {b}:{line_b} ({length} lines)")
         for path in rules:
             print(f"  {len(lines_of_code(path)):4d} {path.name}")
+        for words, rooms in ((DRAFT_WORDS, drafts), (GROUP_WORDS, groups)):
+            print(f"  {', '.join(words)}: " + ", ".join(f"{name} ({count})" for name, count in rooms.items()))
+    if options.check:
+        if num_files > MAX_FILES or num_lines > MAX_LINES:
+            sys.exit(
+                f"a step enters {num_files} files and {num_lines} lines, allowed are {MAX_FILES} and {MAX_LINES}: "
+                "see scripts/measure_structure.py --verbose, and shorten it"
+            )
+        if write_table(page.read_text(), table) != page.read_text():
+            sys.exit(f"the table of {PAGE} is not current: run scripts/measure_structure.py --write")
 
 
 if __name__ == "__main__":
