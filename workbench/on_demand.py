@@ -1,17 +1,82 @@
-"""Modules that are imported when they are first used: numpy, and tqdm behind a progress bar.
+"""What is imported when it is first used, and the command that installs what is missing.
 
-Scheduling, simulating, comparing and drawing need neither, so they run where numpy is not installed, such as in a web
-page, and `import workbench` stays light.
+The base of Workbench needs msgspec alone: it reads, simulates, explains, predicts and records, on any system and in a
+web page. Everything else belongs to an extra of ``pyproject.toml``.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
+
+PROJECT = "inference-workbench"
+"""Name under which pip installs Workbench."""
+
+EXTRA_OF = {
+    **dict.fromkeys(("mlx", "mlx_lm", "numpy", "tokenizers", "transformers", "jinja2", "gguf"), "engine"),
+    **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet"), "engine"),
+    **dict.fromkeys(("anywidget", "ipywidgets", "traitlets", "IPython", "bokeh", "pandas"), "notebook"),
+    **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq"), "serve"),
+    "ziglang": "msl",
+    "hypothesis": "hunt",
+}
+"""The extra that brings a package, by the name it is imported under."""
+
+
+def missing_extra(what: str, problem: ModuleNotFoundError, extra: str = "") -> ModuleNotFoundError:
+    """The error that says which extra is missing and how to install it; ``problem`` if no extra brings the module.
+
+    Args:
+        what: What needs the module, such as "workbench serve"; the subject of the message.
+        problem: The import that failed.
+        extra: The extra that brings everything for ``what``; empty for the one of the missing module.
+
+    Example:
+        >>> problem = ModuleNotFoundError("No module named 'anywidget'", name="anywidget")
+        >>> print(missing_extra("show()", problem))
+        show() needs the extra notebook (anywidget is not installed): pip install 'inference-workbench[notebook]'
+    """
+    package = (problem.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return problem
+    extra = extra or EXTRA_OF[package]
+    return ModuleNotFoundError(
+        f"{what} needs the extra {extra} ({package} is not installed): pip install '{PROJECT}[{extra}]'",
+        name=problem.name,
+    )
+
+
+@contextmanager
+def extra_for(what: str) -> Iterator[None]:
+    """Name the extra if an import in the block fails.
+
+    Raises:
+        ModuleNotFoundError: A module is not installed; the message of `missing_extra`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        raise missing_extra(what, problem) from None
+
+
+def imported(module: str, name: str, what: str = "") -> Any:
+    """A name of a module, which is imported.
+
+    Args:
+        module: Full name of the module.
+        name: The name in it.
+        what: What needs it, for `missing_extra`; the name if it is empty.
+
+    Raises:
+        ModuleNotFoundError: Something that the module needs is not installed.
+    """
+    with extra_for(what or name):
+        return getattr(importlib.import_module(module), name)
 
 
 class OnDemand(ModuleType):
@@ -29,7 +94,7 @@ class OnDemand(ModuleType):
         """
         if attribute.startswith("__"):  # asked for by tools that look at any module
             raise AttributeError(attribute)
-        value = getattr(importlib.import_module(self.__name__), attribute)
+        value = imported(self.__name__, attribute, f"{self.__name__}.{attribute}")
         setattr(self, attribute, value)
         return value
 
@@ -54,18 +119,19 @@ class _NoBar:
 
 
 def progress_bar(total: int | None, title: str, unit: str, *, shown: bool) -> Any:
-    """A context manager whose ``update(n)`` reports n more of ``total``: tqdm's bar if it is shown."""
-    if not shown:
-        return _NoBar()
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, desc=title, unit=unit)
+    """A context manager whose ``update(n)`` reports n more of ``total``: tqdm's bar if it is shown and installed."""
+    bar = _tqdm() if shown else None
+    return bar(total=total, desc=title, unit=unit) if bar else _NoBar()
 
 
 def with_progress(items: Iterable[T], title: str, unit: str, *, shown: bool, total: int | None = None) -> Iterable[T]:
-    """The items, with a progress bar of their number if it is shown."""
-    if not shown:
-        return items
-    from tqdm.auto import tqdm
+    """The items, with a progress bar of their number if it is shown and tqdm installed."""
+    bar = _tqdm() if shown else None
+    return bar(items, desc=title, unit=unit, total=total) if bar else items
 
-    return tqdm(items, desc=title, unit=unit, total=total)
+
+def _tqdm() -> Any:
+    try:
+        return importlib.import_module("tqdm.auto").tqdm
+    except ModuleNotFoundError:
+        return None

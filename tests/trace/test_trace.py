@@ -143,7 +143,7 @@ def test_other_shapes_of_a_trace(trace):
 
 def test_without_pandas(trace, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs the extra notebook \(pandas is not installed\): pip install"):
         trace.to_pandas()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from workbench.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.attention.backend import AttentionBackend
@@ -37,5 +38,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use, so that ``import workbench.attention`` does not load MLX."""
     if name in _HOMES:
-        return getattr(importlib.import_module(f"workbench.attention.{_HOMES[name]}"), name)
+        return imported(f"workbench.attention.{_HOMES[name]}", name)
     raise AttributeError(f"module 'workbench.attention' has no attribute {name!r}")

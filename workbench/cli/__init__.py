@@ -11,6 +11,7 @@ import sys
 import workbench
 from workbench.cli import bench, demo, doctor, kernel, notebooks, playground, serve, simulate, trace
 from workbench.field_checks import printable
+from workbench.on_demand import missing_extra
 
 MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (demo, simulate, playground, serve, trace, bench, kernel, notebooks, doctor):
         command.add_parser(commands)
+    parser.set_defaults(extra="")  # of a command that needs more than the base, it is the extra that brings all of it
     return parser
 
 
@@ -31,6 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         return options.run(options)
+    except ModuleNotFoundError as problem:
+        command = " ".join(["workbench", options.command, *filter(None, [getattr(options, "trace_command", "")])])
+        missing = missing_extra(command, problem, options.extra)
+        if missing is problem:
+            raise
+        print(missing, file=sys.stderr)
+        return 2
     except (ValueError, OSError) as problem:
         reason = str(problem)
         if isinstance(problem, OSError) and problem.filename:

@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--attention-backend", default="auto", help='"auto" or a backend by name')
     parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
     parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, extra="engine")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
     add_model_option(parser)
     parser.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, extra="serve")
 
 
 def run(options: argparse.Namespace) -> int:

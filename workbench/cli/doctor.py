@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import workbench
 from workbench.cli.options import Commands
+from workbench.on_demand import missing_extra
 
 PACKAGES = (
     "mlx",
@@ -56,6 +57,8 @@ def run(_options: argparse.Namespace) -> int:
         found: list[str] = []
         try:
             found.extend(lines())
+        except ModuleNotFoundError as problem:
+            found.append(f"not installed: {missing_extra('this part', problem)}")
         except Exception as problem:  # one part that fails must not hide the others
             found.append(f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}")
         status |= any(line.startswith("FAILED") for line in found)

@@ -56,7 +56,7 @@ def add_parser(commands: Commands) -> None:
     check.add_argument(
         "--full", action="store_true", help="every head_dim, block size and dtype; on by default on a GPU"
     )
-    check.set_defaults(run=_check)
+    check.set_defaults(run=_check, extra="engine")
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -97,7 +97,7 @@ def add_parser(commands: Commands) -> None:
         default=KEEP_STEPS,
         help=f"maximum number of steps that the trace keeps, the newest (default {KEEP_STEPS})",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, extra="serve")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def add_parser(commands: Commands) -> None:
     watch = actions.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
     watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
     add_dashboard_port_option(watch)
-    watch.set_defaults(run=_watch)
+    watch.set_defaults(run=_watch, extra="serve")
 
     events = actions.add_parser(
         "kv-events",

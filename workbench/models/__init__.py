@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from workbench.models.file_limit import keep_file_limit
+from workbench.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.models.bundled import fetch_bundled
@@ -28,5 +28,5 @@ keep_file_limit()
 def __getattr__(name: str) -> Any:
     """Import a public name from its module on first use: importing this package does not import MLX."""
     if name in _HOMES:
-        return getattr(importlib.import_module(f"workbench.models.{_HOMES[name]}"), name)
+        return imported(f"workbench.models.{_HOMES[name]}", name)
     raise AttributeError(f"module 'workbench.models' has no attribute {name!r}")

@@ -6,13 +6,12 @@ names each attached function and its module, and nothing is imported until it is
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
 
 import workbench
-from workbench.trace.errors import TraceError
+from workbench.on_demand import imported
 
 C = TypeVar("C", bound=type)
 
@@ -24,7 +23,7 @@ def _find(name: str) -> Callable[..., Any]:
         ModuleNotFoundError: A module that it needs is not installed.
     """
     module, _, function = workbench.ATTACHED[name].partition(":")
-    return getattr(importlib.import_module(module), function)
+    return imported(module, function, f"{name}()")
 
 
 class AttachedMethod:
@@ -41,14 +40,9 @@ class AttachedMethod:
         """The attached function, bound to the instance if there is one.
 
         Raises:
-            TraceError: A module that it needs is not installed.
+            ModuleNotFoundError: A module that it needs is not installed.
         """
-        try:
-            function = _find(self.name)
-        except ModuleNotFoundError as problem:
-            raise TraceError(
-                f"{self.name}() needs a module that is not installed ({problem}): reinstall inference-workbench"
-            ) from None
+        function = _find(self.name)
         return function if instance is None else MethodType(function, instance)
 
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from workbench.on_demand import extra_for
 from workbench.trace.records import Chunk, StepRecord
 from workbench.trace.storage import replaced_when_complete
 
@@ -27,12 +28,10 @@ def to_pandas(trace: Trace) -> pd.DataFrame:
     """One row per chunk, in scheduling order.
 
     Raises:
-        ImportError: pandas is not installed.
+        ModuleNotFoundError: pandas is not installed.
     """
-    try:
+    with extra_for("to_pandas()"):
         import pandas as pd
-    except ImportError:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from None
     names = [name for name in Chunk.__struct_fields__ if name != "new_block_ids"]
     columns: dict[str, list[Any]] = {name: [] for name in ("step", "time", *names, "end", "num_new_blocks")}
     for record in trace:

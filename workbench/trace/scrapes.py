@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.on_demand import extra_for
 from workbench.trace.errors import TraceError
 from workbench.trace.metrics import amount
 
@@ -299,7 +300,7 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
         TraceError: There are fewer than two scrapes, one is malformed, their times do not increase, or they are not
             vLLM's.
         OSError: The file cannot be read.
-        ModuleNotFoundError: prometheus_client, which comes with JupyterLab and with vLLM, is not installed.
+        ModuleNotFoundError: prometheus_client, of the extra ``serve``, is not installed; vLLM brings it.
 
     Example:
         >>> sample = 'vllm:generation_tokens_total{engine="0"}'
@@ -326,7 +327,8 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
 
 
 def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    from prometheus_client.parser import text_string_to_metric_families
+    with extra_for("reading scrapes"):
+        from prometheus_client.parser import text_string_to_metric_families
 
     try:
         return {

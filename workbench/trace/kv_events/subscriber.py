@@ -52,7 +52,7 @@ def record_kv_events(
         TraceError: A message is no batch of KV events.
         ValueError: The address is malformed.
         OSError: The file cannot be written.
-        ModuleNotFoundError: pyzmq, which comes with JupyterLab and with vLLM, is not installed.
+        ModuleNotFoundError: pyzmq, of the extra ``serve``, is not installed; vLLM brings it.
     """
     import zmq
 
