@@ -1,4 +1,4 @@
-"""What is imported when it is first used, and the command that installs what is missing.
+"""Optional modules: imported at their first use; a missing one is named with the command that installs it.
 
 The base of Workbench needs msgspec alone: it reads, simulates, explains, predicts and records, on any system and in a
 web page. Everything else belongs to an extra of ``pyproject.toml``.
@@ -32,7 +32,7 @@ def missing_extra(what: str, problem: ModuleNotFoundError, extra: str = "") -> M
     """The error that says which extra is missing and how to install it; ``problem`` if no extra brings the module.
 
     Args:
-        what: What needs the module, such as "workbench serve"; the subject of the message.
+        what: Name of the command or function that needs the module, such as "workbench serve".
         problem: The import that failed.
         extra: The extra that brings everything for ``what``; empty for the one of the missing module.
 
@@ -70,7 +70,7 @@ def imported(module: str, name: str, what: str = "") -> Any:
     Args:
         module: Full name of the module.
         name: The name in it.
-        what: What needs it, for `missing_extra`; the name if it is empty.
+        what: Name of the command or function that needs it, for `missing_extra`; ``name`` if it is empty.
 
     Raises:
         ModuleNotFoundError: Something that the module needs is not installed.
