@@ -13,11 +13,12 @@ from generated_files import write_or_check
 from workbench.config import EngineConfig, SamplingParams
 from workbench.trace.lines import RequestInfo, Supplement
 from workbench.trace.metrics import RequestMetrics
+from workbench.trace.pool_change import PoolChange
 from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, StepRecord, WorkItem
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 CONFIGURATIONS = (EngineConfig, SamplingParams)
-RECORDS = (StepRecord, Chunk, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics)
+RECORDS = (StepRecord, Chunk, PoolChange, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics)
 BEGINNING = """# Fields by name
 
 The settings of a configuration and the fields of a record, written from the docstrings by `scripts/make_reference.py`.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 
 from workbench import EngineConfig, SamplingParams
@@ -21,12 +22,36 @@ class PoolTruth:
     free_queue: list[int]
     cached: set[int]
     tables: dict[str, list[int]]
+    others: dict[str, tuple[tuple[int, ...], ...]]
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> PoolTruth:
         pool = scheduler.kv_cache.block_pool
-        tables = {request.request_id: list(request.block_table) for request in scheduler.running}
-        return cls(pool.free_queue, set(pool.cached_blocks), tables)
+        running = [request for request in scheduler.running if request.status == "running"]
+        tables = {request.request_id: list(request.block_table) for request in running}
+        others = {request.request_id: tuple(map(tuple, request.block_tables[1:])) for request in running}
+        return cls(pool.free_queue, set(pool.cached_blocks), tables, others)
+
+
+def watch_pools(patch: pytest.MonkeyPatch) -> dict[tuple[int, str], PoolTruth]:
+    """The true state of the pool at both moments of each step of the schedulers that run from now on."""
+    truths: dict[tuple[int, str], PoolTruth] = {}
+    schedule, update = Scheduler.schedule, Scheduler.update
+
+    def watched_schedule(self):
+        batch = schedule(self)
+        truths[batch.step, "scheduled"] = truths[batch.step, "end"] = PoolTruth.of(self)
+        return batch
+
+    def watched_update(self, batch, *arguments, **options):
+        iteration = self._in_flight[-1].step
+        update(self, batch, *arguments, **options)
+        truths[iteration, "end"] = PoolTruth.of(self)
+        return batch
+
+    patch.setattr(Scheduler, "schedule", watched_schedule)
+    patch.setattr(Scheduler, "update", watched_update)
+    return truths
 
 
 def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), num_steps=60):
@@ -54,8 +79,6 @@ def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), 
         batch = scheduler.schedule()
         truths[step, "scheduled"] = PoolTruth.of(scheduler)
         if step in failures:
-            # The record of the step does not show the blocks of the failed batch, which were withdrawn.
-            truths[step, "scheduled"].cached -= set(batch.cached_block_ids)
             record = scheduler.fail(batch).to_record()
         else:
             tokens = [chunk.request.num_tokens % 7 if chunk.samples else None for chunk in batch.chunks]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from workbench.config import EngineConfig
+from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival
@@ -89,6 +90,72 @@ class _Inner(Scheduler):
         self.outer._free_request(double)
 
 
+@dataclass
+class BlockDouble:
+    """vLLM's KVCacheBlock."""
+
+    block_id: int
+    pool: BlockPool
+
+    @property
+    def next_free_block(self) -> bool | None:
+        return True if self.block_id in self.pool.free_queue else None
+
+    @property
+    def block_hash(self) -> bytes | None:
+        return self.pool.hash_of(self.block_id)
+
+
+class PoolDouble:
+    """vLLM's BlockPool: its parts have the methods that vLLM calls when Workbench's pool changes."""
+
+    def __init__(self, inner: BlockPool) -> None:
+        self._inner, self._log, self._cache = inner, inner._log, inner.cache
+        inner._log, inner.cache = self, self.cache
+        self.blocks = [BlockDouble(block, inner) for block in range(inner.num_blocks)]
+        self.free_block_queue = QueueDouble()
+        self.cached_block_hash_to_block = MapDouble()
+
+    def get_num_free_blocks(self) -> int:
+        return self._inner.num_free_blocks
+
+    def cache(self, block: int, digest: bytes) -> None:
+        self._cache(block, digest)
+        self.cached_block_hash_to_block.insert(digest, self.blocks[block])
+
+    def evict(self, block: int) -> None:
+        self._log.evict(block)
+        self.cached_block_hash_to_block.pop(None, block)
+
+    def give_back(self, front, back) -> None:
+        self._log.give_back(front, back)
+        self.free_block_queue.prepend_n([self.blocks[block] for block in front])
+        self.free_block_queue.append_n([self.blocks[block] for block in back])
+
+    def take(self, is_free):
+        return self._log.take(is_free)
+
+
+class QueueDouble:
+    """vLLM's FreeKVCacheBlockQueue."""
+
+    def prepend_n(self, blocks: list[BlockDouble]) -> None:
+        pass
+
+    def append_n(self, blocks: list[BlockDouble]) -> None:
+        pass
+
+
+class MapDouble:
+    """vLLM's BlockHashToBlockMap."""
+
+    def insert(self, key: bytes, block: BlockDouble) -> None:
+        pass
+
+    def pop(self, key: bytes, block_id: int) -> None:
+        pass
+
+
 class VllmSchedulerDouble:
     """vLLM's Scheduler, built from the parts of a VllmConfig that ``vllm_config`` provides."""
 
@@ -97,7 +164,7 @@ class VllmSchedulerDouble:
         self.inner = _Inner(config, self)
         self.requests: dict[str, RequestDouble] = {}
         self.kv_cache_manager = SimpleNamespace(
-            block_pool=SimpleNamespace(get_num_free_blocks=lambda: self.inner.num_free_blocks),
+            block_pool=PoolDouble(self.inner.kv_cache.block_pool),
             get_block_ids=lambda request_id: (list(self.inner.requests[request_id].block_table),),
         )
         self.vllm_config = vllm_config

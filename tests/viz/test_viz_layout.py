@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from viz_traces import random_trace
 
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.pool_change import PoolChange
 from workbench.trace.pool_state import CACHED, FREE, OWNED, RESERVED
 from workbench.viz.layout.packed_batch import packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_columns, pool_image
@@ -111,16 +112,17 @@ def test_pool_changes_add_up_to_the_pool(seed):
         assert changes.num_unused_slots == slots - sum(computed[rid] for rid in expected.block_tables)
 
 
-def test_a_block_allocated_and_freed_in_one_step_is_no_longer_cached():
-    """It is in no chunk, but it was handed out, which evicts its content."""
+def test_a_block_that_changes_in_one_step_without_a_chunk_is_drawn():
+    """It was handed out to a request that was preempted in the same step: its content is lost."""
     trace = Trace(TraceMeta(config={"block_size": 4, "num_blocks": 4}))
     trace.add_request(RequestInfo("a", 4))
     trace.add_request(RequestInfo("b", 8))
     a = Chunk("a", 0, 4, False, "new_final", 7, "complete", (1,))
     b = Chunk("b", 0, 8, False, "new_final", 7, "complete", (2, 3))
-    trace.append(StepRecord(0, chunks=(a,), admitted=("a",), finished=("a",), cached_block_ids=(1,)))
+    gone = PoolChange.of(back=[1])
+    trace.append(StepRecord(0, chunks=(a,), admitted=("a",), finished=("a",), cached_block_ids=(1,), pool_end=gone))
     trace.append(StepRecord(1, chunks=(b,), admitted=("b",)))
-    trace.append(StepRecord(2, preempted=("b",), unscheduled_block_ids={"b": (1,)}))
+    trace.append(StepRecord(2, preempted=("b",), pool=PoolChange.of([1], [1, 3, 2])))
     changes = PoolChanges(trace)
     states = [{change.block: change.state for change in changes.advance(record)} for record in trace]
     assert states == [{1: OWNED}, {1: CACHED, 2: OWNED, 3: OWNED}, {1: FREE, 2: FREE, 3: FREE}]

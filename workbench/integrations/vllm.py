@@ -86,9 +86,8 @@ class RecordsSteps(_Scheduler):
             if cached.req_ids == recorder.last_ids and output.total_num_scheduled_tokens == recorder.last_num_requests:
                 computed, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
                 free_blocks = recorder.num_free_blocks()
-                recorder.messages.append(
-                    ("schedule", id(output), started, ended, free_blocks, None, computed, new_block_ids)
-                )
+                step = ("schedule", id(output), started, ended, free_blocks, None, computed, new_block_ids)
+                recorder.messages.append((*step, (), (), None, None, {}, {}, recorder.take_pool_news()))
             else:
                 recorder.scheduled(output, started, ended)
         except Exception as problem:
@@ -107,7 +106,10 @@ class RecordsSteps(_Scheduler):
         try:
             if ended < recorder.quiet_until and scheduler_output.total_num_scheduled_tokens:
                 free_blocks = recorder.num_free_blocks()
-                recorder.messages.append(("update", id(scheduler_output), started, ended, free_blocks))
+                pool = recorder.take_pool_news()
+                recorder.messages.append(
+                    ("update", id(scheduler_output), started, ended, free_blocks, (), (), (), pool)
+                )
             else:
                 recorder.updated(scheduler_output, model_runner_output, started, ended, num_given)
         except Exception as problem:
@@ -123,11 +125,7 @@ class RecordsSteps(_Scheduler):
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         """``reset_prefix_cache`` of vLLM; its preemptions are recorded with this reason instead of a lack of blocks."""
-        self.recorder.in_reset = True
-        try:
-            return super().reset_prefix_cache(*args, **kwargs)
-        finally:
-            self.recorder.in_reset = False
+        return self.recorder.reset(super().reset_prefix_cache, *args, **kwargs)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.recorder.request_preempted(request)

@@ -9,6 +9,7 @@ import msgspec
 
 from workbench.scheduler.request import Request
 from workbench.trace.frozen import EMPTY
+from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
 
 _NO_TOKENS: tuple[int, ...] = ()
@@ -134,6 +135,9 @@ class ScheduledBatch:
     tables: list[list[tuple[list[int], int]]] | None = None
     unscheduled_changes: dict[str, tuple[TableChange, ...]] = field(default_factory=dict)
     withdrawn_block_ids: list[int] = field(default_factory=list)
+    pool: PoolChange = NO_CHANGE
+    pool_end: PoolChange = NO_CHANGE
+    num_cached_end: int = 0
     prefill_continued: bool = False
     is_plain: bool = True
     _chunk_of: dict[str, ScheduledChunk] | None = None
@@ -203,6 +207,9 @@ class ScheduledBatch:
             free_blocks_end=self.free_blocks_end,
             cached_block_ids=self.cached_block_ids,
             withdrawn_block_ids=tuple(self.withdrawn_block_ids),
+            pool=self.pool,
+            pool_end=self.pool_end,
+            num_cached_end=self.num_cached_end,
             token_budget=self.token_budget,
             long_prefill_cap=self.long_prefill_cap,
             timings=timings or EMPTY,

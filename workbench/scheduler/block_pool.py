@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from workbench._moved import Renamed
+from workbench.trace.pool_change import PoolChange, PoolLog
 
 _ROOT_HASH = hashlib.sha256(b"workbench KV block").digest()
 """Parent of the first block of every sequence."""
@@ -60,13 +61,19 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         # Blocks with the same content, in the order in which they were cached: the first one is found.
         self._blocks_of: dict[bytes, tuple[int, ...]] = {}
+        self._log = PoolLog()
 
     def copy(self) -> BlockPool:
         """A pool in the same state that can be changed without changing this one."""
         clone = copy.copy(self)
         clone._ref_counts, clone._free = self._ref_counts.copy(), self._free.copy()
         clone._hash_of, clone._blocks_of = self._hash_of.copy(), self._blocks_of.copy()
+        clone._log = PoolLog()
         return clone
+
+    def take_change(self) -> PoolChange:
+        """What happened to the pool since the last call, for the record of a step."""
+        return self._log.take(self._free.__contains__)
 
     @property
     def num_free_blocks(self) -> int:
@@ -104,20 +111,20 @@ class BlockPool:
     def free_blocks(self, block_table: Sequence[int], *, keep_cached: bool = True) -> None:
         """Give back one reference to each block of a table; ``keep_cached=False`` evicts those that become free."""
         counts, free, hash_of = self._ref_counts, self._free, self._hash_of
-        cached = []
-        for block in block_table:
+        front: list[int] = []
+        back: list[int] = []
+        for block in reversed(block_table):
             counts[block] -= 1
             if counts[block]:
                 continue
-            free[block] = None
             if not keep_cached and block in hash_of:
                 self.evict(block)
-            if block in hash_of:
-                cached.append(block)
-            else:
-                free.move_to_end(block, last=False)  # table order here leaves the last block at the very head
-        for block in reversed(cached):
-            free.move_to_end(block)
+            (back if block in hash_of else front).append(block)
+        free.update(dict.fromkeys(back))
+        for block in reversed(front):
+            free[block] = None
+            free.move_to_end(block, last=False)
+        self._log.give_back(front, back)
 
     # -- prefix cache ----------------------------------------------------------------------------------------
 
@@ -149,8 +156,7 @@ class BlockPool:
         for block in blocks:
             if not block:
                 continue  # no block is held here
-            if not self._ref_counts[block]:
-                del self._free[block]
+            self._free.pop(block, None)
             self._ref_counts[block] += 1
 
     def cache(self, block: int, digest: bytes) -> None:
@@ -161,6 +167,7 @@ class BlockPool:
     def evict(self, block: int) -> None:
         """Remove a block from the prefix cache: its content is no longer, or never was, what its hash says."""
         digest = self._hash_of.pop(block)
+        self._log.evict(block)
         others = tuple(other for other in self._blocks_of[digest] if other != block)
         if others:
             self._blocks_of[digest] = others

@@ -22,6 +22,7 @@ from workbench.scheduler.kv_cache_groups import (
     SlidingWindow,
 )
 from workbench.scheduler.request import Request
+from workbench.trace.pool_change import PoolChange
 from workbench.trace.records import Layout, TableChange
 
 
@@ -38,7 +39,7 @@ class KVCacheManager:
         is_plain: There is one group, of full attention.
         alignment: Every hit ends on a multiple of this number of tokens.
         num_hash_lookahead_tokens: Tokens after a block that its hash covers too.
-        newly_cached: Blocks that were put into the prefix cache in this step, in order.
+        newly_cached: Blocks that were put into the prefix cache in this part of a step, in order.
     """
 
     find_cached_blocks, num_free = Renamed("get_computed_blocks"), Renamed("num_free_blocks")
@@ -118,6 +119,15 @@ class KVCacheManager:
         self.newly_cached.clear()
         for states in self._states:
             states.fresh.clear()
+
+    def take_change(self) -> tuple[PoolChange, tuple[int, ...]]:
+        """What happened to the pool since the last call, and the blocks that were put into the prefix cache."""
+        change, cached = self.block_pool.take_change(), self.newly_cached
+        if cached:
+            self.newly_cached = []
+            if change.evicted:  # perhaps one of them
+                cached = [block for block in cached if self.block_pool.hash_of(block) is not None]
+        return change, tuple(cached)
 
     def num_new_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a running request lacks for its first ``num_tokens`` tokens and its proposer's lookahead."""
@@ -319,7 +329,6 @@ class KVCacheManager:
         """Evict blocks whose KV was never written."""
         for block in set(blocks).intersection(self.block_pool.cached_blocks):
             self.block_pool.evict(block)
-        self.newly_cached.clear()
 
     # -- admission -------------------------------------------------------------------------------------------
 

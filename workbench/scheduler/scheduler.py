@@ -199,7 +199,7 @@ class Scheduler:
             batch.explain_waiting(budget, f"{seats} reached ({self.max_running})")
         batch.running, batch.waiting = queues.running_ids(), queues.waiting_ids()
         batch.free_blocks = kv_cache.num_free_blocks
-        batch.cached_block_ids = tuple(kv_cache.newly_cached)
+        batch.pool, batch.cached_block_ids = kv_cache.take_change()
         if self._is_async:
             batch.free_blocks_end = batch.free_blocks  # in the first iteration nothing is updated
         if self._is_async or not kv_cache.is_plain:
@@ -491,8 +491,11 @@ class Scheduler:
         if iteration.finish_reasons:
             self.queues.drop_finished()
         iteration.free_blocks_end = self.kv_cache.num_free_blocks
-        if self._steps_ahead:  # blocks were cached as their tokens became known
-            iteration.cached_block_ids = tuple(self.kv_cache.newly_cached)
+        change, newly_cached = self.kv_cache.take_change()
+        iteration.pool_end = iteration.pool_end.then(change)
+        if newly_cached:  # drafts and asynchronous steps: their tokens became known
+            iteration.cached_block_ids += newly_cached
+            iteration.num_cached_end += len(newly_cached)
         self._in_flight.popleft()
         return batch
 
@@ -577,7 +580,6 @@ class Scheduler:
         self._check_in_flight(batch)
         for lost in self._in_flight:
             self.kv_cache.evict(lost.cached_block_ids)
-            lost.cached_block_ids = ()
         later = [chunk.request for lost in list(self._in_flight)[1:] for chunk in lost.chunks]
         errors: dict[str, FinishReason] = {chunk.request.request_id: "error" for chunk in batch.chunks}
         for request in later:

@@ -99,7 +99,8 @@ class Miss:
         ago = "in this step" if not self.steps_ago else f"{self.steps_ago} step{'s'[: self.steps_ago > 1]} before"
         match self.reason:
             case "computed and evicted":
-                return f"{block} was computed, and evicted in step {self.step} for {culprit}, {ago}"
+                whom = f" for {culprit}" if culprit is not None else ", handed to no request"
+                return f"{block} was computed, and evicted in step {self.step}{whom}, {ago}"
             case "published and withdrawn":
                 return (
                     f"{block} was published for {culprit} and withdrawn in step {self.step}, {ago}: it was not computed"

@@ -32,7 +32,6 @@ from workbench.simulation.miss import (
     Miss,
 )
 from workbench.trace import Chunk, StepRecord, Trace
-from workbench.trace.block_replay import BlockReplay
 from workbench.trace.records import TableChange
 
 _FIRST_UNKNOWN_TOKEN = 2**40
@@ -42,7 +41,7 @@ class _Removal(NamedTuple):
     """The end of a content in the prefix cache: its step, the request behind it, and EVICTED or WITHDRAWN."""
 
     step: int
-    culprit: str
+    culprit: str | None
     reason: str
 
 
@@ -80,12 +79,12 @@ class PrefixHistory:
         self._is_plain, self._block_size = self.manager.is_plain, self.manager.block_size
         self._is_async = config.async_scheduling
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
-        self._replay = BlockReplay.at_start_of(trace, progress=False)
         self._requests: dict[str, Request] = {}
         self._computed: dict[str, ComputedTokens] = {}
         self._grown: dict[str, tuple[Request, int]] = {}
         self._removed: dict[bytes, _Removal] = {}
         self._before: tuple[Chunk, ...] = ()
+        self._evicted: set[int] | None = None
         self._num_unknown = 0
         self._unknown: set[str] = set()
         self._begins_late = trace.keyframe is not None
@@ -111,6 +110,7 @@ class PrefixHistory:
             record = self._trace[self.num_read]
             self._schedule(record)
             self._finish(record)
+            self._pool.take_change()  # nobody else does, and it would grow
             self.num_read += 1
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -150,6 +150,7 @@ class PrefixHistory:
 
     def _schedule(self, record: StepRecord) -> None:
         self.manager.begin_step()
+        self._evicted = None if record.pool is None else set(record.pool.evicted)
         for request_id in record.aborted:
             self._requests.pop(request_id, None)
         withdrawn = [
@@ -171,7 +172,9 @@ class PrefixHistory:
         for request_id, key in withdrawn:
             if not self.is_cached(key):
                 self._removed[key] = _Removal(record.step, request_id, WITHDRAWN)
-        self._replay.schedule(record)
+        if self._evicted:  # those that no request was given
+            for block in self._evicted.difference(record.cached_block_ids):
+                self._remove(block, _Removal(record.step, None, EVICTED))
 
     def _preempt(self, record: StepRecord, request: Request) -> list[bytes]:
         """Take a request's blocks.
@@ -201,10 +204,12 @@ class PrefixHistory:
         return keys
 
     def _take(self, record: StepRecord, request: Request, changes: Sequence[TableChange], num_hits: int) -> None:
-        """Blocks that a request is given behind its hit lose their content."""
+        """Blocks that a request is given behind its hit lose their content; if the recorder could not know, all do."""
+        evicted = self._evicted
         for group, change in zip(self._groups, changes):
             for block in change.new_block_ids[num_hits // group.block_size :]:
-                self._remove(block, _Removal(record.step, request.request_id, EVICTED))
+                if evicted is None or block in evicted:
+                    self._remove(block, _Removal(record.step, request.request_id, EVICTED))
 
     def _remove(self, block: int, removal: _Removal) -> None:
         key = self._pool.hash_of(block)
@@ -224,10 +229,9 @@ class PrefixHistory:
             else:
                 request.token_ids.append(token)
         self._before = record.chunks
-        self._replay.finish(record)
-        if "error" in record.finish_reasons.values():  # only blocks that others hold stay in the cache
-            failed = next(rid for rid, reason in record.finish_reasons.items() if reason == "error")
-            for block in self._pool.cached_blocks.keys() - self._replay.cached:
+        if record.pool_end is not None and record.pool_end.evicted:
+            failed = next((rid for rid, reason in record.finish_reasons.items() if reason == "error"), None)
+            for block in record.pool_end.evicted:
                 self._remove(block, _Removal(record.step, failed, WITHDRAWN))
         for request_id in record.finished:
             self._requests.pop(request_id, None)

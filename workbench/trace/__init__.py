@@ -7,6 +7,7 @@ from workbench.trace.fleet import Fleet
 from workbench.trace.follower import TraceFollower
 from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceMeta
 from workbench.trace.narrate import narrate
+from workbench.trace.pool_change import PoolChange
 from workbench.trace.records import Chunk, Event, KernelLaunch, StepRecord, WorkItem
 from workbench.trace.trace import Trace
 
@@ -18,6 +19,7 @@ __all__ = [
     "Fleet",
     "KernelLaunch",
     "Keyframe",
+    "PoolChange",
     "RequestInfo",
     "StepRecord",
     "Supplement",

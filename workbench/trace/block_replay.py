@@ -1,26 +1,19 @@
 """Replay the KV blocks of a run from its records, which hold only changes.
 
-The rules are those of vLLM's V1 block pool (0.33), but for the last one, which vLLM does not have:
-
-- A new block is taken from the head of the free queue, and its content is evicted from the prefix cache.
-- A prefix-cache hit takes a block from any place in the queue, or shares it with the requests that hold it.
-- A request that ends or is preempted frees its blocks from the last to the first. Cached blocks go to the tail of the
-  queue, the others to its head.
-- The blocks that only a failed request holds leave the prefix cache.
-
-With several KV cache groups a request frees its tables one after another, and the blocks that no later row reads at the
-beginning of its chunk. If a step both preempts and removes such blocks, the order of the free queue can differ from the
-scheduler's.
+A record says which blocks its requests were given, which cached blocks lost their content, and which blocks came back
+to which end of the free queue. Nothing here is derived from the rules of a scheduler: a run with other rules, or a
+faulty one, is shown as it was. A block may then be in the free queue and in a block table at once, or in neither.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.lines import Keyframe
+from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.records import Chunk, StepRecord, TableChange
 
 if TYPE_CHECKING:
@@ -30,7 +23,8 @@ if TYPE_CHECKING:
 class BlockReplay:
     """Follow block tables, holders, prefix cache and free queue, one record at a time.
 
-    Nothing raises: a run with other rules shows as a wrong number of free blocks.
+    Nothing raises. If a recorder could not know what the pool did (``StepRecord.pool`` is None), blocks that no request
+    holds any more go to the end of the queue, and blocks that were handed out lose their content.
 
     Args:
         block_size: Tokens per block.
@@ -80,6 +74,8 @@ class BlockReplay:
         self.cached = set(keyframe.cached_block_ids)
         self.num_cached_free = len(self.cached.intersection(self.free))
         self.touched: dict[int, None] | None = None
+        self._released: list[int] = []
+        self._handed_out: list[int] = []
 
     @classmethod
     def at_start_of(cls, trace: Trace, *, progress: bool = True) -> BlockReplay:
@@ -124,13 +120,7 @@ class BlockReplay:
 
     def schedule(self, record: StepRecord) -> None:
         """Apply a step up to the end of scheduling."""
-        for request_id in record.aborted:
-            self._release(request_id)
-        for request_id in record.preempted:
-            if gained := record.unscheduled_block_ids.get(request_id):
-                self._take(request_id, gained, 0)
-            for group, change in enumerate(record.unscheduled_changes.get(request_id, ()), 1):
-                self._take(request_id, change.new_block_ids, 0, group)
+        for request_id in (*record.aborted, *record.preempted):
             self._release(request_id)
         for chunk in record.chunks:
             if chunk.removed or chunk.other_groups:
@@ -140,16 +130,54 @@ class BlockReplay:
                 self._take(chunk.request_id, chunk.new_block_ids, hits)
         if self._progress:
             self.num_computed.update([(chunk.request_id, chunk.start + chunk.num_tokens) for chunk in record.chunks])
-        if published := record.cached_block_ids:
-            self.num_cached_free += sum(block in self.free and block not in self.cached for block in published)
-            self.cached.update(published)
-            if self.touched is not None:
-                self.touched.update(dict.fromkeys(published))
+        published = record.cached_block_ids
+        if record.num_cached_end:
+            published = published[: -record.num_cached_end]
+        self._apply(record.pool, published)
 
     def finish(self, record: StepRecord) -> None:
-        """Apply the rest of the step: finished requests free their blocks."""
+        """Apply the rest of the step."""
         for request_id in record.finished:
-            self._release(request_id, keep_content=record.finish_reasons.get(request_id) != "error")
+            self._release(request_id)
+        published = record.cached_block_ids[-record.num_cached_end :] if record.num_cached_end else ()
+        self._apply(record.pool_end, published)
+
+    def _apply(self, change: PoolChange | None, published: Sequence[int]) -> None:
+        """Apply what the pool did."""
+        free, cached = self.free, self.cached
+        if change is None:
+            change = self._assumed()
+        self._released.clear()
+        self._handed_out.clear()
+        if change is not NO_CHANGE:
+            evicted, front, back = change.evicted, change.front, change.back
+            for block in evicted:
+                if block in cached:
+                    cached.remove(block)
+                    self.num_cached_free -= block in free
+            for block in (*front, *back):
+                if block not in free:
+                    self.num_cached_free += block in cached
+                    free[block] = None
+            for block in reversed(front):
+                free.move_to_end(block, last=False)
+            for block in back:
+                free.move_to_end(block)
+            self._touch((*evicted, *front, *back))
+        if published:
+            self.num_cached_free += sum(block in free and block not in cached for block in published)
+            cached.update(published)
+            self._touch(published)
+
+    def _assumed(self) -> PoolChange:
+        unheld = [block for block in self._released if block not in self.holders and block not in self.free]
+        return PoolChange.of(self._handed_out, back=unheld)
+
+    def _touch(self, blocks: Iterable[int]) -> None:
+        if self.touched is not None:
+            for block in blocks:
+                self.touched.pop(block, None)
+                self.touched[block] = None
 
     def _change_groups(self, chunk: Chunk) -> None:
         """Apply a chunk's changes to the tables of all groups: every group gives back before any takes."""
@@ -160,7 +188,7 @@ class BlockReplay:
                 blocks = [table[place] for place in change.removed]
                 for place in change.removed:
                     table[place] = 0
-                self._give_back(chunk.request_id, blocks)
+                self._let_go(chunk.request_id, blocks)
         for group, change in enumerate(changes):
             hits = chunk.num_cached_tokens // self._groups[group].block_size
             self._take(chunk.request_id, change.new_block_ids, hits, group)
@@ -172,52 +200,32 @@ class BlockReplay:
 
     def _take(self, request_id: str, blocks: Sequence[int], num_hits: int, group: int = 0) -> None:
         """Add blocks to a request's table; the first ``num_hits`` are prefix-cache hits."""
-        free, cached, holders, holder = self.free, self.cached, self.holders, (request_id,)
-        for index, block in enumerate(blocks):
-            if block in cached:
-                self.num_cached_free -= block in free
-                if index >= num_hits:
-                    cached.discard(block)
+        free, cached, holders = self.free, self.cached, self.holders
+        for block in blocks:
             if block in free:
                 del free[block]
-                holders[block] = holder
-            elif block:  # block 0 is never handed out: in a table it stands for no block
-                holders[block] = holders.get(block, ()) + holder
+                self.num_cached_free -= block in cached
+            if block:  # block 0 is never handed out: in a table it stands for no block
+                holders[block] = (*holders.get(block, ()), request_id)
+        self._handed_out += blocks[num_hits:]
         self._table(request_id, group).extend(blocks)
         if self.touched is not None:
             self.touched.update(dict.fromkeys(blocks))
 
-    def _release(self, request_id: str, *, keep_content: bool = True) -> None:
+    def _release(self, request_id: str) -> None:
+        """A request no longer holds blocks."""
         self.num_computed.pop(request_id, None)
-        self._give_back(request_id, self.tables.pop(request_id, []), keep_content=keep_content)
+        self._let_go(request_id, self.tables.pop(request_id, ()))
         for table in self.other_tables.pop(request_id, ()):
-            self._give_back(request_id, table, keep_content=keep_content)
+            self._let_go(request_id, table)
 
-    def _give_back(self, request_id: str, table: Sequence[int], *, keep_content: bool = True) -> None:
-        """Free the blocks of a table, or of a part of it, from the last to the first."""
-        cached, all_holders = self.cached, self.holders
-        tail: list[int] = []
-        head: list[int] = []
-        for block in reversed(table):
-            holders = all_holders.pop(block, ())
-            if not holders:
-                continue  # block 0
-            if len(holders) > 1:
+    def _let_go(self, request_id: str, blocks: Sequence[int]) -> None:
+        """A request no longer holds these blocks; whether the pool has them back is another question."""
+        all_holders = self.holders
+        for block in reversed(blocks):
+            if holders := all_holders.pop(block, ()):  # none for block 0
                 place = holders.index(request_id)
-                all_holders[block] = holders[:place] + holders[place + 1 :]
-            elif block not in cached:
-                head.append(block)
-            elif keep_content:
-                tail.append(block)
-            else:
-                cached.discard(block)
-                head.append(block)
-        self.free.update(dict.fromkeys(tail))
-        self.num_cached_free += len(tail)
-        for block in reversed(head):
-            self.free[block] = None
-            self.free.move_to_end(block, last=False)
-        if self.touched is not None:
-            for block in reversed(table):
-                self.touched.pop(block, None)
-                self.touched[block] = None
+                if others := holders[:place] + holders[place + 1 :]:
+                    all_holders[block] = others
+        self._released += reversed(blocks)
+        self._touch(reversed(blocks))

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import astuple
+
 from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.errors import TraceError
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 from workbench.trace.lines import Keyframe, RequestInfo, TraceMeta
+from workbench.trace.pool_change import NO_CHANGE, PoolChange, length_of
 from workbench.trace.records import Chunk, KernelLaunch, Layout, StepRecord
 
 DEFAULT_BLOCK_SIZE = 16
@@ -145,6 +148,13 @@ class TraceChecker:
         self._check_names(record)
         self._check_block_ids("cached_block_ids", record.cached_block_ids)
         self._check_block_ids("withdrawn_block_ids", record.withdrawn_block_ids)
+        self._check_pool("pool", record.pool)
+        self._check_pool("pool_end", record.pool_end)
+        if record.num_cached_end > len(record.cached_block_ids):
+            raise TraceError(
+                f"step {record.step} has num_cached_end {record.num_cached_end} and {len(record.cached_block_ids)} "
+                "cached_block_ids"
+            )
         for block_ids in record.unscheduled_block_ids.values():
             self._check_block_ids("unscheduled_block_ids", block_ids)
         tables, computed = self._tables, self._computed
@@ -238,6 +248,13 @@ class TraceChecker:
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
             raise TraceError(f"{field} holds block {max(ids)}, the pool has blocks 0 to {self.num_blocks - 1}")
+
+    def _check_pool(self, field: str, change: PoolChange | None) -> None:
+        if change is not None and change is not NO_CHANGE:
+            for name, runs in zip(change.__struct_encode_fields__, astuple(change)):
+                self._check_block_ids(f"{field}.{name}", tuple(map(abs, runs)))
+                if length_of(runs) >= self.num_blocks:
+                    raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")
 
     def _misfit(self, step: int, chunk: Chunk, num_blocks: int) -> str:
         who = f"request {_short(chunk.request_id)} in step {step}"

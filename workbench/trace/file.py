@@ -19,9 +19,11 @@ from typing import IO, Any, BinaryIO
 import msgspec
 from msgspec.structs import astuple, replace
 
+from workbench.trace.assumed_pool import AssumedPool
+from workbench.trace.checks import groups_of
 from workbench.trace.errors import TraceError
 from workbench.trace.gunzip import Gunzip
-from workbench.trace.lines import SCHEMA_VERSION, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.lines import SCHEMA_VERSION, Keyframe, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import Chunk, StepRecord
 
 log = logging.getLogger("workbench")
@@ -98,6 +100,7 @@ class LineDecoder:
         self.number = 0
         self._path = path
         self._version = SCHEMA_VERSION
+        self._pool = AssumedPool(())
 
     def decode(self, raw: bytes) -> list[TraceLine]:
         """Decode the next line.
@@ -123,7 +126,15 @@ class LineDecoder:
         if self._version == SCHEMA_VERSION:
             return [line]
         if isinstance(line, TraceMeta):
+            try:
+                self._pool = AssumedPool(groups_of(line))
+            except TraceError as problem:
+                raise TraceError(f"{self._path}, line 1: {problem}") from None
             return [replace(line, schema_version=SCHEMA_VERSION)]
+        if isinstance(line, Keyframe):
+            self._pool.start_from(line)
+        elif isinstance(line, StepRecord):
+            line = self._pool.complete(line)
         return [line] if self._version > 1 else _from_version_1(line)
 
 

@@ -11,9 +11,10 @@ from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Token
 from workbench.trace.frozen import EMPTY, freeze_field
 from workbench.trace.records import StepRecord
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the trace file format that is written.
 
+Version 4 says what the pool of KV blocks did; in files of earlier versions it follows from vLLM's rules.
 Version 3 added drafts and asynchronous steps to chunks, and leaves out the last fields of a chunk that have their
 default.
 Version 2 added the "supplement" line. Version 1 kept its only use, the result of a shadow launch, in the step's

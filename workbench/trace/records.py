@@ -23,6 +23,7 @@ from workbench.trace.attached import picture
 from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
 from workbench.trace.narrate import narrate
+from workbench.trace.pool_change import NO_CHANGE, PoolChange
 
 _set = msgspec.structs.force_setattr
 
@@ -244,6 +245,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         cached_block_ids: Blocks whose content was published to the prefix cache in this step.
         withdrawn_block_ids: Blocks that were published in this step and withdrawn again, because their chunk was taken
             out of the batch.
+        pool: The blocks that were evicted and given back since the step before, up to the end of scheduling; None if
+            the recorder could not know.
+        pool_end: The same for the rest of the step.
+        num_cached_end: Of ``cached_block_ids``, the last ones that were published after scheduling, with the output.
         token_budget: ``max_num_batched_tokens`` in force.
         long_prefill_cap: Maximum length of a prefill chunk in this step, 0 for none.
         timings: Seconds spent in "schedule", "prepare", "forward", "sample" and "update".
@@ -271,6 +276,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     free_blocks_end: Count = 0
     cached_block_ids: tuple[BlockId, ...] = ()
     withdrawn_block_ids: tuple[BlockId, ...] = ()
+    pool: PoolChange | None = NO_CHANGE
+    pool_end: PoolChange | None = NO_CHANGE
+    num_cached_end: Count = 0
     token_budget: Count = 0
     long_prefill_cap: Count = 0
     timings: Mapping[str, Seconds] = EMPTY

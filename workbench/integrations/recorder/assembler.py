@@ -20,10 +20,20 @@ from typing import Any
 
 import msgspec
 
-from workbench.integrations.recorder.messages import Admission, Arrival, End, Message, Preemption, Schedule, Update
+from workbench.integrations.recorder.messages import (
+    Admission,
+    Arrival,
+    End,
+    Message,
+    PoolNews,
+    Preemption,
+    Schedule,
+    Update,
+)
 from workbench.integrations.recorder.queues import LiveRequest, Queues
 from workbench.trace.kv_groups import read_groups
 from workbench.trace.lines import RequestInfo
+from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
 
 _UNLIMITED = 2**62
@@ -43,6 +53,8 @@ class _OpenStep:
         table_changes: Changes of the block tables in all KV cache groups by request; empty if one group is recorded.
         finish_reasons: Reasons of the requests that ended while this was the newest step.
         free_blocks_end: Number of free blocks after the last output that was processed.
+        pool_end: What the pool did with the outputs that were processed while this was the newest step.
+        cached_end: The blocks that were cached with them.
         ahead: Rejected drafts of the step before by request, if they were not known when this step was scheduled.
     """
 
@@ -59,6 +71,8 @@ class _OpenStep:
         self.table_changes = table_changes
         self.finish_reasons: dict[str, str] = {}
         self.free_blocks_end = message.free_blocks
+        self.pool_end: PoolChange | None = NO_CHANGE
+        self.cached_end: tuple[int, ...] = ()
         self.ahead: dict[str, int] = {}
 
 
@@ -211,6 +225,8 @@ class Assembler:
             else:
                 before, after = self._prefill_chunk(request, start, num_tokens, new_block_ids, admission, cap)
             chunks.append((request, before, after))
+            if message.pool is not None:
+                continue  # it says what was cached
             if self._groups and self._caches_prefixes:
                 published.extend(self._full_blocks(request, start, start + num_tokens))
             elif self._caches_prefixes:
@@ -218,6 +234,7 @@ class Assembler:
                 published.extend(request.block_table[first:last])
         if message.running is not None:
             self._queues.replace(message.running, message.waiting or [])
+        pool, cached = _changes_of(message.pool)
         waiting_reason, passed_over = self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks)
         record = StepRecord(
             step=self._next_step,
@@ -235,7 +252,8 @@ class Assembler:
             unscheduled_block_ids=self._unscheduled,
             unscheduled_changes=self._unscheduled_changes,
             free_blocks=message.free_blocks,
-            cached_block_ids=tuple(published),
+            cached_block_ids=(*published, *cached),
+            pool=pool,
             token_budget=self._token_budget,
             long_prefill_cap=cap,
         )
@@ -297,7 +315,11 @@ class Assembler:
     # -- after the forward pass ------------------------------------------------------------------------------
 
     def _update(self, message: Update) -> StepRecord:
-        self._open[-1].free_blocks_end = message.free_blocks  # these blocks are freed while that step is the newest
+        newest = self._open[-1]
+        newest.free_blocks_end = message.free_blocks  # these blocks are freed while that step is the newest
+        pool, cached = _changes_of(message.pool)
+        newest.pool_end = None if pool is None or newest.pool_end is None else newest.pool_end.then(pool)
+        newest.cached_end += cached
         step = self._open.popleft()
         if step.message.output_id != message.output_id:
             raise ValueError(f"the output of another step arrived before that of step {step.record.step}")
@@ -340,6 +362,9 @@ class Assembler:
             finished=tuple(finished),
             finish_reasons=finished,
             free_blocks_end=step.free_blocks_end,
+            pool_end=step.pool_end,
+            cached_block_ids=step.record.cached_block_ids + step.cached_end,
+            num_cached_end=len(step.cached_end),
             timings={
                 "schedule": scheduled.ended - scheduled.started,
                 "forward": max(0.0, message.started - scheduled.ended),
@@ -359,6 +384,22 @@ class Assembler:
             return 0
         given = tokens.get(request_id)
         return given[-1] if given else None
+
+
+def _changes_of(news: PoolNews | None) -> tuple[PoolChange | None, tuple[int, ...]]:
+    """The net change of the pool, and the blocks that were cached."""
+    if news is None:
+        return None, ()
+    log, cached = PoolLog(), dict[int, None]()
+    for block in news.content:
+        if block > 0:
+            cached[block] = None
+        else:
+            cached.pop(-block, None)
+            log.evict(-block)
+    for to_front, blocks in news.given_back:
+        log.give_back(blocks if to_front else (), () if to_front else blocks)
+    return log.take(lambda _: True), tuple(cached)
 
 
 def _change_tables(request: LiveRequest, changed: Sequence[tuple[list[int], list[int]]]) -> tuple[TableChange, ...]:

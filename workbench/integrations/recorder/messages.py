@@ -113,6 +113,18 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
     other_tables: list[list[int]] = []
 
 
+class PoolNews(msgspec.Struct, array_like=True, gc=False):
+    """What the block pool did since the message before.
+
+    Attributes:
+        content: In order, a block that was cached, or with a minus sign one that lost its content.
+        given_back: In order, blocks that were put before the free queue (True) or behind it, and are still there.
+    """
+
+    content: list[int] = []
+    given_back: list[tuple[bool, list[int]]] = []
+
+
 class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     """The decisions of one call of ``schedule()``.
 
@@ -131,6 +143,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         drafts: Draft tokens by request, those of which none is known as -1.
         table_changes: If all KV cache groups are recorded: for each request that was not admitted and whose tables
             changed, the places that became null and the entries appended, per group.
+        pool: What the block pool did; None if that cannot be known.
     """
 
     output_id: int
@@ -146,6 +159,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     waiting: list[str] | None = None
     drafts: dict[str, list[int]] = {}
     table_changes: dict[str, list[tuple[list[int], list[int]]]] = {}
+    pool: PoolNews | None = None
 
 
 class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
@@ -160,6 +174,7 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
         token_ids: New tokens of each request; zeros if token ids are not recorded.
         num_given: Number of tokens that the model gave each of them, those behind its end included; empty in a step
             without drafts.
+        pool: What the block pool did; None if that cannot be known.
     """
 
     output_id: int
@@ -169,6 +184,7 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     request_ids: list[str] = []
     token_ids: list[list[int]] = []
     num_given: list[int] = []
+    pool: PoolNews | None = None
 
 
 Message = Setup | Arrival | Preemption | End | Schedule | Update

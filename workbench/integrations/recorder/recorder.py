@@ -14,11 +14,13 @@ from workbench.integrations.recorder.messages import (
     End,
     Message,
     Packet,
+    PoolNews,
     Preemption,
     Schedule,
     Setup,
     Update,
 )
+from workbench.integrations.recorder.pool_watch import PoolWatch
 from workbench.integrations.recorder.tables import TableWatch
 from workbench.integrations.recorder.writer_process import WriterProcess
 
@@ -64,8 +66,9 @@ class SchedulerRecorder:
         last_num_requests: Number of these requests.
         quiet_until: Time (``time.perf_counter``) until which an Update needs no more than a message.
         num_free_blocks: Returns the number of free KV blocks.
+        take_pool_news: Returns what the block pool did since the last call; None if it cannot be watched.
         in_update: Whether the scheduler is in its ``update_from_output``; set by the caller.
-        in_reset: Whether the scheduler is in its ``reset_prefix_cache``; set by the caller.
+        in_reset: Whether the scheduler is in its ``reset_prefix_cache``.
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
@@ -84,6 +87,8 @@ class SchedulerRecorder:
         self._empty_steps: set[int] = set()
         """Recorded steps without tokens that have no output yet, by the id() of their SchedulerOutput."""
         self._tables: TableWatch | None = None
+        self._pool: PoolWatch | None = None
+        self.take_pool_news: Callable[[], Any] = lambda: None
         self._reasons: dict[Any, str] = {}
         """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
         self.in_update = self.in_reset = False
@@ -97,6 +102,7 @@ class SchedulerRecorder:
             self._is_async = bool(setup.config.get("async_scheduling"))
             managers = scheduler.kv_cache_manager.coordinator.single_type_managers if setup.records_all_groups else ()
             self._tables = TableWatch(managers) if managers else None
+            self._watch_pool(scheduler.kv_cache_manager.block_pool)
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
             self.messages.append(setup)
             self.writer = WriterProcess()
@@ -105,6 +111,26 @@ class SchedulerRecorder:
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
             self.stop(problem)
+
+    def _watch_pool(self, pool: Any) -> None:
+        try:
+            self._pool = PoolWatch(pool)
+        except AttributeError as problem:
+            self._log.info("this vLLM's block pool cannot be watched, records say so: %s", problem)
+        else:
+            self.take_pool_news = self._pool.take
+
+    def reset(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``reset_prefix_cache`` of the scheduler."""
+        pool = self._pool
+        cached = pool.cached_blocks() if pool is not None else []
+        self.in_reset = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self.in_reset = False
+            if pool is not None:
+                pool.was_reset(cached)
 
     # -- what happens to requests ----------------------------------------------------------------------------
 
@@ -222,12 +248,17 @@ class SchedulerRecorder:
             for request_id in output.num_scheduled_tokens:
                 if request_id not in admitted and (changes := self._tables.changes(request_id)) is not None:
                     message.table_changes[request_id] = changes
+        message.pool = self._pool_news()
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             message.drafts = drafts if self._token_ids else {rid: [-1] * len(ids) for rid, ids in drafts.items()}
         if self._num_sends >= QUEUE_SENDS:
             self._num_sends = 0
             message.running, message.waiting = self._queues()
         return message
+
+    def _pool_news(self) -> PoolNews | None:
+        news = self.take_pool_news()
+        return None if news is None else PoolNews(*news)
 
     def _queues(self) -> tuple[list[str], list[str]]:
         scheduler = self._scheduler
@@ -266,7 +297,7 @@ class SchedulerRecorder:
             if id(scheduler_output) not in self._empty_steps:
                 return
             self._empty_steps.remove(id(scheduler_output))
-        message = Update(id(scheduler_output), started, ended, self.num_free_blocks())
+        message = Update(id(scheduler_output), started, ended, self.num_free_blocks(), pool=self._pool_news())
         if self._has_tokens:
             message.request_ids = model_runner_output.req_ids
             # The engine has already cut these lists at the end of a request.
@@ -310,6 +341,9 @@ class SchedulerRecorder:
     def _let_go(self) -> WriterProcess | None:
         """Remove the writer; without it every message ends in a guarded method, which then does nothing."""
         writer, self.writer = self.writer, None
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool, self.take_pool_news = None, lambda: None
         self.messages.clear()
         self.last_ids, self.quiet_until = None, 0.0
         return writer
