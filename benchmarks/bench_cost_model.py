@@ -61,7 +61,7 @@ def with_durations(trace: Trace, durations: list[float]) -> Trace:
     for info in trace.requests.values():
         copy.add_request(info)
     for step, duration in zip(trace, durations, strict=True):
-        copy.append(msgspec.structs.replace(step, timings={"forward": duration}, kernel=None))
+        copy.append(msgspec.structs.replace(step, end=step.time + duration, timings={"forward": duration}, kernel=None))
     return copy
 
 
@@ -82,7 +82,7 @@ def simulated_seconds(trace: Trace, model: CostModel) -> float:
 def measure(fitted: Trace, other: Trace) -> dict[str, Any]:
     """Fit one trace, and report the error on its held-out steps and on the other trace as a whole."""
     model, report = CostModel.fit(fitted)
-    measured = sum(sum(step.timings.values()) for step in other)
+    measured = sum(step.duration for step in other)
     simulated = simulated_seconds(other, model)
     print(model)
     print(report)

@@ -69,8 +69,7 @@ def run(config: EngineConfig) -> tuple[dict[str, list[int]], dict[str, float]]:
         times[f"{kind}_mean_ttft_s"] = statistics.mean(request.ttft.seconds for request in chosen)
         times[f"{kind}_max_ttft_s"] = max(request.ttft.seconds for request in chosen)
         times[f"{kind}_mean_ttft_steps"] = statistics.mean(request.ttft.steps for request in chosen)
-    last = engine.trace[-1]
-    times["duration_s"] = last.time + sum(last.timings.values()) - engine.trace[begin].time
+    times["duration_s"] = engine.trace[-1].end - engine.trace[begin].time
     engine.close()
     return tokens, times
 

@@ -82,4 +82,4 @@ class Arrivals:
 
 def describe(step: StepRecord) -> str:
     """A step in one line: its number, its duration, and `narrate_briefly`."""
-    return f"step {step.step:3d}  {sum(step.timings.values()) * 1000:6.0f} ms  {narrate_briefly(step)}"
+    return f"step {step.step:3d}  {step.duration * 1000:6.0f} ms  {narrate_briefly(step)}"

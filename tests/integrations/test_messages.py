@@ -43,7 +43,10 @@ def test_an_unused_chunk_belongs_to_the_step_in_which_its_request_ends():
     assert second.finish_reasons == {"a": "stop"} and second.running == ("a",)
     assert third.running == ()
     assert first.timings == pytest.approx({"schedule": 0.1, "forward": 0.4, "update": 0.1})
-    assert [record.time for record in records] == pytest.approx([0.0, 0.2, 0.7])
+    assert [record.time for record in records] == pytest.approx([0.0, 0.6, 1.0])
+    assert [record.end for record in records] == pytest.approx([0.6, 1.0, 1.2])
+    assert second.timings == pytest.approx({"schedule": 0.1, "forward": 0.3, "update": 0.1})
+    assert [phase.begin for phase in second.phases] == pytest.approx([0.2, 0.6, 0.9])
 
 
 def test_drafts_that_were_rejected_are_computed_again_and_the_last_token_is_kept():

@@ -9,7 +9,17 @@ from msgspec import structs
 from workbench.trace import StepRecord, Trace
 
 # Times depend on the engine, and a recorder does not know the scheduler's reasons.
-NOT_COMPARED = {"step", "time", "timings", "waiting_reason", "passed_over", "preempt_reasons", "kernel"}
+NOT_COMPARED = {
+    "step",
+    "time",
+    "end",
+    "timings",
+    "phase_starts",
+    "waiting_reason",
+    "passed_over",
+    "preempt_reasons",
+    "kernel",
+}
 COMPARED = [name for name in StepRecord.__struct_fields__ if name not in NOT_COMPARED]
 
 
@@ -58,7 +68,9 @@ def without_tokens(trace: Trace) -> list[StepRecord]:
         structs.replace(
             record,
             time=0.0,
+            end=0.0,
             timings={},
+            phase_starts={},
             chunks=tuple(structs.replace(chunk, sampled=chunk.sampled and 0) for chunk in record.chunks),
         )
         for record in trace

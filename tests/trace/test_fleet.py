@@ -61,7 +61,7 @@ def test_all_ranks_and_their_metrics_together(tmp_path, capsys):
         assert getattr(merged.summary, name) == sum(getattr(each.summary, name) for each in metrics) > 0
     waits = [request.ttft.seconds for each in metrics for request in each.requests.values()]
     assert merged.summary.ttft.p99 == pytest.approx(np.percentile(waits, 99))
-    ends = [2 * rank + run[-1].time + run[-1].timings["forward"] for rank, run in enumerate(runs)]
+    ends = [2 * rank + run[-1].end for rank, run in enumerate(runs)]
     assert merged.summary.duration == pytest.approx(max(ends) - runs[0][0].time)
     assert merged.summary.output_throughput == pytest.approx(merged.summary.num_output_tokens / merged.summary.duration)
     assert merged.requests["rank 2/2-3"].ttft == metrics[2].requests["2-3"].ttft

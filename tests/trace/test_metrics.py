@@ -95,7 +95,7 @@ def test_against_the_definitions(trace):
         info = trace.requests[request_id]
         tokens, waste, first_scheduled, finish = [], 0, None, None
         for record in trace:
-            end = record.time + sum(record.timings.values())
+            end = record.end
             for chunk in record.chunks:
                 if chunk.request_id == request_id:
                     first_scheduled = first_scheduled or (record.step, record.time)

@@ -238,6 +238,7 @@ def test_a_file_of_version_1_says_the_same_as_its_conversion(tmp_path):
             del line["kernel"]["details"]
         encoded = json.loads(msgspec.json.encode(record))
         encoded.pop("pool", None), encoded.pop("pool_end", None)  # what follows from vLLM's rules
+        assert encoded.pop("end") == pytest.approx(line["time"] + sum(line["timings"].values()), abs=1e-9)
         assert {**encoded, "chunks": [chunk[:11] for chunk in encoded["chunks"]]} == line  # chunks have more fields now
 
 

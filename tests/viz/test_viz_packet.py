@@ -123,7 +123,9 @@ def test_times_work_items_and_texts_travel():
     header, arrays = decode_packet(encode_packet(columns_of(trace)))
     assert header["texts"] == list(HOSTILE_TEXTS)
     assert header["requests"][0]["prompt"] == HOSTILE_TEXTS[1]
-    assert arrays["seconds_forward"].tolist() == [0.25] * 5 and arrays["time"].tolist() == [0, 0.5, 1, 1.5, 2]
+    assert arrays["time"].tolist() == [0, 0.5, 1, 1.5, 2] and arrays["end"].tolist() == [0.25, 0.75, 1.25, 1.75, 2.25]
+    assert [header["strings"][name] for name in arrays["phase.name"]] == ["forward"] * 5
+    assert arrays["phase.begin"].tolist() == [0.0] * 5 and arrays["phase.seconds"].tolist() == [0.25] * 5
     assert arrays["chunk.latency"].tolist() == [0.25, 0.5, 0.5, 0.5, 0.5]
     assert arrays["work.kv_end"].tolist() == [3, 4, 5, 6, 7]
     assert len(header["kernels"]) == 1 and header["kernels"][0]["backend"] == "cpu"

@@ -69,29 +69,37 @@ class AsyncStepper:
 
     def _iterate(self) -> StepRecord | None:
         """Schedule a batch, take in the output of the one before, and start the new one; the record of the old one."""
-        timed = Stopwatch()
-        with timed("schedule"):
-            batch = self.step.scheduler.schedule()
+        batch, timed = self.step.schedule()
         previous, self._in_flight = self._in_flight, None
-        with timed("wait"):
-            computed = self._take_output(previous, batch) if previous is not None else None
+        if previous is None:
+            self._in_flight = InFlight(batch, timed, self._start(batch, timed))
+            return None
+        previous.output.exception()
+        timed.lap("wait")
+        previous.timed.continue_at(timed.end)
+        computed = self._take_output(previous, batch)
+        timed.continue_at(previous.timed.end)
         self._in_flight = InFlight(batch, timed, self._start(batch, timed))
-        return self._record(previous, computed) if previous is not None and computed is not None else None
+        return self.step.complete(previous.batch, previous.timed, computed)
 
     def _finish_empty_batch(self) -> StepRecord | None:
         """Complete the last batch, which was scheduled when nothing was left to compute."""
         last, self._in_flight = self._in_flight, None
-        return self._record(last, self._take_output(last, last.batch)) if last is not None else None
+        if last is None:
+            return None
+        last.timed.resume()
+        return self.step.complete(last.batch, last.timed, self._take_output(last, last.batch))
 
     def _take_output(self, in_flight: InFlight, iteration: ScheduledBatch) -> Computed:
         """Wait for the output of a batch and give it to the requests."""
         try:
             computed = in_flight.output.result()
         except Exception as problem:
+            computed = Computed()
             self.step.fail(in_flight.batch, problem, iteration)
-            return Computed()
-        with in_flight.timed("update"):
+        else:
             self.step.take_output(in_flight.batch, computed, iteration)
+        in_flight.timed.lap("update")
         return computed
 
     def _start(self, batch: ScheduledBatch, timed: Stopwatch) -> Future[Computed]:
@@ -115,12 +123,6 @@ class AsyncStepper:
                 next(phases)
             except StopIteration as end:
                 return end.value
-
-    def _record(self, in_flight: InFlight, computed: Computed) -> StepRecord:
-        """Record a step whose output has been taken in."""
-        record = in_flight.batch.to_record(timings=in_flight.timed.seconds, kernel=computed.kernel)
-        self.step.keep(record, self.step.supplements(in_flight.batch, computed))
-        return record
 
     def advance(self, *, stop_at_layers: bool) -> NoReturn:
         """Asynchronous steps have no phases one after another.

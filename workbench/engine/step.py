@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -24,6 +23,7 @@ from workbench.engine.speculation.speculator import Speculator
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
+from workbench.trace.step_span import StepSpan
 from workbench.trace.top_tokens import NAME as TOP_TOKENS
 
 MIN_KEEP_STEPS = 16
@@ -97,6 +97,7 @@ class Step:
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._forget_interval = keep_steps // 2 if keep_steps is not None else None
         self._keyframe: Keyframe | None = None
+        self._end = 0.0  # of the latest step
 
     def begin(self) -> Phases | None:
         """The phases of the next step; None when there is nothing to do."""
@@ -121,38 +122,44 @@ class Step:
             between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a
             phase ends the requests of the batch with reason "error", and no others.
         """
-        timed = Stopwatch()
-        with timed("schedule"):
-            batch = self.scheduler.schedule()
+        batch, timed = self.schedule()
         yield "schedule", batch
+        timed.resume()
         computed = Computed()
         try:
             if batch.chunks:
                 packed = self.prepare(batch, timed)
                 stops_at_layers = yield "prepare", packed
+                timed.resume()
                 computed = yield from self.compute(batch, packed, timed, stops_at_layers)
         except Exception as problem:
+            timed.lap("failed")
             self.fail(batch, problem, batch)
-            record = batch.to_record()
         else:
-            with timed("update"):
-                self.take_output(batch, computed, batch)
-                if self.speculator is not None:
-                    self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
-            record = batch.to_record(timings=timed.seconds, kernel=computed.kernel)
-        self.keep(record, self.supplements(batch, computed))
-        yield "record", record
+            self.take_output(batch, computed, batch)
+            if self.speculator is not None:
+                self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
+        timed.lap("update")
+        yield "record", self.complete(batch, timed, computed)
+
+    def schedule(self) -> tuple[ScheduledBatch, Stopwatch]:
+        """Schedule a batch, whose time has been running since then."""
+        batch = self.scheduler.schedule()
+        timed = Stopwatch(self.scheduler.clock, batch.time)
+        timed.lap("schedule")
+        return batch, timed
 
     def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
         """Pack a batch."""
-        with timed("prepare"):
-            return prepare_unified(
-                batch,
-                self.runner.kv_cache.block_size,
-                previous=self.runner.latest,
-                groups=self.runner.groups,
-                running=self.scheduler.running,
-            )
+        packed = prepare_unified(
+            batch,
+            self.runner.kv_cache.block_size,
+            previous=self.runner.latest,
+            groups=self.runner.groups,
+            running=self.scheduler.running,
+        )
+        timed.lap("prepare")
+        return packed
 
     def compute(
         self, batch: ScheduledBatch, packed: PackedBatch, timed: Stopwatch, stops_at_layers: bool | None = None
@@ -161,33 +168,42 @@ class Step:
         self.computing = batch.step
         if stops_at_layers:
             with closing(ForwardByLayer(self.runner, packed, batch.step)) as forward:
-                while True:
-                    with timed("forward"):
-                        layer = forward.advance()
-                    if layer is None:
-                        break
+                while (layer := forward.advance()) is not None:
+                    timed.lap("forward")
                     if not (yield f"layer {layer.layer}", layer):
                         forward.stop_no_more()
+                    timed.resume()
                 logits = forward.logits
         else:
-            with timed("forward"):
-                logits = self.runner.forward(packed)
+            logits = self.runner.forward(packed)
         kernel = self.runner.kernel_launch(packed)
+        timed.lap("forward")
         yield "forward", logits
-        with timed("sample"):
-            sampled: Sequence[Sequence[SampledToken]]
-            if self.speculator is not None:
-                sampled = self.speculator.sample(self.sampler, logits, batch)
-            else:
-                requests = [chunk.request for chunk in batch.chunks if chunk.samples]
-                sampled = [[token] for token in self.sampler.sample(logits, requests)]
+        timed.resume()
+        sampled: Sequence[Sequence[SampledToken]]
+        if self.speculator is not None:
+            sampled = self.speculator.sample(self.sampler, logits, batch)
+        else:
+            requests = [chunk.request for chunk in batch.chunks if chunk.samples]
+            sampled = [[token] for token in self.sampler.sample(logits, requests)]
+        timed.lap("sample")
         yield "sample", list(chain.from_iterable(sampled))
+        timed.resume()
         if self.speculator is None:
             return Computed(kernel, sampled)
-        with timed("draft"):
-            drafts = self.speculator.propose(batch, packed, sampled)
+        drafts = self.speculator.propose(batch, packed, sampled)
+        timed.lap("draft")
         yield "draft", drafts
+        timed.resume()
         return Computed(kernel, sampled, drafts)
+
+    def complete(self, batch: ScheduledBatch, timed: Stopwatch, computed: Computed) -> StepRecord:
+        """Record a step whose output has been taken in."""
+        times = timed.fields(self._end)
+        self._end = times["end"]
+        record = batch.to_record(kernel=computed.kernel, **times)
+        self.keep(record, self.supplements(batch, computed))
+        return record
 
     def take_output(self, batch: ScheduledBatch, computed: Computed, iteration: ScheduledBatch) -> None:
         """Append the tokens of a step to its requests, and end those that are done.
@@ -254,21 +270,30 @@ class Step:
             self.trace = self.trace.continued_from(previous)
 
 
-class Stopwatch:
-    """Seconds per phase: ``with timed("forward"): ...`` adds the time of the block to that phase."""
+class Stopwatch(StepSpan):
+    """Times a step. A phase begins where the one before it ended, so that no work is left out.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    Args:
+        clock: Returns seconds since the start of the run.
+        start: When the step was scheduled.
+    """
 
-    def __call__(self, phase: str) -> Stopwatch:
-        """Choose the phase of the next block."""
-        self._phase, self._started = phase, time.perf_counter()
-        return self
+    def __init__(self, clock: Callable[[], float], start: float) -> None:
+        super().__init__(start)
+        self._clock = clock
+        self._held = 0.0
 
-    def __enter__(self) -> None: ...
+    def lap(self, phase: str) -> None:
+        """End a phase now."""
+        self.add(phase, self.end, self._clock() - self._held)
 
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._started
+    def resume(self) -> None:
+        """Leave out the time since the last phase: it was that of somebody who looked at the step."""
+        self._held = self._clock() - self.end
+
+    def continue_at(self, moment: float) -> None:
+        """Begin the next phase at a moment at which the thread that runs it was free again."""
+        self.end, self._held = moment, 0.0
 
 
 class Stepper:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -178,16 +178,15 @@ class ScheduledBatch:
             used = self.token_budget - budget
             self.waiting_reason = f"token budget used up ({used} of {self.token_budget})" if budget <= 0 else no_seat
 
-    def to_record(self, *, timings: dict[str, float] | None = None, kernel: KernelLaunch | None = None) -> StepRecord:
+    def to_record(self, *, kernel: KernelLaunch | None = None, **times: Any) -> StepRecord:
         """The immutable record of the step.
 
         Args:
-            timings: Seconds per phase.
             kernel: The launch of the attention kernel.
+            **times: Fields of the record that tell times, such as those of a `StepSpan`.
         """
         record = StepRecord(
             step=self.step,
-            time=self.time,
             chunks=self._plain_chunks() if self.is_plain else self._chunks(),
             arrived=self.arrived,
             admitted=tuple(self.admitted),
@@ -212,8 +211,8 @@ class ScheduledBatch:
             num_cached_end=self.num_cached_end,
             token_budget=self.token_budget,
             long_prefill_cap=self.long_prefill_cap,
-            timings=timings or EMPTY,
             kernel=kernel,
+            **(times if "time" in times else {"time": self.time, **times}),
         )
         if self.tables is None:
             record.attach_block_tables(self.layout, [chunk.request.block_tables[0] for chunk in self.chunks])

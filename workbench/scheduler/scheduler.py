@@ -50,6 +50,7 @@ class Scheduler:
 
     Attributes:
         config: The configuration in force.
+        clock: Returns seconds since the start of the trace.
         step: Index of the next step.
         queues: The unfinished requests, waiting and running.
         kv_cache: The KV blocks.
@@ -69,7 +70,7 @@ class Scheduler:
         self.kv_cache = KVCacheManager(config)
         self.policy = policy
         self.partial_prefills: PartialPrefills | None = None
-        self._clock = clock
+        self.clock = clock
         self._in_flight: deque[ScheduledBatch] = deque()
         self._configure(config)
 
@@ -179,7 +180,7 @@ class Scheduler:
         queues, kv_cache = self.queues, self.kv_cache
         batch = ScheduledBatch(
             step=self.step,
-            time=self._clock(),
+            time=self.clock(),
             layout=self.kv_cache.layout,
             token_budget=self._token_budget,
             long_prefill_cap=self._long_prefill_cap() if self.config.long_prefill_token_threshold else 0,

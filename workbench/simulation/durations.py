@@ -1,9 +1,8 @@
-"""The measured duration of each step of a trace, in which no moment counts twice and no busy moment is lost.
+"""The measured duration of each step of a trace, with the work before it.
 
-The timings of asynchronous steps overlap: step k + 1 is scheduled while step k runs. A step therefore lasts from the
-end of the step before it, or from its own start if that is later, to its own end. In a recording of another engine the
-time between two steps is part of the later one as long as the engine was busy: it read arrivals and sent outputs then.
-The steps of Workbench's own Engine are called for by its user, whose pauses are not the engine's.
+In a recording of another engine the time between two steps was part of its work as long as it was busy: it read
+arrivals and sent outputs then. The steps of Workbench's own Engine are called for by its user, whose pauses are not the
+engine's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class MeasuredStep:
 
     Attributes:
         record: The record.
-        seconds: Its duration.
+        seconds: Its duration, and the time before it in which the engine was busy.
     """
 
     record: StepRecord
@@ -44,15 +43,12 @@ def measured_steps(trace: Trace) -> list[MeasuredStep]:
     steps: list[MeasuredStep] = []
     previous_end, is_busy, is_first = 0.0, False, True
     for record in trace:
-        took = sum(record.timings.values())
-        end = record.time + took
         gap = record.time - previous_end
-        begin = previous_end if is_busy and gap <= longest_gap else max(previous_end, record.time)
-        if record.chunks and took > 0:
-            if not is_first and end > begin:
-                steps.append(MeasuredStep(record, end - begin))
+        if record.chunks and record.duration > 0:
+            if not is_first:
+                steps.append(MeasuredStep(record, record.duration + (gap if is_busy and gap <= longest_gap else 0.0)))
             is_first = False
-        previous_end, is_busy = max(previous_end, end), leaves_work(record)
+        previous_end, is_busy = record.end, leaves_work(record)
     return steps
 
 
@@ -68,5 +64,5 @@ def _longest_gap(trace: Trace) -> float:
     for record in trace:
         if is_busy and record.time > previous_end:
             gaps.append(record.time - previous_end)
-        previous_end, is_busy = record.time + sum(record.timings.values()), leaves_work(record)
+        previous_end, is_busy = record.end, leaves_work(record)
     return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * median(gaps)) if gaps else 0.0

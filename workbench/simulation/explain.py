@@ -117,7 +117,7 @@ class Explainer:
             if self.unit == "steps":
                 yield _Piece(float(record.step), float(record.step + 1), record, True)
                 continue
-            end = max(previous_end, record.time + sum(record.timings.values()))
+            end = max(previous_end, record.end)
             begin = min(end, max(previous_end, record.time))
             if begin > previous_end:
                 yield _Piece(previous_end, begin, record, False)

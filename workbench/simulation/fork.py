@@ -191,7 +191,7 @@ class _RecordedThenModel:
     def __init__(self, trace: Trace, at_step: int, cost_model: StepCost) -> None:
         times = [record.time for record in trace[: at_step + 1] if record.chunks]
         if at_step == len(trace):
-            times.append(trace[-1].time + sum(trace[-1].timings.values()))
+            times.append(trace[-1].end)
         self._recorded = iter([after - before for before, after in pairwise(times)])
         self._cost_model = cost_model
 

@@ -146,7 +146,7 @@ class SimulatedRun:
         else:
             tokens = [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks]
             self.scheduler.update(batch, tokens)
-        return batch.to_record(timings={"forward": seconds} if seconds else None)
+        return batch.to_record(timings={"forward": seconds} if seconds else {})
 
     def _verified(self, chunk: ScheduledChunk, sample_token: Callable[[Request], int]) -> Sequence[int] | None:
         """The accepted drafts of a chunk and the token after them."""

@@ -145,6 +145,8 @@ class TraceChecker:
         if self._next_step is not None and record.step != self._next_step:
             raise TraceError(f"step {record.step} follows step {self._next_step - 1}: steps must be contiguous")
         self._next_step = record.step + 1
+        if record.end < record.time:
+            raise TraceError(f"step {record.step} begins at {record.time} s and ends before that, at {record.end} s")
         self._check_names(record)
         self._check_block_ids("cached_block_ids", record.cached_block_ids)
         self._check_block_ids("withdrawn_block_ids", record.withdrawn_block_ids)

@@ -79,6 +79,8 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
     yield _named("process_name", _ENGINE, 0, f"engine ({trace.meta.source})")
     yield _named("process_name", _REQUESTS, 0, "requests")
     yield _named("thread_name", _ENGINE, 1, "steps")
+    if any(record.phase_starts for record in records):
+        yield _named("thread_name", _ENGINE, 2, "asynchronous scheduling")
     for request_id, track in tracks.items():
         yield _named("thread_name", _REQUESTS, track, request_id)
         yield _event("M", "thread_sort_index", _REQUESTS, track, args={"sort_index": track})
@@ -89,9 +91,10 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
         for request_id, info in trace.requests.items()
         if request_id not in running
     }
-    for index, record in enumerate(records):
-        start, duration = clock.span(index)
+    for record in records:
+        start, duration = clock.span(record)
         yield from _engine_events(record, start, duration, trace.num_blocks)
+        yield from _phase_events(record, clock)
         for chunk in record.chunks:
             track = tracks.get(chunk.request_id, 0)
             if chunk.request_id in waits_since:
@@ -112,26 +115,21 @@ class _Clock:
     """Start and duration of each step, in microseconds."""
 
     def __init__(self, records: tuple[StepRecord, ...]) -> None:
-        self._records = records
-        self._timed = any(record.time or record.timings for record in records)
+        self._timed = any(record.end for record in records)
         self._origin = records[0].time if records else 0.0
         self._first_step = records[0].step if records else 0
 
-    def span(self, index: int) -> tuple[float, float]:
-        record = self._records[index]
+    def span(self, record: StepRecord) -> tuple[float, float]:
         if not self._timed:
             return (record.step - self._first_step) * STEP_MICROSECONDS, STEP_MICROSECONDS
-        seconds = sum(record.timings.values())
-        if not record.timings and index + 1 < len(self._records):
-            seconds = self._records[index + 1].time - record.time
-        return self._since(record.time), round(max(0.0, seconds) * 1e6, 3)
+        return self.since(record.time), round(record.duration * 1e6, 3)
 
     def arrival(self, info: Any) -> float:
         if not self._timed:
             return (info.arrival_step - self._first_step) * STEP_MICROSECONDS
-        return self._since(info.arrival_time)
+        return self.since(info.arrival_time)
 
-    def _since(self, seconds: float) -> float:
+    def since(self, seconds: float) -> float:
         return round((seconds - self._origin) * 1e6, 3)
 
 
@@ -147,11 +145,6 @@ def _engine_events(
         "waiting_reason": record.waiting_reason,
     }
     yield _event("X", f"step {record.step}", _ENGINE, 1, start, dur=duration, args=facts)
-    begin = start
-    for phase, seconds in record.timings.items():
-        length = round(min(seconds * 1e6, start + duration - begin), 3)
-        yield _event("X", phase, _ENGINE, 1, round(begin, 3), dur=max(0.0, length))
-        begin += length
     tokens = {"decode": record.num_decode_tokens, "prefill": record.num_prefill_tokens}
     yield _event("C", "scheduled tokens", _ENGINE, 0, start, args=tokens)
     yield _event("C", "token budget", _ENGINE, 0, start, args={"tokens": record.token_budget})
@@ -159,6 +152,15 @@ def _engine_events(
     if num_blocks is not None:
         blocks["owned"] = num_blocks - 1 - record.free_blocks
     yield _event("C", "KV blocks", _ENGINE, 0, start, args=blocks)
+
+
+def _phase_events(record: StepRecord, clock: _Clock) -> Iterator[dict[str, Any]]:
+    """The phases of a step: in its own track, but those before its beginning, during another step, in one beside it."""
+    last = clock.since(record.end)
+    for phase in record.phases:
+        begin, end = clock.since(phase.begin), min(last, clock.since(phase.end))
+        track = 1 if phase.begin >= record.time else 2
+        yield _event("X", phase.name, _ENGINE, track, begin, dur=max(0.0, round(end - begin, 3)))
 
 
 def _title(chunk: Chunk) -> str:

@@ -25,6 +25,7 @@ from workbench.trace.errors import TraceError
 from workbench.trace.gunzip import Gunzip
 from workbench.trace.lines import SCHEMA_VERSION, Keyframe, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import Chunk, StepRecord
+from workbench.trace.step_span import with_span
 
 log = logging.getLogger("workbench")
 
@@ -101,6 +102,7 @@ class LineDecoder:
         self._path = path
         self._version = SCHEMA_VERSION
         self._pool = AssumedPool(())
+        self._previous_end = 0.0
 
     def decode(self, raw: bytes) -> list[TraceLine]:
         """Decode the next line.
@@ -134,7 +136,8 @@ class LineDecoder:
         if isinstance(line, Keyframe):
             self._pool.start_from(line)
         elif isinstance(line, StepRecord):
-            line = self._pool.complete(line)
+            line = with_span(self._pool.complete(line), self._previous_end)
+            self._previous_end = line.end
         return [line] if self._version > 1 else _from_version_1(line)
 
 

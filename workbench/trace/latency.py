@@ -1,8 +1,8 @@
 """The one definition of every latency: the times at which requests arrive, get their tokens and end.
 
-A token exists at the end of the step that sampled it: the step's start plus its timings. Time is counted in steps as
-well, because a simulation may have no clock: step k begins at k and ends at k + 1, so a request that arrives before
-step 3 and gets its first token in step 3 waited 1 step. In brackets: vLLM's Prometheus metric of the same meaning.
+A token exists at the end of the step that sampled it (`workbench.trace.step_span`). Time is counted in steps as well,
+because a simulation may have no clock: step k begins at k and ends at k + 1, so a request that arrives before step 3
+and gets its first token in step 3 waited 1 step. In brackets: vLLM's Prometheus metric of the same meaning.
 
 - TTFT [time_to_first_token_seconds]: from arrival to the first token. It is the sum of the time until a request is
   scheduled, from arrival to the first step that schedules it, and prefill time [request_prefill_time_seconds], from
@@ -200,10 +200,8 @@ class LatencyAccumulator:
     def add(self, record: StepRecord) -> StepTimes:
         """Add the next record."""
         open_requests = self._open
-        timings = record.timings
-        if not self.timed:
-            self.timed = bool(timings) or record.time > 0
-        end = Timestamp(record.step + 1, record.time + sum(timings.values()))
+        self.timed = self.timed or record.end > 0
+        end = Timestamp(record.step + 1, record.end)
         ended: dict[str, RequestTimes] = {}
         if record.admitted or record.aborted:
             start = Timestamp(record.step, record.time)

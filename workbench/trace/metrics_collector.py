@@ -135,7 +135,7 @@ class MetricsCollector:
                 if chunk.request_id in admitted:
                     progress.num_cached_tokens = chunk.num_cached_tokens
         self._floats["time"].append(record.time)
-        self._floats["duration"].append(end.seconds - record.time)
+        self._floats["duration"].append(record.duration)
         num_blocks = self._trace.num_blocks
         counts = {
             "step": record.step,

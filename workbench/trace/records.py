@@ -205,6 +205,14 @@ class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
         freeze_field(self, "details")
 
 
+class Phase(NamedTuple):
+    """A part of a step's work, in seconds since the start of the trace."""
+
+    name: str
+    begin: Seconds
+    end: Seconds
+
+
 class Event(msgspec.Struct, frozen=True):
     """Something that happened to a request in a step, with its reason: a row of the event log."""
 
@@ -223,7 +231,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
 
     Attributes:
         step: Index of the step.
-        time: Start of the step in seconds since the start of the trace.
+        time: Start of the step in seconds since the start of the trace; 0 without a clock. An asynchronous step begins
+            when the one before it ends (`workbench.trace.step_span`).
+        end: The moment at which its tokens existed, on the same clock; by default the end of its phases, if they follow
+            each other.
         chunks: The scheduled chunks, in scheduling order; ``chunks[i]`` is sequence ``i`` of the packed batch.
         arrived: Requests added since the previous step.
         admitted: Requests taken from the waiting queue for the first time.
@@ -251,7 +262,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         num_cached_end: Of ``cached_block_ids``, the last ones that were published after scheduling, with the output.
         token_budget: ``max_num_batched_tokens`` in force.
         long_prefill_cap: Maximum length of a prefill chunk in this step, 0 for none.
-        timings: Seconds spent in "schedule", "prepare", "forward", "sample" and "update".
+        timings: Seconds of each phase, in order: "schedule", "wait", "prepare", "forward", "sample", "draft", "update",
+            or others.
+        phase_starts: Start of each phase that does not begin where the one before it ends (the first: at ``time``), in
+            seconds after ``time``. An asynchronous step is scheduled before its beginning.
         kernel: The launch of the attention kernel; None in a simulation.
     """
 
@@ -283,11 +297,17 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     long_prefill_cap: Count = 0
     timings: Mapping[str, Seconds] = EMPTY
     kernel: KernelLaunch | None = None
+    end: Seconds = 0.0
+    phase_starts: Mapping[str, float] = EMPTY
 
     def __post_init__(self) -> None:
+        if not self.end and (self.time or self.timings):
+            _set(self, "end", self.time + sum(self.timings.values()))
         # Without a loop and a call for every field: a record is made in every step.
         if type(timings := self.timings) is not FrozenDict:
             _set(self, "timings", FrozenDict(timings) if timings else EMPTY)
+        if type(self.phase_starts) is not FrozenDict:
+            freeze_field(self, "phase_starts")
         if type(self.passed_over) is not FrozenDict:
             freeze_field(self, "passed_over")
         if type(self.finish_reasons) is not FrozenDict:
@@ -384,6 +404,23 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
             chunk.request_id: tuple([self.block_table(i, group) for group in groups])
             for i, chunk in enumerate(self.chunks)
         }
+
+    # -- times -----------------------------------------------------------------------------------------------
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning of the step to its end; 0 in a simulation without a clock."""
+        return self.end - self.time
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of the step where they were, in order."""
+        phases, end = [], self.time
+        for name, seconds in self.timings.items():
+            begin = self.time + self.phase_starts[name] if name in self.phase_starts else end
+            end = begin + seconds
+            phases.append(Phase(name, begin, end))
+        return tuple(phases)
 
     # -- derived from the chunks -----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
         The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
         ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
-    timed = len(trace) > 0 and any(record.timings for record in trace[-1:])
+    timed = len(trace) > 0 and trace[-1].end > 0
     reason = "a run that is changed in its middle has no times"
     if timed and at_step <= trace[0].step:
         try:

@@ -35,6 +35,7 @@ from workbench.trace.kv_groups import read_groups
 from workbench.trace.lines import RequestInfo
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
+from workbench.trace.step_span import StepSpan
 
 _UNLIMITED = 2**62
 
@@ -127,6 +128,7 @@ class Assembler:
         self._unscheduled: dict[str, tuple[int, ...]] = {}
         self._unscheduled_changes: dict[str, tuple[TableChange, ...]] = {}
         self._ended_in_update: dict[str, str] = {}
+        self._previous_end = 0.0
 
     def take(self, message: Message) -> Iterator[RequestInfo | StepRecord]:
         """Process the next message.
@@ -238,7 +240,6 @@ class Assembler:
         waiting_reason, passed_over = self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks)
         record = StepRecord(
             step=self._next_step,
-            time=message.started - self._start,
             arrived=tuple(self._arrived),
             admitted=tuple(admitted),
             resumed=tuple(resumed),
@@ -355,7 +356,6 @@ class Assembler:
             chunks = [_with_changes(chunk, step.table_changes.get(chunk.request_id, none)) for chunk in chunks]
         finished = step.finish_reasons
         self._ended_in_update = {}
-        scheduled = step.message
         return msgspec.structs.replace(
             step.record,
             chunks=tuple(chunks),
@@ -365,12 +365,21 @@ class Assembler:
             pool_end=step.pool_end,
             cached_block_ids=step.record.cached_block_ids + step.cached_end,
             num_cached_end=len(step.cached_end),
-            timings={
-                "schedule": scheduled.ended - scheduled.started,
-                "forward": max(0.0, message.started - scheduled.ended),
-                "update": message.ended - message.started,
-            },
+            **self._times(step.message, message),
         )
+
+    def _times(self, scheduled: Schedule, updated: Update) -> dict[str, Any]:
+        """The times of a step. Its forward pass begins when it has been scheduled and the step before has ended."""
+        moments = (scheduled.started, scheduled.ended, updated.started, updated.ended)
+        started, ended, called, returned = (moment - self._start for moment in moments)
+        begin = max(ended, self._previous_end)
+        span = StepSpan(started)
+        span.add("schedule", started, ended)
+        span.add("forward", begin, max(begin, called))
+        span.add("update", max(begin, called), returned)
+        times = span.fields(self._previous_end)
+        self._previous_end = times["end"]
+        return times
 
     def _token(self, request: LiveRequest, is_partial: bool, tokens: dict[str, list[int]] | None) -> int | None:
         """The token that a chunk sampled; 0 if token ids are not recorded."""

@@ -11,6 +11,7 @@ import { endOf } from "./words.js";
 /** The step column that says how many entries of each kind a step has. */
 const COUNTS = {
   chunk: "num_chunks",
+  phase: "num_phases",
   event: "num_events",
   passed_over: "num_passed_over",
   pool: "num_pool_changes",
@@ -49,9 +50,8 @@ export class Store {
     this.kernels = [];
     this.supplements = { shadow: new Map(), top_tokens: new Map() }; // name -> step -> facts
     this.columns = new Map(); // "token_budget" or "chunk.start" -> Column
-    this.bounds = { chunk: [0], event: [0], passed_over: [0], pool: [0], work: [0] };
+    this.bounds = { chunk: [0], phase: [0], event: [0], passed_over: [0], pool: [0], work: [0] };
     this.pool = new PoolHistory();
-    this.endTime = new Column("d");
     // Seconds since the first step, without the time in which the engine had nothing to do or was paused.
     this.clockStart = new Column("d");
     this.clockEnd = new Column("d");
@@ -147,9 +147,7 @@ export class Store {
     for (let k = 0; k < header.num_steps; k++) {
       const step = this.numSteps;
       for (const kind in COUNTS) this.bounds[kind].push(this.bounds[kind][step] + arrays[COUNTS[kind]][k]);
-      let seconds = 0;
-      for (const phase of codes.phases) seconds += arrays[`seconds_${phase}`][k];
-      this.indexClock(step, arrays.time[k], seconds);
+      this.indexClock(step);
       this.indexEvents(step, codes);
       const [from, to] = this.span("chunk", step);
       for (let c = from; c < to; c++) this.indexChunk(step, c, header.texts, next);
@@ -159,13 +157,12 @@ export class Store {
   }
 
   /** Enter the times of a step. A pause before it counts as long as the step before that, so that it stays visible. */
-  indexClock(step, start, seconds) {
-    const before = step - 1, gap = step ? start - this.endTime.data[before] : 0;
+  indexClock(step) {
+    const before = step - 1, gap = step ? this.value("time", step) - this.value("end", before) : 0;
     const idle = gap > IDLE_SECONDS ? this.clockEnd.data[before] - this.clockStart.data[before] : Math.max(0, gap);
     const begin = step ? this.clockEnd.data[before] + idle : 0;
-    this.endTime.append([start + seconds]);
     this.clockStart.append([begin]);
-    this.clockEnd.append([begin + seconds]);
+    this.clockEnd.append([begin + this.duration(step)]);
   }
 
   /** Enter a chunk with its request; `next` counts the entries of other columns that have been taken. */
@@ -246,12 +243,26 @@ export class Store {
   }
 
   duration(step) {
-    return this.endTime.data[step] - this.value("time", step);
+    return this.value("end", step) - this.value("time", step);
+  }
+
+  /** The phases of a step, in order: { name, begin, seconds }; `begin` is in seconds after that of the step. */
+  phases(step) {
+    const [from, to] = this.span("phase", step), get = (name, p) => this.column(`phase.${name}`)[p], result = [];
+    for (let p = from; p < to; p++) {
+      result.push({ name: this.strings[get("name", p)], begin: get("begin", p), seconds: get("seconds", p) });
+    }
+    return result;
+  }
+
+  /** Seconds from the beginning of the first step to the end of the last. */
+  runDuration() {
+    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) : 0;
   }
 
   /** Whether steps have times; those of a simulation have none. */
   timed() {
-    return this.numSteps > 0 && this.endTime.data[this.numSteps - 1] > this.value("time", this.numSteps - 1);
+    return this.numSteps > 0 && this.value("end", this.numSteps - 1) > 0;
   }
 
   chunk(index) {

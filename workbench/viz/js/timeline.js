@@ -268,8 +268,8 @@ export class TimelinePanel extends StepPanel {
       lines.push(`${counted(store.value("recomputed_tokens", step), "token")} recomputed after a preemption`);
     }
     if (store.timed()) {
-      const forward = formatSeconds(store.value("seconds_forward", step));
-      lines.push(`${formatSeconds(store.duration(step))}, forward ${forward}`);
+      const phases = store.phases(step).map(({ name, seconds }) => `${plain(name, 20)} ${formatSeconds(seconds)}`);
+      lines.push(`${formatSeconds(store.duration(step))}${phases.length ? `: ${phases.join(", ")}` : ""}`);
     }
     const running = store.value("num_running", step), waiting = store.value("num_waiting", step);
     lines.push(`${running} running, ${waiting} waiting, ${value("free_blocks")} free blocks`);

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 ARMS = get_args(Arm)
 LIMITS = get_args(LimitedBy)
 EVENT_KINDS = ("arrive", "admit", "resume", "preempt", "finish", "abort")
-PHASES = ("schedule", "prepare", "forward", "sample", "update")
 
 FLAG_PARTIAL = 1 << 2
 FLAG_FIRST_TOKEN = 1 << 6
@@ -53,7 +52,7 @@ PROMPT_PREVIEW = 12_000
 
 STEP_COLUMNS: dict[str, str] = {
     "time": "d",
-    **{f"seconds_{phase}": "f" for phase in PHASES},
+    "end": "d",
     "decode_tokens": "i",
     "prefill_tokens": "i",
     "recomputed_tokens": "i",
@@ -68,6 +67,7 @@ STEP_COLUMNS: dict[str, str] = {
     "waiting_reason": "i",
     "kernel": "i",
     "num_chunks": "i",
+    "num_phases": "i",
     "num_events": "i",
     "num_passed_over": "i",
     "num_pool_changes": "i",
@@ -92,6 +92,7 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
         "miss": "i",
         "latency": "f",
     },
+    "phase": {"name": "i", "begin": "f", "seconds": "f"},
     "event": {"kind": "B", "request": "i", "reason": "i"},
     "passed_over": {"request": "i", "reason": "i"},
     "pool": {"block": "i", "state": "B", "owner": "i", "references": "H"},
@@ -104,7 +105,8 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
 
 ``new_block`` holds what a chunk appended to the first KV cache group's block table. ``table_change`` holds the places
 of the tables that became 0, and what was appended to the tables of the other groups. ``chunk.miss`` is an index into
-the strings: why an admission found no more in the prefix cache; -1 for other chunks.
+the strings: why an admission found no more in the prefix cache; -1 for other chunks. ``phase.name`` is one, too, and
+``phase.begin`` is in seconds after the beginning of the step, negative for a phase before it.
 
 ``chunk.start`` is the position of the first row that ran. ``sampled_before`` holds the accepted drafts that a chunk
 appended before the token it ``sampled``.
@@ -229,6 +231,9 @@ class TraceColumns:
         self._extend_by_column("sampled_before", (chain.from_iterable(chunks["sampled_before"]),))
         has_changes = any(chunks["removed"]) or any(chunks["other_groups"])
         self._extend("table_change", chain.from_iterable(map(_table_changes, record.chunks)) if has_changes else ())
+        num_phases = self._extend(
+            "phase", ((self._string(p.name), p.begin - record.time, p.end - p.begin) for p in record.phases)
+        )
         num_events = self._extend(
             "event",
             ((EVENT_KINDS.index(e.kind), self._request(e.request_id), self._string(e.reason)) for e in record.events),
@@ -249,7 +254,7 @@ class TraceColumns:
         num_work_items = self._extend("work", (msgspec.structs.astuple(item) for item in items))
         values = {
             "time": record.time,
-            **{f"seconds_{phase}": record.timings.get(phase, 0.0) for phase in PHASES},
+            "end": record.end,
             "decode_tokens": num_decode_tokens,
             "prefill_tokens": sum(chunks["num_tokens"]) - num_decode_tokens,
             "recomputed_tokens": sum(chunks["num_recomputed_tokens"]),
@@ -264,6 +269,7 @@ class TraceColumns:
             "waiting_reason": self._string(record.waiting_reason),
             "kernel": self._kernel(record),
             "num_chunks": num_chunks,
+            "num_phases": num_phases,
             "num_events": num_events,
             "num_passed_over": passed_over,
             "num_pool_changes": num_pool_changes,

@@ -22,7 +22,6 @@ from workbench.viz.layout.columns import (
     FLAG_PARTIAL,
     LIMIT_SHIFT,
     LIMITS,
-    PHASES,
     PROMPT_PREVIEW,
     TraceColumns,
 )
@@ -126,7 +125,6 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "codes": {
             "events": EVENT_KINDS,
             "limits": LIMITS,
-            "phases": PHASES,
             "partial": FLAG_PARTIAL,
             "first_token": FLAG_FIRST_TOKEN,
             "limit_shift": LIMIT_SHIFT,
