@@ -151,9 +151,8 @@ def paced(trace):
         copy.add_request(info)
     for record in trace:
         seconds = 0.01 + 0.001 * len(record.chunks) + 0.0001 * record.num_tokens
-        copy.append(
-            msgspec.structs.replace(record, time=copy[-1].time + 0.05 if copy else 0.0, timings={"forward": seconds})
-        )
+        time = copy[-1].time + 0.05 if copy else 0.0
+        copy.append(msgspec.structs.replace(record, time=time, end=time + seconds, timings={"forward": seconds}))
     return copy
 
 

@@ -57,7 +57,8 @@ class Engine(Shortcuts):
             ``num_drafts`` token ids that it expects next.
         weights: "packed" or "float32", see `load_model`; not for a LoadedModel, whose weights are what they are.
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
-        clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace.
+        clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
+            for ``time.perf_counter``.
         **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
@@ -93,7 +94,7 @@ class Engine(Shortcuts):
         proposer: DraftFunction | None = None,
         weights: Weights | None = None,
         activations: Activations | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
         **config_fields: Any,
     ) -> None:
         if isinstance(policy, str):
@@ -108,7 +109,8 @@ class Engine(Shortcuts):
         config = with_method(config, draft_model, proposer)
         self._check_features(config)
         self._thread = EngineThread("workbench-engine")
-        self._raw_clock, self._started = clock, clock()
+        self._given_clock, self._started = clock, 0.0
+        self._started = self._clock()
         self.breakpoints = Breakpoints()
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
         self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, options))
@@ -180,7 +182,7 @@ class Engine(Shortcuts):
 
     def _clock(self) -> float:
         """Seconds since the engine was made; monotonic, so a change of the wall clock does not show."""
-        return self._raw_clock() - self._started
+        return (self._given_clock or time.perf_counter)() - self._started
 
     # -- requests --------------------------------------------------------------------------------------------
 
