@@ -10,7 +10,7 @@ from recorded_traces import assert_pool_fits
 from workbench import Trace
 from workbench.config import EngineConfig
 from workbench.scheduler.block_pool import extend_block_hashes
-from workbench.scheduler.kv_cache_groups import CachedState, FullAttention, SlidingWindow
+from workbench.scheduler.kv_cache_groups import CachedState, GroupManager, SlidingWindow
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.run import SimulatedRun
@@ -201,7 +201,7 @@ def test_fault_a_group_is_not_freed(monkeypatch):
 
 
 def test_fault_a_hit_is_not_touched(monkeypatch):
-    original = FullAttention.add_cached_blocks
+    original = GroupManager.add_cached_blocks
 
     def untouched(self, request, hit):
         touch, self._pool.touch = self._pool.touch, lambda blocks: None
@@ -210,7 +210,7 @@ def test_fault_a_hit_is_not_touched(monkeypatch):
         finally:
             self._pool.touch = touch
 
-    monkeypatch.setattr(FullAttention, "add_cached_blocks", untouched)
+    monkeypatch.setattr(GroupManager, "add_cached_blocks", untouched)
     assert caught(["async", "hybrid_window_prefix"], "")
 
 

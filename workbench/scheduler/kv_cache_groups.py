@@ -8,12 +8,16 @@ refer to tables, so a table only grows in place, and gets a copy before one of i
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.request import Request
 from workbench.trace.kv_groups import KVCacheGroup
+
+Found = tuple[list[list[int]], int]
+"""The cached blocks of each of several groups, and the tokens of the hit that they make."""
 
 
 class PrefixHit(NamedTuple):
@@ -78,8 +82,8 @@ class Shared(NamedTuple):
     max_model_len: int
 
 
-class FullAttention:
-    """A group whose rows attend to every token before them.
+class GroupManager(ABC):
+    """The block tables of one group, and the blocks of it that are cached.
 
     Args:
         index: Place of the group in the configuration.
@@ -90,9 +94,11 @@ class FullAttention:
     Attributes:
         hashes_per_block: Hashes of a request's tokens per block.
         max_admission_blocks: Maximum number of blocks that the check of a whole request counts; None for no cap.
+        num_extra_slots: Slots that a request needs beside those of its tokens.
     """
 
     max_admission_blocks: int | None = None
+    num_extra_slots = 0
 
     def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
         self.index = index
@@ -125,13 +131,14 @@ class FullAttention:
             num_slots: Tokens with the slots that the proposer of drafts writes behind them.
             num_tokens: Tokens alone.
         """
-        return max(0, -(-num_slots // self.block_size) - len(request.block_tables[self.index]))
+        required = -(-(num_slots + self.num_extra_slots) // self.block_size)
+        return max(0, required - len(request.block_tables[self.index]))
 
     def num_admission_blocks(
         self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
     ) -> int:
         """Free blocks that an admission takes, those of its hit that nobody holds included."""
-        required = -(-num_slots // self.block_size)
+        required = -(-(num_slots + self.num_extra_slots) // self.block_size)
         if whole and self.max_admission_blocks is not None:
             required = min(required, self.max_admission_blocks)
         skipped, cached = self.num_skipped_blocks(hit.num_tokens), hit.blocks[self.index]
@@ -199,6 +206,36 @@ class FullAttention:
         """Whether each of the blocks ``[first, last)`` is cached."""
         return (True for _ in range(first, last))
 
+    def first_block_of_hit(self, end: int, found: int) -> int:
+        """The first block that a hit needs, if it ends after ``end`` blocks and ``found`` blocks were found."""
+        return found
+
+    @abstractmethod
+    def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
+        """The longest hit within the first ``num_tokens``, for this group and those with the same specification.
+
+        Args:
+            request: The request; its tokens are hashed.
+            same: This group and the others: a block counts only if all of them have it.
+            num_tokens: Maximum length of the hit.
+            drops: Whether it loses its last block.
+
+        Returns:
+            The blocks of each group, and the length of the hit.
+        """
+
+    def _lookup(self, request: Request, same: Sequence[GroupManager], block: int) -> list[int] | None:
+        found = []
+        for manager in same:
+            if (hit := self._pool.get_cached_block(manager.key(request, block))) is None:
+                return None
+            found.append(hit)
+        return found
+
+
+class FullAttention(GroupManager):
+    """A group whose rows attend to every token before them."""
+
     def unfinished_block(self, request: Request, num_tokens: int) -> tuple[int, bytes] | None:
         """A block that is cached by the last hash of the prompt, which ends inside it, with that hash.
 
@@ -212,24 +249,8 @@ class FullAttention:
             return None
         return table[place], request.block_hashes[num_hashes - 1] + self._suffix
 
-    def first_block_of_hit(self, end: int, found: int) -> int:
-        """The first block that a hit needs, if it ends after ``end`` blocks and ``found`` blocks were found."""
-        return found
-
-    def find(
-        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
-    ) -> tuple[list[list[int]], int]:
-        """The longest hit within the first ``num_tokens``, for this group and those with the same specification.
-
-        Args:
-            request: The request; its tokens are hashed.
-            same: This group and the others: a block counts only if all of them have it.
-            num_tokens: Maximum length of the hit.
-            drops: Whether it loses its last block.
-
-        Returns:
-            The blocks of each group, and the length of the hit.
-        """
+    def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
+        """From the left, all blocks up to the first that is not cached."""
         hits: list[list[int]] = [[] for _ in same]
         for block in range(num_tokens // self.block_size):
             if (found := self._lookup(request, same, block)) is None:
@@ -242,16 +263,8 @@ class FullAttention:
         length -= length % self._retention.alignment
         return [blocks[: length // self.block_size] for blocks in hits], length
 
-    def _lookup(self, request: Request, same: Sequence[FullAttention], block: int) -> list[int] | None:
-        found = []
-        for manager in same:
-            if (hit := self._pool.get_cached_block(manager.key(request, block))) is None:
-                return None
-            found.append(hit)
-        return found
 
-
-class SlidingWindow(FullAttention):
+class SlidingWindow(GroupManager):
     """A group whose rows attend to the last ``sliding_window`` tokens."""
 
     def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
@@ -290,9 +303,7 @@ class SlidingWindow(FullAttention):
         """The first block in the window of a hit that ends after ``end`` blocks."""
         return max(0, end - self._num_for_hit(False))
 
-    def find(
-        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
-    ) -> tuple[list[list[int]], int]:
+    def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
         """From the right, the first place before which a whole window is cached."""
         unit, size, num_needed = self._retention.alignment, self.block_size, self._num_for_hit(drops)
         num_blocks = num_tokens // size
@@ -318,22 +329,19 @@ class SlidingWindow(FullAttention):
         return [blocks[:length] for blocks in hits], length * size
 
 
-class RecurrentState(FullAttention):
+class RecurrentState(GroupManager):
     """A group whose state after a token replaces the state before it, for requests whose prefixes are not cached.
 
     Its one block, and one more for each draft, lasts until the request ends.
     """
 
-    def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
-        """One block per request, and one per draft."""
-        return super().num_new_blocks(request, num_slots + self._num_drafts * self.block_size, num_tokens)
+    def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
+        super().__init__(index, group, shared, drops_last_block)
+        self.num_extra_slots = shared.num_drafts * self.block_size
 
-    def num_admission_blocks(
-        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
-    ) -> int:
-        """One block per request, and one per draft."""
-        num_slots += self._num_drafts * self.block_size
-        return super().num_admission_blocks(request, num_slots, num_tokens, hit, whole=whole)
+    def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
+        """No hit."""
+        return [[] for _ in same], 0
 
 
 class CachedState(RecurrentState):
@@ -415,9 +423,7 @@ class CachedState(RecurrentState):
         """The last state alone."""
         return max(0, end - 1)
 
-    def find(
-        self, request: Request, same: Sequence[FullAttention], num_tokens: int, drops: bool
-    ) -> tuple[list[list[int]], int]:
+    def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
         """The last state that is cached; a state is never dropped, because a drafter has no recurrent layers."""
         for block in range(num_tokens // self.block_size - 1, -1, -1):
             length = (block + 1) * self.block_size

@@ -15,6 +15,7 @@ from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 from workbench.scheduler.kv_cache_groups import (
     CachedState,
     FullAttention,
+    GroupManager,
     PrefixHit,
     RecurrentState,
     Retention,
@@ -82,7 +83,7 @@ class KVCacheManager:
             max_in_flight=config.max_num_batched_tokens * (2 if config.async_scheduling else 1),
             max_model_len=self._max_model_len,
         )
-        kinds: dict[str, type[FullAttention]] = {
+        kinds: dict[str, type[GroupManager]] = {
             "full_attention": FullAttention,
             "sliding_window": SlidingWindow,
             "mamba": CachedState if self.enable_prefix_caching else RecurrentState,
@@ -93,7 +94,7 @@ class KVCacheManager:
         attention = [(group.index, group.block_size) for group in self.groups if group.group.is_attention]
         self.layout = Layout(*attention[0]) if attention else Layout(None, config.block_size)
         self._states = [group for group in self.groups if isinstance(group, CachedState)]
-        sets: dict[object, list[FullAttention]] = {}
+        sets: dict[object, list[GroupManager]] = {}
         for manager in self.groups:
             sets.setdefault(_specification(manager.group), []).append(manager)
         # Full attention first: it bounds the others, and is looked up once.
@@ -295,12 +296,12 @@ class KVCacheManager:
                     if kept and table[index]:
                         self._cache(table[index], group.key(request, index), group)
                 request.num_cached_blocks[group.index] = num_full
-            if group.group.kind == "full_attention":
+            if isinstance(group, FullAttention):
                 tail = group.unfinished_block(request, num_tokens)
                 if tail is not None and self.block_pool.hash_of(tail[0]) is None:
                     self._cache(*tail, group)
 
-    def _cache(self, block: int, key: bytes, group: FullAttention) -> None:
+    def _cache(self, block: int, key: bytes, group: GroupManager) -> None:
         if self.block_pool.hash_of(block) is not None:  # by a hash that ends inside it
             self.block_pool.evict(block)
         self.block_pool.cache(block, key)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from workbench.scheduler.kv_cache_groups import CachedState, FullAttention, SlidingWindow
+from workbench.scheduler.kv_cache_groups import CachedState, GroupManager, SlidingWindow
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.request import Request
 from workbench.simulation.computed_tokens import ComputedTokens, Repetition
@@ -261,7 +261,7 @@ class PrefixHistory:
         inquiry = _Inquiry(self, record.step, request, num_hits)
         self.misses.setdefault(request.request_id, []).extend(map(inquiry.miss, self._groups))
 
-    def num_found(self, request: Request, group: FullAttention, num_hits: int) -> int:
+    def num_found(self, request: Request, group: GroupManager, num_hits: int) -> int:
         """The hit that a group could serve alone."""
         if len(self._groups) == 1:
             return num_hits
@@ -319,7 +319,7 @@ class _Inquiry:
     def _elsewhere(self) -> Repetition:
         return self._history.repetition_elsewhere(self._request)
 
-    def miss(self, group: FullAttention) -> Miss:
+    def miss(self, group: GroupManager) -> Miss:
         """The first block that a group did not find, and the reasons for all tokens behind its hit."""
         size, num_tokens = group.block_size, self._num_tokens
         found = self._history.num_found(self._request, group, self._num_hits)
@@ -368,7 +368,7 @@ class _Inquiry:
             parts=tuple(parts),
         )
 
-    def _gap(self, group: FullAttention, found: int, possible: int) -> tuple[int, _Cause]:
+    def _gap(self, group: GroupManager, found: int, possible: int) -> tuple[int, _Cause]:
         """Why a group does not serve a prefix that was computed: the first block that it lacks."""
         history, request, end = self._history, self._request, possible // group.block_size
         for block in range(group.first_block_of_hit(end, found // group.block_size), end):
@@ -383,7 +383,7 @@ class _Inquiry:
                 return block, _Cause(NOT_KEPT if kept else NOT_ALIGNED, culprit=self._repetition.first)
         return found // group.block_size, self._cause(group, found // group.block_size)
 
-    def _cause(self, group: FullAttention, block: int) -> _Cause:
+    def _cause(self, group: GroupManager, block: int) -> _Cause:
         """Why a block is not part of the hit, if nothing before it is missing."""
         history, request, repetition = self._history, self._request, self._repetition
         end = (block + 1) * group.block_size
