@@ -66,7 +66,7 @@ class WorkbenchArm:
             self._engine.close()
             self._engine = Engine(loaded, EngineConfig(num_blocks=NUM_BLOCKS * num_groups, **limits))
         self.vocab_size = loaded.vocab_size
-        self.info = f"compiled step: {self._engine.runner.not_compiled or 'yes'}"
+        self.info = f"compiled step: {self._engine.runner.not_taken.get('compiled', 'yes')}"
 
     def add(self, prompt: list[int], max_tokens: int) -> None:
         from workbench import SamplingParams

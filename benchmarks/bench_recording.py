@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     from workbench import Engine, EngineConfig
+    from workbench.engine.forward.path import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
 
     sys.path.insert(0, str(Path(__file__).parent))
@@ -65,7 +66,7 @@ def main() -> None:
     spent = [0.0]
     engine = Engine("smollm2", EngineConfig(max_num_batched_tokens=256, num_blocks=512))
     ScheduledBatch.to_record = timed(ScheduledBatch.to_record, spent)
-    engine.runner.kernel_launch = timed(engine.runner.kernel_launch, spent)
+    ServedModel.launch = timed(ServedModel.launch, spent)
     engine.trace.append = timed(engine.trace.append, spent)
     run(engine, spent, -1)  # warm
     runs = [run(engine, spent, repeat) for repeat in range(options.repeats)]

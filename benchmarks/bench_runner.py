@@ -80,14 +80,14 @@ def main() -> None:
     checks = timed(lambda: preflight(runner.model, runner.backend), repeats)
     results["preflight, s"] = summarise(checks)
 
-    compiled_step = runner.compiled_step
+    compiled = runner.path
     for name, scene in SCENES.items():
         packed = pack(segments(*scene), BLOCK_SIZE, num_blocks=1024)
         runner.forward(packed)
         times: dict[str, list[float]] = {"compiled step, ms": [], "layer by layer, ms": []}
         for _ in range(repeats):
-            for arm, step in zip(times, (compiled_step, None), strict=True):
-                runner.compiled_step = step
+            for arm, path in zip(times, (compiled, runner.watched_path), strict=True):
+                runner.path = path
                 times[arm] += timed(lambda packed=packed: runner.forward(packed), 1)
         row = {arm: summarise([1e3 * t for t in values]) for arm, values in times.items()}
         medians = [summary["median"] for summary in row.values()]

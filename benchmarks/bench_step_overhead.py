@@ -122,10 +122,10 @@ def measure() -> dict[str, float]:
     for _ in range(STEPS // 2):
         engine._thread.call(one_step)
     outside = [row[0] for row in steps[SKIPPED:]]
-    replayed = getattr(engine.runner, "replayed_step", None)
-    if replayed is not None:
+    replayed: Any = engine.runner.path
+    if replayed.name == "replayed":
         assert replayed.num_recorded and not replayed.not_replayed, "no graph was replayed"
-        engine.runner.replayed_step = None
+        engine.runner.path = engine.runner.watched_path
     Pretended.write_and_attend = timed_attention
     llama.Model.__call__ = timed_model
     for _ in range(STEPS // 2):

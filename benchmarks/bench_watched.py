@@ -40,11 +40,12 @@ def add_requests(engine: Any, seed: int, count: int = NUM_REQUESTS, output_token
 
 def switch_record_off(engine: Any) -> None:
     """Replace the creation and storage of records with the minimum that the engine's loop needs."""
+    from workbench.engine.forward.path import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
     from workbench.trace import StepRecord
 
     ScheduledBatch.to_record = lambda batch, *args, **kwargs: StepRecord(batch.step)
-    engine.runner.kernel_launch = lambda *args, **kwargs: None
+    ServedModel.launch = lambda *args, **kwargs: None
     engine.trace.append = lambda record: None
 
 

@@ -27,11 +27,12 @@ def test_a_healthy_machine(capsys, monkeypatch):
     finally:
         find_compiler.cache_clear()
     assert status == 0 and "FAILED" not in text
-    for part in ("versions", "device", "memory", "products", "attention", "msl", "preflight", "environment"):
+    for part in ("versions", "device", "memory", "products", "attention", "msl", "preflight", "forward", "environment"):
         assert re.search(rf"^{part} +\S", text, re.MULTILINE), part
     assert f"workbench {workbench.__version__}, Python" in text
     assert f"mlx {mx.__version__}" in text and "BLAS" in text
     assert re.search(r"float32: \w+, self-test against float64 \d\.\de-\d+, allowed 5e-06", text)
+    assert re.search(r"smollm2 (runs (compiled|replayed|layer by layer)|has not been fetched)", text)
     assert "Metal kernels cannot run on this CPU: " in text
     assert "WORKBENCH_API_KEY=(set, not shown)" in text and "hunter2" not in text
 

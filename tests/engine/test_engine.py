@@ -11,6 +11,7 @@ from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine import step as engine_step
 from workbench.engine.output_processor import IncrementalDetokenizer, RequestState
 from workbench.engine.packed_batch import prepare_unified
+from workbench.engine.sampler import Logits
 
 CONFIG = EngineConfig(max_num_batched_tokens=16, max_num_seqs=4, block_size=4, num_blocks=32, max_model_len=64)
 
@@ -251,9 +252,10 @@ def test_logits_that_are_not_numbers_end_their_request_alone(engine, monkeypatch
     forward = engine.runner.forward
 
     def poisoned(packed):
-        logits = np.array(forward(packed))
+        logits, launch = forward(packed)
+        logits = np.array(logits.values)
         logits[0] = np.nan
-        return mx.array(logits)
+        return Logits.of(mx.array(logits)), launch
 
     monkeypatch.setattr(engine.runner, "forward", poisoned)
     record = engine.step()
@@ -364,7 +366,7 @@ def test_a_step_reuses_what_was_packed_for_the_one_before(engine, monkeypatch):
     for _ in range(3):
         engine.step()
     assert handed[0] is None
-    assert [packed.num_tokens for packed in handed[1:]] == [10, 1] and engine.runner.latest.tables == handed[2].tables
+    assert [packed.num_tokens for packed in handed[1:]] == [10, 1] and engine._step.packed.tables == handed[2].tables
 
 
 def test_a_background_run_that_cannot_go_on_says_so(engine, monkeypatch, caplog):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
+from workbench.engine.sampler import Logits
 
 CONFIG = EngineConfig(max_num_batched_tokens=24, max_num_seqs=4, block_size=4, num_blocks=24, max_model_len=64)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -83,7 +84,7 @@ def run_out_of_memory(*_, **__):
 @pytest.mark.parametrize("fault", [raise_error, run_out_of_memory])
 @pytest.mark.parametrize(
     "stage",
-    ["step.prepare_unified", "runner.forward", "runner.layer", "runner.kernel_launch", "sampler.sample"],
+    ["step.prepare_unified", "runner.forward", "runner.layer", "path.run", "sampler.sample"],
 )
 @pytest.mark.parametrize("at_step", [0, 2, 4], ids=lambda step: f"step{step}")
 def test_a_stage_fails(engine, right, monkeypatch, stage, at_step, fault):
@@ -98,7 +99,7 @@ def test_a_stage_fails(engine, right, monkeypatch, stage, at_step, fault):
         elif name == "layer":  # inside of the forward pass, with keys and values half written
             patch.setattr(type(engine.model.model.model.layers[1].mlp), "__call__", fault)
         else:
-            patch.setattr(getattr(engine, owner), name, fault)
+            patch.setattr(engine.runner.path if owner == "path" else getattr(engine, owner), name, fault)
         record = engine.step()
     assert set(record.finish_reasons.values()) == {"error"} and record.free_blocks_end == CONFIG.num_usable_blocks
     hit = sorted(int(request_id[1:]) for request_id in record.finished)
@@ -143,9 +144,10 @@ def test_logits_of_a_request_are_not_numbers(engine, right, monkeypatch, value):
     forward = engine.runner.forward
 
     def poisoned(packed):
-        logits = np.array(forward(packed))
+        logits, launch = forward(packed)
+        logits = np.array(logits.values)
         logits[1] = value
-        return mx.array(logits)
+        return Logits.of(mx.array(logits)), launch
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", poisoned)

@@ -100,7 +100,6 @@ def test_an_allocation_that_fails_names_the_knobs(monkeypatch):
     config = EngineConfig(num_blocks=64, block_size=8, max_num_batched_tokens=24, attention_backend="gather")
     with Engine(tiny_loaded_model("llama"), config) as engine:
         engine.add_request([5, 6, 7], SamplingParams(max_tokens=3))
-        monkeypatch.setattr(engine.runner, "also_evaluated", None)
 
         def fails(*_):
             raise RuntimeError("[metal::malloc] Unable to allocate 123 bytes.")

@@ -11,7 +11,7 @@ from word_llama import make_tiny_llama
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine import model_runner
-from workbench.models import replayed_step
+from workbench.engine.forward import replayed
 from workbench.models.preflight import preflight
 
 PROMPTS = [[(7 * row + column) % 50 for column in range(3 + 5 * row)] for row in range(4)]
@@ -38,20 +38,20 @@ def run(engine, max_tokens=30):
     for index, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, SamplingParams(max_tokens=max_tokens - index, ignore_eos=True))
     outputs = engine.run()
-    return {output.request_id: output.token_ids for output in outputs}, [np.array(of_step) for of_step in logits]
+    return {output.request_id: output.token_ids for output in outputs}, [of_step.rows for of_step, _ in logits]
 
 
 def test_replayed_steps_equal_steps_built_layer_by_layer(metal):
     """Over crossings of blocks, wider tables, and a batch that shrinks."""
     replaying, building = make_engine(), make_engine()
-    building.runner.replayed_step = None
+    building.runner.path = building.runner.watched_path
     tokens, logits = run(replaying)
     expected_tokens, expected = run(building)
     assert tokens == expected_tokens
     assert len(logits) == len(expected)
     for ours, theirs in zip(logits, expected):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    step = replaying.runner.replayed_step
+    step = replaying.runner.path
     assert step.not_replayed == "" and 1 <= step.num_recorded < len(logits) / 3
 
 
@@ -72,7 +72,7 @@ def test_keys_and_values_are_written_in_place(metal):
     engine.runner.forward = watched
     engine.add_request(PROMPTS[1], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.run()
-    assert engine.runner.replayed_step.num_recorded == 1
+    assert engine.runner.path.num_recorded == 1
     assert max(peaks[1:]) < array / 4
 
 
@@ -83,7 +83,7 @@ def test_a_replayed_step_evaluates_once(metal, monkeypatch):
     monkeypatch.setattr(mx, "eval", lambda *arrays: calls.append(len(engine.trace)) or evaluate(*arrays))
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.run()
-    assert engine.runner.replayed_step.num_recorded == 1
+    assert engine.runner.path.num_recorded == 1
     # Steps 3 and 4 record a graph and replay it for the first time: both are computed layer by layer too.
     assert [calls.count(step) for step in range(len(engine.trace))] == [1, 1, 1, 2, 3, 1, 1, 1, 1]
 
@@ -94,7 +94,7 @@ def test_a_replaced_weight_takes_effect(metal):
     for replays in (True, False):
         engine = make_engine()
         if not replays:
-            engine.runner.replayed_step = None
+            engine.runner.path = engine.runner.watched_path
         rid = engine.add_request(PROMPTS[1], SamplingParams(max_tokens=16, ignore_eos=True))
         for _ in range(7):
             engine.step()
@@ -109,31 +109,31 @@ def test_a_replaced_weight_takes_effect(metal):
 def test_a_graph_with_values_of_its_recording_is_noticed(metal, monkeypatch):
     """Here positions are a constant of the graph; every later step would have those of the recorded one."""
     expected, _ = run(make_engine(), max_tokens=12)
-    forward = replayed_step._Recorder.forward
+    forward = replayed._Recorder.forward
 
     def with_constant(self, token_ids, positions, rows, metadata):
         return forward(self, token_ids, mx.array(self.metadata[0].seqused_k - 1), rows, metadata)
 
-    monkeypatch.setattr(replayed_step._Recorder, "forward", with_constant)
+    monkeypatch.setattr(replayed._Recorder, "forward", with_constant)
     engine = make_engine()
     tokens, _ = run(engine, max_tokens=12)
-    assert "logits differ" in engine.runner.replayed_step.not_replayed
+    assert "logits differ" in engine.runner.path.not_replayed
     assert tokens == expected
 
 
 def test_a_model_that_decides_by_values_is_built_layer_by_layer(metal, monkeypatch):
     expected, _ = run(make_engine(), max_tokens=8)
-    forward_rows = replayed_step.forward_rows
+    forward_rows = replayed.forward_rows
 
     def deciding(model, token_ids, *arguments):
         token_ids.tolist()
         return forward_rows(model, token_ids, *arguments)
 
-    monkeypatch.setattr(replayed_step, "forward_rows", deciding)
+    monkeypatch.setattr(replayed, "forward_rows", deciding)
     engine = make_engine()
     tokens, _ = run(engine, max_tokens=8)
-    assert engine.runner.replayed_step.num_recorded == 0
-    assert engine.runner.replayed_step.not_replayed
+    assert engine.runner.path.num_recorded == 0
+    assert engine.runner.path.not_replayed
     assert tokens == expected
 
 
@@ -152,7 +152,7 @@ def test_an_engine_with_recorded_graphs_is_freed(metal):
     engine = make_engine()
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=8, ignore_eos=True))
     engine.run()
-    assert engine.runner.replayed_step.num_recorded == 1
+    assert engine.runner.path.num_recorded == 1
     pool, model = weakref.ref(engine.runner.kv_cache), weakref.ref(engine.runner.model)
     engine.close()
     del engine

@@ -8,6 +8,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from workbench import SamplingParams
 from workbench.engine import sampler
 from workbench.engine.sampler import (
+    Logits,
     Sampler,
     adjust_logits,
     draw,
@@ -33,18 +34,18 @@ def request(params, prompt=(5, 9, 9, 11), output=(), name="r"):
 
 
 def sample_one(logits, params, **kwargs):
-    return Sampler(seed=3).sample(mx.array(logits[None].astype(np.float32)), [request(params, **kwargs)])[0]
+    return Sampler(seed=3).sample(Logits.of(mx.array(logits[None].astype(np.float32))), [request(params, **kwargs)])[0]
 
 
 def test_greedy_takes_the_largest_logit(rng):
     logits = rng.normal(size=(6, VOCAB)).astype(np.float32)
     requests = [request(SamplingParams(), name=f"r{i}") for i in range(6)]
-    tokens = [s.token_id for s in Sampler().sample(mx.array(logits), requests)]
+    tokens = [s.token_id for s in Sampler().sample(Logits.of(mx.array(logits)), requests)]
     assert tokens == logits.argmax(axis=1).tolist()
 
 
 def test_no_rows_give_no_tokens():
-    assert Sampler().sample(mx.zeros((0, VOCAB)), []) == []
+    assert Sampler().sample(Logits.of(mx.zeros((0, VOCAB))), []) == []
 
 
 def test_draws_follow_the_distribution(rng):
@@ -72,14 +73,14 @@ def test_a_row_samples_the_same_alone_and_in_any_company(rng):
     logits = rng.normal(size=(8, VOCAB)).astype(np.float32)
     params = SamplingParams(temperature=1.3, top_p=0.9)
     requests = [request(params, name=f"r{i}") for i in range(8)]
-    together = [s.token_id for s in Sampler(3).sample(mx.array(logits), requests)]
+    together = [s.token_id for s in Sampler(3).sample(Logits.of(mx.array(logits)), requests)]
     order = rng.permutation(8)
-    shuffled = Sampler(3).sample(mx.array(logits[order]), [requests[i] for i in order])
-    alone = [Sampler(3).sample(mx.array(logits[i][None]), [requests[i]])[0].token_id for i in range(8)]
+    shuffled = Sampler(3).sample(Logits.of(mx.array(logits[order])), [requests[i] for i in order])
+    alone = [Sampler(3).sample(Logits.of(mx.array(logits[i][None])), [requests[i]])[0].token_id for i in range(8)]
     assert alone == together
     assert [s.token_id for s in shuffled] == [together[i] for i in order]
     assert len(set(together)) > 1
-    other_engine_seed = [s.token_id for s in Sampler(4).sample(mx.array(logits), requests)]
+    other_engine_seed = [s.token_id for s in Sampler(4).sample(Logits.of(mx.array(logits)), requests)]
     assert other_engine_seed != together
 
 
@@ -151,7 +152,7 @@ def test_broken_logits_fail_their_row_alone(rng):
     logits = rng.normal(size=(3, VOCAB)).astype(np.float32)
     logits[1, 50] = np.nan
     requests = [request(SamplingParams(temperature=t), name=f"r{t}") for t in (0.0, 1.0, 1.0)]
-    good, bad, also_good = Sampler().sample(mx.array(logits), requests)
+    good, bad, also_good = Sampler().sample(Logits.of(mx.array(logits)), requests)
     assert bad.token_id is None and "not finite" in bad.error
     assert good.token_id is not None and also_good.token_id is not None
 

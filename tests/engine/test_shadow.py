@@ -35,7 +35,7 @@ def test_the_metal_source_agrees_with_the_backend_that_ran(smollm2):
     assert len(results) >= 3
     assert any(0 < record.num_decode_tokens < record.num_tokens for record, _ in results)
     for record, result in results:
-        assert result["layer"] == 4 and result["faults"] == [] and record.kernel.details == {}
+        assert result["layer"] == 4 and result["faults"] == [] and "shadow" not in record.kernel.details
         assert result["max_difference"] < 1e-5
         launch = result["launches"][0]
         read = {block for _, blocks in launch["kv_blocks"] for block in blocks}

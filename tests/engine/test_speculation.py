@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workbench import SamplingParams
-from workbench.engine.sampler import Sampler, draw, keyed_uniform, random_key
+from workbench.engine.sampler import Logits, Sampler, draw, keyed_uniform, random_key
 from workbench.engine.speculation import verification
 from workbench.engine.speculation.adaptive import AdaptiveDrafts
 from workbench.engine.speculation.custom import CustomProposer, checked_drafts
@@ -152,7 +152,7 @@ def plain_tokens(params, count):
     state = request(params)
     made = []
     for _ in range(count):
-        made += Sampler(3).sample(mx.array(markov(state.token_ids)[None]), [state])
+        made += Sampler(3).sample(Logits.of(mx.array(markov(state.token_ids)[None])), [state])
         state.token_ids.append(made[-1].token_id)
     return made
 
@@ -179,7 +179,7 @@ def test_drafts_change_no_token(name):
                 tokens[place] = -1 if index == 2 else (tokens[place] + 1) % VOCAB
             drafts.append(Drafts(tuple(tokens)))
             logits += rows_of(states[-1], tokens)
-        results = sample_step(Sampler(3), mx.array(np.array(logits)), states, drafts)
+        results = sample_step(Sampler(3), Logits.of(mx.array(np.array(logits))), states, drafts)
         for state, draft, result in zip(states, drafts, results, strict=True):
             done = len(state.token_ids) - 4
             right = list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(draft.token_ids, ids[done:])))
@@ -192,9 +192,9 @@ def test_penalties_count_the_accepted_drafts_before_a_row():
     params = SamplingParams(frequency_penalty=2.0)
     logits = np.zeros((3, VOCAB), np.float32)
     logits[:, 7], logits[:, 8] = 3.0, 2.0  # the second 7 is worth 1.0, less than the 8
-    (result,) = sample_step(Sampler(), mx.array(logits), [request(params)], [Drafts((7, 8))])
+    (result,) = sample_step(Sampler(), Logits.of(mx.array(logits)), [request(params)], [Drafts((7, 8))])
     assert [token.token_id for token in result] == [7, 8, 7]
-    again = Sampler().sample(mx.array(logits), [request(params)] * 3)
+    again = Sampler().sample(Logits.of(mx.array(logits)), [request(params)] * 3)
     assert [token.token_id for token in again] == [7, 7, 7]
 
 
@@ -202,12 +202,12 @@ def test_rows_behind_a_rejected_draft_play_no_part():
     logits = np.array(rows_of(request(), [1, 2, 3]))
     logits[1:] = np.nan
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
-        (result,) = sample_step(Sampler(), mx.array(logits), [request(params)], [Drafts((-1, -1, -1))])
+        (result,) = sample_step(Sampler(), Logits.of(mx.array(logits)), [request(params)], [Drafts((-1, -1, -1))])
         assert len(result) == 1 and result[0].token_id is not None
         token = result[0].token_id
-        (result,) = sample_step(Sampler(), mx.array(logits), [request(params)], [Drafts((token, 1, 2))])
+        (result,) = sample_step(Sampler(), Logits.of(mx.array(logits)), [request(params)], [Drafts((token, 1, 2))])
         assert [made.token_id for made in result] == [token], "the next step meets the error"
-        (result,) = sample_step(Sampler(), mx.array(logits[1:]), [request(params)], [Drafts((1, 2))])
+        (result,) = sample_step(Sampler(), Logits.of(mx.array(logits[1:])), [request(params)], [Drafts((1, 2))])
         assert result[0].token_id is None and "not finite" in result[0].error
 
 
@@ -242,7 +242,7 @@ def speculated_counts(params, num_drafts):
                 drafts.append(draw_draft(DRAFT[drafts[-1]], key, len(state.token_ids) + ahead))
             logits = np.log(TARGET[drafts]).astype(np.float32)
             proposed = Drafts(tuple(drafts[1:]), DRAFT[drafts[:-1]])
-            (tokens,) = sample_step(Sampler(), mx.array(logits), [state], [proposed])
+            (tokens,) = sample_step(Sampler(), Logits.of(mx.array(logits)), [state], [proposed])
             state.token_ids += [token.token_id for token in tokens]
         counts[tuple(state.token_ids[1 : STEPS + 1])] += 1
     return counts.ravel()

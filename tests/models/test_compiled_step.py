@@ -30,13 +30,13 @@ def run_engine(loaded, by_layer=False, **config):
     limits = {"num_blocks": 20, "block_size": 4, "max_num_batched_tokens": 7, "max_num_seqs": 4}
     engine = Engine(loaded, EngineConfig(**(limits | config)))
     if by_layer:
-        engine.runner.compiled_step = None
+        engine.runner.path = engine.runner.watched_path
     random = np.random.default_rng(3)
     for length in (3, 11, 18, 5):
         prompt = random.integers(0, 260, length).tolist()
         engine.add_request(prompt, SamplingParams(max_tokens=12, ignore_eos=True, logprobs=3))
     outputs = engine.run(progress=False)
-    refused = engine.runner.not_compiled
+    refused = engine.runner.not_taken.get("compiled", "")
     engine.close()
     return [(output.token_ids, output.logprobs) for output in outputs], refused
 
@@ -75,7 +75,7 @@ def long_prompt(by_layer=False):
     """Log-probabilities after a prompt that takes several turns of `ROWS` rows in one step."""
     engine = Engine(packed_model("gemma3_text"), EngineConfig(num_blocks=40, block_size=16, max_num_batched_tokens=512))
     if by_layer:
-        engine.runner.compiled_step = None
+        engine.runner.path = engine.runner.watched_path
     prompt = np.random.default_rng(5).integers(0, 260, 2 * ROWS + 21).tolist()
     engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True, logprobs=3))
     (output,) = engine.run(progress=False)
@@ -95,7 +95,7 @@ def test_a_long_prompt_takes_turns_of_rows(monkeypatch):
 def test_memory_of_a_step_grows_little_with_its_rows():
     """The widest projections have ROWS rows at most, in the memory of queries, keys and values."""
     engine = Engine(packed_model("llama"), EngineConfig(num_blocks=20, block_size=4))
-    step, logits = engine.runner.compiled_step, np.empty((1, 260), np.float32)
+    step, logits = engine.runner.path.step, np.empty((1, 260), np.float32)
     few, many = step._buffers(2, logits), step._buffers(4 * ROWS, logits)
     assert len(few.gate_up) == 2 and len(many.gate_up) == ROWS
     assert len(many.out) == ROWS and many.prepared.size == ROWS // 2 * few.prepared.size
@@ -135,13 +135,16 @@ def test_a_captured_layer_sees_the_step_and_the_next_one_is_compiled_again():
     engine = Engine(packed_model("llama"), EngineConfig(num_blocks=20, block_size=4))
     engine.add_request([5, 6, 7, 8, 9], SamplingParams(max_tokens=6, ignore_eos=True))
     capture = engine.capture(layer=1)
-    engine.step()
-    assert capture.q.shape == (5, 4, 16)
+    watched = {"forward": "layer by layer", "forward_reason": "a layer is looked at"}
+    assert engine.step().kernel.details == watched and capture.q.shape == (5, 4, 16)
     name, _ = engine.step_into()
     while name != "layer 2":
         name, made = engine.step_into()
     assert made.k.shape == (1, 2, 16)
     engine.run(progress=False)
+    stepped, *others = (step.kernel.details for step in engine.trace[1:])
+    assert stepped == watched and all(details == {"forward": "compiled"} for details in others)
+    assert (engine.describe()["forward"], engine.describe()["forward_not_taken"]) == ("compiled", {})
     assert mx.default_device() == mx.cpu
     engine.close()
 
@@ -150,5 +153,6 @@ def test_a_captured_layer_sees_the_step_and_the_next_one_is_compiled_again():
 def test_a_model_that_depends_little_on_positions_needs_a_control_above_the_tolerance(control, reason, monkeypatch):
     monkeypatch.setattr(step_check, "worst_error", lambda logits, _: control if len(logits) == 1 else 2.5e-6)
     engine = Engine(packed_model("llama"), num_blocks=8)
-    assert engine.runner.not_compiled.endswith(reason) and bool(engine.runner.not_compiled) == bool(reason)
+    refused = engine.runner.not_taken.get("compiled", "")
+    assert refused.endswith(reason) and bool(refused) == bool(reason)
     engine.close()

@@ -129,7 +129,7 @@ def run(model, **limits):
         prompt = np.random.default_rng(length).integers(0, 250, length).tolist()
         engine.add_request(prompt, SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1))
     found = [[max(step.values()) for step in output.logprobs] for output in engine.run(progress=False)]
-    facts = engine.runner.describe() | {"not_compiled": engine.runner.not_compiled}
+    facts = engine.runner.describe() | {"not_compiled": engine.runner.not_taken.get("compiled", "")}
     engine.close()
     return np.array([numbers[0] for numbers in found]), facts
 

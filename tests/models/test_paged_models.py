@@ -86,7 +86,7 @@ def largest_error(runner, token_ids, seed=0, change=lambda packed, step: packed)
     worst, num_rows, previous = 0.0, 0, None
     for step, (segments, wanted) in enumerate(packed_steps(token_ids, seed)):
         packed = pack(segments, BLOCK_SIZE, num_blocks=NUM_BLOCKS, previous=previous)
-        logits = runner.forward(change(packed, step))
+        logits = runner.forward(change(packed, step))[0].values
         assert logits.shape == (len(wanted), VOCAB_SIZE) and logits.dtype == mx.float32
         for row, (index, position) in zip(np.array(logits), wanted, strict=True):
             worst = np.maximum(worst, np.abs(row - reference[index][position]).max() / spread)  # keeps a NaN
@@ -172,7 +172,7 @@ def test_a_prefix_written_by_a_batch_mate_can_be_read_in_the_same_step(backend):
     second[:16] = first[:16]
     reference = plain_logits(runner.model, second)[-1]
     packed = pack([Segment([3, 4, 7], 16, 8, second[16:]), Segment([3, 4, 6], 0, 24, first)], BLOCK_SIZE)
-    logits = np.array(runner.forward(packed))
+    logits = runner.forward(packed)[0].rows
     assert np.abs(logits[0] - reference).max() < TOLERANCE * reference.std()
     runner.close()
 
@@ -182,9 +182,9 @@ def test_a_step_that_samples_nothing_writes_its_keys_and_computes_no_logits(back
     model = tiny_model("qwen3")
     runner = runner_for(model, backend)
     [tokens] = sequences([13])
-    nothing = runner.forward(pack([Segment([5, 2], 0, 12, tokens[:12], samples=False)], BLOCK_SIZE))
-    assert nothing.shape == (0, VOCAB_SIZE)
-    logits = np.array(runner.forward(pack([Segment([5, 2], 12, 1, tokens[12:])], BLOCK_SIZE)))
+    nothing, _ = runner.forward(pack([Segment([5, 2], 0, 12, tokens[:12], samples=False)], BLOCK_SIZE))
+    assert nothing.values.shape == (0, VOCAB_SIZE)
+    logits = runner.forward(pack([Segment([5, 2], 12, 1, tokens[12:])], BLOCK_SIZE))[0].rows
     reference = plain_logits(model, tokens)[-1]
     assert np.abs(logits[0] - reference).max() < TOLERANCE * reference.std()
     runner.close()
@@ -258,9 +258,9 @@ def test_two_models_of_one_module_are_served_side_by_side():
     for start, end in ((0, 11), (11, 99)):
         for runner, t in zip((one, two), tokens):
             part = t[start:end]
-            logits = runner.forward(pack([Segment([9, 1, 4, 2], start, len(part), part)], BLOCK_SIZE))
+            runner.forward(pack([Segment([9, 1, 4, 2], start, len(part), part)], BLOCK_SIZE))
     logits = [
-        np.array(runner.forward(pack([Segment([9, 1, 4, 2], len(t) - 1, 1, t[-1:])], BLOCK_SIZE)))[0]
+        runner.forward(pack([Segment([9, 1, 4, 2], len(t) - 1, 1, t[-1:])], BLOCK_SIZE))[0].rows[0]
         for runner, t in zip((one, two), tokens)
     ]
     for row, reference in zip(logits, expected):
@@ -361,14 +361,14 @@ def test_blocks_outside_the_pool_are_refused_before_anything_is_written():
 
 
 def test_a_pool_larger_than_the_machine_is_refused(monkeypatch):
-    monkeypatch.setattr("workbench.engine.model_runner._physical_memory", lambda: 2**20)
+    monkeypatch.setattr("workbench.engine.model_runner.usable_memory", lambda: 2**20)
     with pytest.raises(ValueError, match=r"num_blocks=900 needs .* GiB of KV cache .*use at most 64 blocks"):
         runner_for(tiny_model("llama"), num_blocks=900)
 
 
 def test_a_step_whose_gathered_context_is_larger_than_the_machine_is_refused(monkeypatch):
     runner = runner_for(tiny_model("gemma2"))
-    monkeypatch.setattr("workbench.engine.model_runner._physical_memory", lambda: 2**16)
+    monkeypatch.setattr("workbench.engine.forward.gathering.usable_memory", lambda: 2**16)
     with pytest.raises(ValueError, match=r"29 tokens with a context of 32.*lower max_num_batched_tokens"):
         runner.forward(pack([Segment([1, 2, 3, 4], 0, 29, list(range(29)))], BLOCK_SIZE))
     runner.close()
@@ -392,20 +392,21 @@ def test_a_failed_step_leaves_the_runner_usable(monkeypatch):
 # -- facts for a step's record and a trace --------------------------------------------------------------------
 
 
-def test_the_kernel_launch_of_the_latest_step():
+def test_the_kernel_launch_of_a_step():
     runner = runner_for(tiny_loaded_model("gemma3_text"), "cpu")
     packed = pack([Segment([1, 2], 0, 12, list(range(12)))], BLOCK_SIZE)
-    with pytest.raises(ValueError, match=r"call forward\(packed\) before"):
-        runner.kernel_launch(packed)
-    runner.forward(packed)
-    launch = runner.kernel_launch(packed)
+    _, launch = runner.forward(packed)
     assert (launch.backend, launch.num_heads, launch.num_kv_heads, launch.head_dim) == ("cpu", 4, 2, 16)
     assert launch.dtype == "float32" and launch.windows == (WINDOW, -1, WINDOW, -1)
     assert min(item.kv_end - item.kv_start for item in launch.work_items) <= 12
-    runner.forward(decode := pack([Segment([1, 2], 12, 1, [12])], BLOCK_SIZE))
-    [item] = runner.kernel_launch(decode).work_items
+    [item] = runner.forward(pack([Segment([1, 2], 12, 1, [12])], BLOCK_SIZE))[1].work_items
     assert (item.kv_start, item.kv_end) == (13 - WINDOW, 13)  # the window counts the token itself
+    assert launch.details == {"forward": "layer by layer"}
     facts = runner.describe()
+    assert facts["forward"] == "layer by layer" and facts["forward_not_taken"] == {
+        "compiled": "its weights are not packed",
+        "replayed": "'cpu' attention has no graph",
+    }
     assert facts["name"] == "tiny-gemma3_text" and facts["attention_mode"] == "kernel"
     assert facts["kv_bytes_per_block"] == BLOCK_SIZE * 4 * 2 * 2 * 16 * 4 == runner.bytes_per_block
     assert runner.kv_cache.nbytes == NUM_BLOCKS * runner.bytes_per_block

@@ -50,6 +50,7 @@ def run(_options: argparse.Namespace) -> int:
         "attention": _attention,
         "msl": _msl,
         "preflight": _preflight,
+        "forward": _forward,
         "environment": _environment,
     }
     status = 0
@@ -172,6 +173,23 @@ def _preflight() -> Iterator[str]:
     else:
         yield f"runs once per model, kernels and processor: {len(entries())} results in {entries_folder()}"
         yield f"{VARIABLE}=always runs it at every start"
+
+
+def _forward() -> Iterator[str]:
+    from workbench.config import EngineConfig
+    from workbench.engine.model_runner import ModelRunner
+    from workbench.models.bundled import BUNDLED_NAME, bundled_path
+    from workbench.models.load import load_model
+
+    if not bundled_path().exists():
+        yield f"not tried, because {BUNDLED_NAME} has not been fetched: workbench demo does that"
+        return
+    runner = ModelRunner(load_model(BUNDLED_NAME), EngineConfig(num_blocks=8))
+    try:
+        yield f"{BUNDLED_NAME} runs {runner.path.name}"
+        yield from (f"not {name}: {reason}" for name, reason in runner.not_taken.items())
+    finally:
+        runner.close()
 
 
 def _environment() -> Iterator[str]:

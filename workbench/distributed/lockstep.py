@@ -132,9 +132,8 @@ class LockstepEngine(Engine):
                 raise ValueError(f"{name}={value} does not work for engines in lockstep: leave it out")
 
     def _make_runner(self) -> ModelRunner:
-        runner = SharedRunner(self.model, self.config, self._link)
-        runner.evaluates_whole_model = True  # layers that wait for each other run on all ranks or on none
-        return runner
+        # Layers that wait for each other run on all ranks or on none.
+        return SharedRunner(self.model, self.config, self._link, computes_all=True)
 
     def _make_step(self, *parts: Any, **options: Any) -> LockstepStep:
         return LockstepStep(self._group, self._link, *parts, **options)

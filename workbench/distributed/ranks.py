@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from workbench.config import EngineConfig
 from workbench.distributed.link import Kind, Link
 from workbench.distributed.wire import decode, encode
+from workbench.engine.forward.path import ForwardOutput
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.load import LoadedModel
@@ -33,23 +34,24 @@ class SharedRunner(ModelRunner):
         model: This rank's model, or its part of a model.
         config: Configuration of the engine.
         link: Link to the other ranks.
+        computes_all: See `ServedModel`.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link, *, computes_all: bool = False) -> None:
         self._link = link
         self._num_passes = 0
-        super().__init__(model, config)
+        super().__init__(model, config, computes_all=computes_all)
 
-    def forward(self, packed: PackedBatch) -> mx.array:
+    def forward(self, packed: PackedBatch) -> ForwardOutput:
         """Run the model once, see `ModelRunner.forward`; does not return when a rank is lost."""
         self._link.doing = f"in forward pass {self._num_passes}"
         try:
-            logits = super().forward(packed)
+            made = super().forward(packed)
         except BaseException as problem:  # also KeyboardInterrupt, which abandons the pass
             self._link.fail(f"{type(problem).__name__}: {problem}")
         self._link.doing = f"after forward pass {self._num_passes}"
         self._num_passes += 1
-        return logits
+        return made
 
 
 class LeadingRunner(SharedRunner):
@@ -96,7 +98,7 @@ class LeadingRunner(SharedRunner):
                         "start every rank with the same model, packages and options"
                     )
 
-    def forward(self, packed: PackedBatch) -> mx.array:
+    def forward(self, packed: PackedBatch) -> ForwardOutput:
         """Run the model once on every rank, see `ModelRunner.forward`; does not return when a rank is lost."""
         self._check(packed)
         self._link.broadcast(Kind.STEP, encode(packed))

@@ -146,7 +146,6 @@ class Engine(Shortcuts):
         )
         sampler = Sampler(self.config.seed, self.config.record_top_tokens)
         shadow = start_shadow(self.config, self.runner)
-        self.runner.also_evaluated = sampler.prepare
         speculator = make_speculator(self.config, self.model, sampler)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
         self._step = self._make_step(*parts, keep_steps=keep_steps, shadow=shadow, speculator=speculator)
@@ -362,7 +361,7 @@ class Engine(Shortcuts):
 
         def keep(call: AttentionCall) -> None:
             caches[layer].taps.remove(keep)
-            packed = self.runner.latest
+            packed = self._step.packed
             capture.fill(self._step.computing, call, packed.request_ids if packed is not None else ())
 
         caches[layer].taps.append(keep)
@@ -532,6 +531,19 @@ class Engine(Shortcuts):
         from workbench.viz.reprs import engine_html
 
         return engine_html(self.facts(), self.trace)
+
+    def describe(self) -> dict[str, Any]:
+        """How the engine serves its model, by name; a trace has the same facts in ``meta.model``.
+
+        Returns:
+            Among others ``forward``, the way through the model ("compiled", "replayed", "layer by layer" or
+            "gathering"), and ``forward_not_taken``, the faster ones with the reason why the model cannot take them.
+
+        Example:
+            >>> engine.describe()["attention_mode"]
+            'kernel'
+        """
+        return self.runner.describe()
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""

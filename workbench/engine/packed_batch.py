@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from workbench.attention.metadata import AttentionMetadata
 from workbench.field_checks import MAX_INT32
 
 if TYPE_CHECKING:
@@ -126,6 +128,16 @@ class PackedBatch:
             and (table.min() >= 0 and table.max() < limit)
             and (slots[0] >= 0 and slots[-1] < limit * self.block_size and (slots[1:] != slots[:-1]).all())
             and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < num_tokens))
+        )
+
+    @cached_property
+    def metadata(self) -> tuple[AttentionMetadata, ...]:
+        """The batch as attention needs it, with the tables of each KV cache group."""
+        return tuple(
+            AttentionMetadata(
+                self.cu_seqlens_q, self.seqused_k, tables.block_table, tables.slot_mapping, tables.block_size
+            )
+            for tables in self.by_group or (self,)
         )
 
     @property

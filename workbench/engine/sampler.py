@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
@@ -60,16 +62,27 @@ def keyed_uniform(key: str, position: int) -> float:
     return (keyed_bits(key, position) >> 11) * 2.0**-53
 
 
-class Rows(NamedTuple):
-    """Rows of logits that have been waited for.
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """The logits of a step.
 
     Attributes:
+        values: float32 [num_rows, vocab_size], evaluated.
         best: The token of each row's largest logit, -1 for a row that cannot be sampled.
-        logits: float32 [num_rows, vocab_size].
     """
 
+    values: mx.array
     best: list[int]
-    logits: np.ndarray
+
+    @classmethod
+    def of(cls, values: mx.array) -> Logits:
+        """Logits whose largest are found here; waits for them if they are not evaluated."""
+        return cls(values, most_likely_tokens(np.asarray(values)).tolist())
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The values as a NumPy array, without a copy."""
+        return np.asarray(self.values)
 
 
 class Sampler:
@@ -83,46 +96,17 @@ class Sampler:
     def __init__(self, seed: int = 0, num_top_tokens: int = 0) -> None:
         self.seed = seed
         self.num_top_tokens = num_top_tokens
-        self._prepared: tuple[mx.array, mx.array] | None = None
 
-    def prepare(self, logits: mx.array) -> list[mx.array]:
-        """Begin to sample: arrays that `sample` reads. Evaluate them together with the logits, and a step waits once.
+    def sample(self, logits: Logits, requests: Sequence[TokenSequence]) -> list[SampledToken]:
+        """Sample one token per row of logits; see `sample_row`."""
+        return [self.sample_row(logits, row, request) for row, request in enumerate(requests)]
 
-        Args:
-            logits: float32 [num_rows, vocab_size], evaluated or not.
-
-        Returns:
-            int32 [num_rows], the largest logit's token, or -1 for a row that cannot be sampled.
-        """
-        # A row with a NaN anywhere sums to NaN; a row of -inf alone cannot be sampled either.
-        broken = mx.isnan(mx.sum(logits, axis=-1)) | ~mx.isfinite(mx.max(logits, axis=-1))
-        best = mx.where(broken, mx.array(-1, mx.int32), mx.argmax(logits, axis=-1).astype(mx.int32))
-        self._prepared = logits, best
-        return [best]
-
-    def sample(self, logits: mx.array, requests: Sequence[TokenSequence]) -> list[SampledToken]:
-        """Sample one token per row of logits, float32 [num_rows, vocab_size]; see `read` and `sample_row`."""
-        if not requests:
-            return []
-        rows = self.read(logits)
-        return [self.sample_row(rows, row, request) for row, request in enumerate(requests)]
-
-    def read(self, logits: mx.array) -> Rows:
-        """Rows of logits, float32 [num_rows, vocab_size]; waits for them unless `prepare` was evaluated with them."""
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] is logits:
-            best = np.asarray(prepared[1])
-        else:
-            mx.eval(logits)
-            best = most_likely_tokens(np.asarray(logits))
-        return Rows(best.tolist(), np.asarray(logits))
-
-    def sample_row(self, rows: Rows, row: int, request: TokenSequence) -> SampledToken:
+    def sample_row(self, all_logits: Logits, row: int, request: TokenSequence) -> SampledToken:
         """Sample the next token of a request from one row.
 
         If the row cannot be sampled, because of its logits or of a callable of the request, there is an error instead.
         """
-        best, logits = rows.best[row], rows.logits[row]
+        best, logits = all_logits.best[row], all_logits.rows[row]
         if best < 0:
             return SampledToken(None, error="the model returned logits that are not finite numbers")
         if is_plain_greedy(request.sampling):
@@ -203,6 +187,13 @@ class Sampler:
             token = draw(drawn_from(adjusted, params), keyed_uniform(key, position))
         wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
         return SampledToken(token, wanted, top=self.top_tokens(raw, adjusted, request, token))
+
+
+def most_likely_rows(logits: mx.array) -> mx.array:
+    """`most_likely_tokens` as operations of MLX, int32 [num_rows]: evaluated with the logits, a step waits once."""
+    # A row with a NaN anywhere sums to NaN; a row of -inf alone cannot be sampled either.
+    broken = mx.isnan(mx.sum(logits, axis=-1)) | ~mx.isfinite(mx.max(logits, axis=-1))
+    return mx.where(broken, mx.array(-1, mx.int32), mx.argmax(logits, axis=-1).astype(mx.int32))
 
 
 def most_likely_tokens(logits: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from workbench.engine.layer_by_layer import ForwardByLayer
+from workbench.engine.forward.stopping import StoppingPath
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
@@ -66,6 +66,7 @@ class Step:
 
     Attributes:
         computing: Index of the step whose forward pass ran last, or runs.
+        packed: The batch that was packed last, from which the next one reuses what still holds.
         trace: The trace that the next record is added to.
         record_top_tokens: Number of most likely tokens that are recorded with each output token.
         inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
@@ -93,6 +94,7 @@ class Step:
         self.speculator = speculator
         self.record_top_tokens = sampler.num_top_tokens
         self.computing = 0
+        self.packed: PackedBatch | None = None
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._forget_interval = keep_steps // 2 if keep_steps is not None else None
@@ -151,15 +153,15 @@ class Step:
 
     def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
         """Pack a batch."""
-        packed = prepare_unified(
+        self.packed = prepare_unified(
             batch,
             self.runner.kv_cache.block_size,
-            previous=self.runner.latest,
+            previous=self.packed,
             groups=self.runner.groups,
             running=self.scheduler.running,
         )
         timed.lap("prepare")
-        return packed
+        return self.packed
 
     def compute(
         self, batch: ScheduledBatch, packed: PackedBatch, timed: Stopwatch, stops_at_layers: bool | None = None
@@ -167,18 +169,16 @@ class Step:
         """The phases that run the model: "forward", "sample" and "draft", see `phases`."""
         self.computing = batch.step
         if stops_at_layers:
-            with closing(ForwardByLayer(self.runner, packed, batch.step)) as forward:
-                while (layer := forward.advance()) is not None:
+            with closing(StoppingPath(self.runner, packed, batch.step)) as path:
+                while stops_at_layers and (layer := path.advance()) is not None:
                     timed.lap("forward")
-                    if not (yield f"layer {layer.layer}", layer):
-                        forward.stop_no_more()
+                    stops_at_layers = yield f"layer {layer.layer}", layer
                     timed.resume()
-                logits = forward.logits
+                logits, kernel = path.run(packed)
         else:
-            logits = self.runner.forward(packed)
-        kernel = self.runner.kernel_launch(packed)
+            logits, kernel = self.runner.forward(packed)
         timed.lap("forward")
-        yield "forward", logits
+        yield "forward", logits.values
         timed.resume()
         sampled: Sequence[Sequence[SampledToken]]
         if self.speculator is not None:

@@ -13,13 +13,12 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
 from workbench.engine.packed_batch import Segment, pack
-from workbench.engine.sampler import Sampler, adjust_logits, drawn_from, random_key
+from workbench.engine.sampler import Logits, Sampler, adjust_logits, drawn_from, random_key
 from workbench.engine.speculation.proposer import NO_DRAFTS, ComputedChunk, Drafts, Proposer
 from workbench.engine.speculation.verification import Continued, draw_draft, draws_at_random
 from workbench.field_checks import integer
@@ -44,8 +43,6 @@ class DraftModelProposer(Proposer):
         self.runner = runner
         self._sampler = sampler
         self._at_random = at_random
-        self._reader = Sampler()
-        runner.also_evaluated = self._reader.prepare
 
     def propose(self, chunks: Sequence[ComputedChunk]) -> list[Drafts]:
         """See `Proposer.propose`. The first pass computes the step's chunks, each later pass one draft per request."""
@@ -55,28 +52,25 @@ class DraftModelProposer(Proposer):
         ]
         active, segments = drafting, [one.first_segment() for one in drafting]
         while segments:
-            logits = self.runner.forward(pack(segments, block_size))
+            logits, _ = self.runner.forward(pack(segments, block_size))
             active = [one for one in active if one.num_drafts > len(one.token_ids)]
             self._choose(logits, active)
             active = [one for one in active if one.num_drafts > len(one.token_ids)]
             segments = [one.next_segment() for one in active]
         return [one.drafts() for one in drafting]
 
-    def _choose(self, logits: mx.array, drafting: Sequence[_Drafting]) -> None:
+    def _choose(self, logits: Logits, drafting: Sequence[_Drafting]) -> None:
         """Append one draft to each request; a request whose logits are not numbers gets no more."""
-        if not drafting:
-            return
-        rows = self._reader.read(logits)
         for row, one in enumerate(drafting):
             params = one.state.sampling
             at_random = self._at_random and draws_at_random(params)
-            if rows.best[row] < 0:
+            if logits.best[row] < 0:
                 one.num_drafts = len(one.token_ids)
                 continue
             if not at_random and not changes_logits(params):
-                one.append(rows.best[row])
+                one.append(logits.best[row])
                 continue
-            adjusted = adjust_logits(rows.logits[row].astype(np.float64), one.state)
+            adjusted = adjust_logits(logits.rows[row].astype(np.float64), one.state)
             if not np.isfinite(adjusted.max()):
                 one.num_drafts = len(one.token_ids)
             elif at_random:

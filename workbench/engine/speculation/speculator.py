@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-import mlx.core as mx
-
 from workbench.engine.packed_batch import PackedBatch
-from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.sampler import Logits, SampledToken, Sampler
 from workbench.engine.speculation.adaptive import AdaptiveDrafts
 from workbench.engine.speculation.proposer import NO_DRAFTS, ComputedChunk, Drafts, Proposer
 from workbench.engine.speculation.verification import Continued, sample_step
@@ -44,7 +42,7 @@ class Speculator:
                 known = self._drafts.get(chunk.request.request_id, NO_DRAFTS).token_ids
                 chunk.drafts = (known + chunk.drafts)[: len(chunk.drafts)]
 
-    def sample(self, sampler: Sampler, logits: mx.array, batch: ScheduledBatch) -> list[list[SampledToken]]:
+    def sample(self, sampler: Sampler, logits: Logits, batch: ScheduledBatch) -> list[list[SampledToken]]:
         """Verify the drafts of a step, see `sample_step`; the tokens of each chunk that samples."""
         chunks = [chunk for chunk in batch.chunks if chunk.samples]
         drafts = [self._drafts_of(chunk) for chunk in chunks]

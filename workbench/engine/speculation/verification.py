@@ -19,11 +19,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
 import numpy as np
 
 from workbench.engine.sampler import (
-    Rows,
+    Logits,
     SampledToken,
     Sampler,
     draw,
@@ -51,30 +50,27 @@ class Continued:
 
 
 def sample_step(
-    sampler: Sampler, logits: mx.array, requests: Sequence[TokenSequence], drafts: Sequence[Drafts]
+    sampler: Sampler, logits: Logits, requests: Sequence[TokenSequence], drafts: Sequence[Drafts]
 ) -> list[list[SampledToken]]:
     """Sample the tokens of all chunks of a step that reach the last known token.
 
     Args:
         sampler: Samples rows.
-        logits: float32 [num_rows, vocab_size]: for each request its row and those of its drafts.
+        logits: For each request its row and those of its drafts.
         requests: The requests, with their tokens before this step.
         drafts: The drafts of each of them.
 
     Returns:
         One token or more for each request, or one error.
     """
-    if not requests:
-        return []
-    rows = sampler.read(logits)
     first, results = 0, []
     for request, draft in zip(requests, drafts):
         end = first + 1 + len(draft.token_ids)
         if not draft.token_ids or is_plain_greedy(request.sampling):  # no row needs the token of the one before
-            tokens = [sampler.sample_row(rows, row, request) for row in range(first, end)]
+            tokens = [sampler.sample_row(logits, row, request) for row in range(first, end)]
             results.append(accepted(tokens, draft))
         else:
-            results.append(verify(sampler, rows, first, request, draft))
+            results.append(verify(sampler, logits, first, request, draft))
         first = end
     return results
 
@@ -92,7 +88,7 @@ def without_late_error(tokens: list[SampledToken]) -> list[SampledToken]:
     return tokens[:-1] if len(tokens) > 1 and tokens[-1].token_id is None else tokens
 
 
-def verify(sampler: Sampler, rows: Rows, first: int, request: TokenSequence, drafts: Drafts) -> list[SampledToken]:
+def verify(sampler: Sampler, logits: Logits, first: int, request: TokenSequence, drafts: Drafts) -> list[SampledToken]:
     """Sample the tokens of one chunk, row by row.
 
     A row is looked at only if all drafts before it were accepted, so that logits of rejected rows play no part, and a
@@ -100,7 +96,7 @@ def verify(sampler: Sampler, rows: Rows, first: int, request: TokenSequence, dra
 
     Args:
         sampler: Samples rows.
-        rows: The rows of the step.
+        logits: The rows of the step.
         first: Row of the request's last known token; those of its drafts follow.
         request: The request with its tokens before this step.
         drafts: Its drafts; -1 stands for padding, which is never accepted.
@@ -113,9 +109,9 @@ def verify(sampler: Sampler, rows: Rows, first: int, request: TokenSequence, dra
     probabilities = drafts.probabilities if draws_at_random(state.sampling) else None
     for index, draft in enumerate((*drafts.token_ids, -1)):
         if draft >= 0 and probabilities is not None:
-            token = accept_or_resample(sampler, rows.logits[first + index], state, draft, probabilities[index])
+            token = accept_or_resample(sampler, logits.rows[first + index], state, draft, probabilities[index])
         else:
-            token = sampler.sample_row(rows, first + index, state)
+            token = sampler.sample_row(logits, first + index, state)
         tokens.append(token)
         if token.token_id is None or token.token_id != draft:
             break

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +20,9 @@ import numpy as np
 
 from workbench.attention.metadata import FEW_ELEMENTS, AttentionMetadata
 from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
+from workbench.engine.forward.layer_by_layer import LayerByLayer
+from workbench.engine.forward.path import ServedModel
+from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import PagedKVCache
@@ -34,8 +37,8 @@ Launches = list[list[LaunchKey]]
 """Keys of the launches of a step, for each KV cache group."""
 
 
-class ReplayedStep:
-    """The decode steps of a model over a pool.
+class ReplayedPath(LayerByLayer):
+    """Replays the graphs of decode steps; other steps are computed layer by layer.
 
     A graph is recorded when its shape comes up for the second time, because many shapes come up only once. The first
     step that replays a graph is also computed layer by layer. If the logits differ, no graph is replayed any more.
@@ -44,58 +47,63 @@ class ReplayedStep:
         not_replayed: Why no graph is replayed; empty if graphs are.
 
     Args:
-        model: The model, patched for the pool's attention backend.
-        kv_cache: The pool, without recurrent states.
-        final_norm: Selects the rows before the head; None to project all rows.
+        served: The model, without recurrent states.
         kernels: The kernels of the attention backend.
     """
 
-    def __init__(
-        self, model: nn.Module, kv_cache: PagedKVCache, final_norm: FinalNorm | None, kernels: PagedVarlenKernels
-    ) -> None:
-        self._kernels, self._kv_cache = kernels, kv_cache
-        self._recorder = _Recorder(model, kv_cache, final_norm)
+    name = "replayed"
+
+    def __init__(self, served: ServedModel, kernels: PagedVarlenKernels) -> None:
+        super().__init__(served)
+        self._kernels, self._kv_cache = kernels, served.kv_cache
+        self._recorder = _Recorder(served.model, served.kv_cache, served.final_norm)
         self._launches: dict[int, Launches] = {}
         self._checked = False
         self.not_replayed = ""
         self._forget()
+
+    @classmethod
+    def make(cls, served: ServedModel) -> Self | str:
+        """See `ChosenPath.make`."""
+        if served.preflight.mode != "kernel":
+            return "its attention does its own arithmetic"
+        if served.preflight.states:
+            return "it has recurrent layers"
+        if served.computes_all:
+            return "its layers wait for other processes"
+        kernels = served.backend.replayable_kernels
+        return cls(served, kernels) if kernels is not None else f"{served.backend.name!r} attention has no graph"
 
     @property
     def num_recorded(self) -> int:
         """Graphs recorded so far."""
         return self._recorder.num_recorded
 
-    def learn(self, metadata: Sequence[AttentionMetadata]) -> None:
-        """Keep the launches that the layers have made for a decode step, for others of as many sequences."""
-        if is_decode(metadata[0]):
-            self._launches[metadata[0].num_seqs] = [self._kernels.keys(of_group) for of_group in metadata]
+    def graph(self, packed: PackedBatch) -> tuple[mx.array, Mapping[str, str]]:
+        """See `LayerByLayer.graph`; the pool has new arrays after a replay."""
+        decodes = is_decode(packed.metadata[0])
+        if decodes and len(packed.logits_rows) and (values := self._replayed(packed)) is not None:
+            return values, self._details
+        values, _ = super().graph(packed)
+        if decodes:  # keep the launches that the layers have made, for other steps of as many sequences
+            self._launches[packed.num_seqs] = [self._kernels.keys(of_group) for of_group in packed.metadata]
+        reason = self.not_replayed or ("no graph of its shape was recorded" if decodes else "it holds a prompt chunk")
+        return values, {"forward": LayerByLayer.name, "forward_reason": reason}
 
-    def logits(
-        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, metadata: Sequence[AttentionMetadata]
-    ) -> mx.array | None:
-        """The logits of a step by a recorded graph, not evaluated; the pool has new arrays afterwards.
-
-        Args:
-            token_ids: int32 [T].
-            positions: int32 [T].
-            rows: Rows whose logits are needed, int32.
-            metadata: The batch with the tables of each KV cache group.
-
-        Returns:
-            float32 [len(rows), vocab_size], or None for a step that has to be computed layer by layer.
-        """
-        launches = self._launches.get(len(token_ids))
-        if self.not_replayed or launches is None or not is_decode(metadata[0]):
+    def _replayed(self, packed: PackedBatch) -> mx.array | None:
+        """The logits of a decode step by a recorded graph, not evaluated; None if there is none."""
+        launches = self._launches.get(packed.num_tokens)
+        if self.not_replayed or launches is None:
             return None
-        batches = [self._batch(of_group, keys) for of_group, keys in zip(metadata, launches)]
+        batches = [self._batch(of_group, keys) for of_group, keys in zip(packed.metadata, launches)]
         if threading.get_ident() != self._thread or len(self._seen) >= MAX_GRAPHS:
             self._forget()
-        shape = len(token_ids), len(rows), *(_shape(batch) for _, launches in batches for batch in launches)
+        shape = packed.num_tokens, len(packed.logits_rows), *(_shape(batch) for _, one in batches for batch in one)
         if shape not in self._seen:
             self._seen.add(shape)
             return None
-        inputs = mx.array(token_ids), mx.array(positions), mx.array(rows), batches
-        return self._replay(inputs, metadata, launches)
+        inputs = mx.array(packed.token_ids), mx.array(packed.positions), mx.array(packed.logits_rows), batches
+        return self._replay(inputs, packed.metadata, launches)
 
     def _batch(self, metadata: AttentionMetadata, keys: list[LaunchKey]) -> tuple[Any, list[LaunchArrays]]:
         """Everything that the layers of a group read of a batch."""

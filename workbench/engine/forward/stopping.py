@@ -17,36 +17,35 @@ from typing import TYPE_CHECKING
 
 from greenlet import greenlet
 
-from workbench.engine.model_runner import ModelRunner
+from workbench.engine.forward.path import ForwardOutput, ForwardPath
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.capture import LayerCapture
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
+    from workbench.engine.model_runner import ModelRunner
     from workbench.models.layer_cache import AttentionCall, Tap
 
 
-class ForwardByLayer:
-    """``runner.forward(packed)``, taken from one layer's attention to the next.
+class StoppingPath(ForwardPath):
+    """One forward pass, taken from one layer's attention to the next.
 
     A model whose attention does its own arithmetic (mode "gather") has no place to stop: its pass is one piece.
 
     Args:
-        runner: Runs the model. Nothing else may be asked of it until the pass is over.
+        runner: Runs the model, layer by layer while something looks at its layers. Nothing else may be asked of it
+            until the pass is over.
         packed: The batch.
         step: Index of the step, for the captures.
-
-    Attributes:
-        logits: The result of ``runner.forward``; set when the pass is over.
     """
 
+    name = "stopping"
+
     def __init__(self, runner: ModelRunner, packed: PackedBatch, step: int) -> None:
-        self.logits: mx.array
         self._thread = threading.current_thread()
         self._pass = greenlet(partial(runner.forward, packed))
         self._pass.gr_context = copy_context()
         self._taps: list[tuple[list[Tap], Tap]] = []
+        self._result: ForwardOutput
         if runner.mode == "kernel":
             for index, cache in enumerate(runner.kv_cache.kernel_layers):
                 capture = LayerCapture(index)
@@ -66,18 +65,25 @@ class ForwardByLayer:
         made = self._pass.switch()
         if not self._pass.dead:
             return made
-        self.logits = made
+        self._result = made
         return None
 
-    def stop_no_more(self) -> None:
-        """Let the next ``advance`` go to the end of the pass."""
+    def run(self, packed: PackedBatch) -> ForwardOutput:
+        """Take what is left of the pass, without a stop; see `ForwardPath.run`."""
+        self._stop_no_more()
+        if not self._pass.dead:
+            self.advance()
+        return self._result
+
+    def _stop_no_more(self) -> None:
+        """Let the pass go to its end."""
         for taps, tap in self._taps:
             taps.remove(tap)
         self._taps.clear()
 
     def close(self) -> None:
         """Give up what is left of the pass, as if it had been interrupted; nothing happens when it is over."""
-        self.stop_no_more()
+        self._stop_no_more()
         # Only its own thread can enter a greenlet. An engine that is collected elsewhere takes its pool with it.
         if self._pass and threading.current_thread() is self._thread:
             self._pass.throw()
