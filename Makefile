@@ -30,6 +30,7 @@ test-fake-gpu: .venv/.installed-all
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
 	$(BIN)/python scripts/measure_structure.py --check
 

@@ -25,7 +25,7 @@ import numpy as np
 from _common import save, summarise
 
 from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
-from workbench.attention.cpu.ops import swiglu
+from workbench.attention.cpu_ops import swiglu
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 DECODES = [(1, int(length)) for length in np.random.default_rng(0).integers(300, 1501, 24)]

@@ -22,7 +22,7 @@ import numba
 import numpy as np
 from _common import save
 
-from workbench.attention.cpu.simd import LANES
+from workbench.cpu.attention.simd import LANES
 from workbench.models.packed import matrix
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))

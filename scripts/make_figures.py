@@ -13,9 +13,9 @@ from generated_files import write_or_check
 from lanes import lanes
 
 from workbench import simulate
+from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.simulation.cost_model import CostModel
 from workbench.viz import reprs, svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"

@@ -2,8 +2,10 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,36 +13,10 @@ import pytest
 import workbench
 
 ROOT = Path(workbench.__file__).parent
-
-# Rooms that a room may import beside itself; nothing points back. Every room may import modules of the ground floor.
-MAY_IMPORT = {
-    "trace": set(),
-    "msl": set(),
-    "viz": {"trace"},
-    "integrations": {"trace"},
-    "attention": {"trace", "msl"},
-    "models": {"attention"},
-    "scheduler": {"trace"},
-    "simulation": {"scheduler", "trace"},
-    "engine": {"trace", "scheduler", "simulation", "attention", "models"},
-    "distributed": {"engine", "models"},
-    "playground": {"trace", "scheduler", "simulation", "viz"},
-    "course": {"trace", "scheduler", "simulation", "models", "engine", "viz"},
-}
-GROUND_FLOOR = {
-    "_moved",
-    "blas",
-    "cache_folder",
-    "cache_salt",
-    "config",
-    "device",
-    "field_checks",
-    "on_demand",
-    "speculation",
-    "threads",
-}
-# The way down to a picture: an object that shows itself asks for its renderer when it is shown.
-WHEN_SHOWN = {("engine", "viz")}
+REPOSITORY = ROOT.parent
+CONTRACT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+LAYERS = [re.findall(r"\w+", layer) for layer in reversed(CONTRACT["layers"])]
+HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 PURE_PYTHON = [ROOT / "config.py", ROOT / "simulation" / "simulate.py", *(ROOT / "scheduler").glob("*.py")]
 
@@ -71,52 +47,84 @@ def named_in_strings(source):
     return [text for text in strings if isinstance(text, str) and re.fullmatch(r"workbench\.[\w.:]*", text)]
 
 
-def arrows_back(room, source):
-    """Modules that a module of a room must not know, and imports or names in a string."""
-    at_import_time = set(imports(source, at_import_time=True))
-    for name in (*imports(source, at_import_time=False), *named_in_strings(source)):
+def strings_upwards(room, source):
+    """Modules that strings in a module of a room name although they are not below the room."""
+    for name in named_in_strings(source):
         parts = re.split("[.:]", name)
-        if parts[0] != "workbench" or len(parts) == 1 or parts[1] in {room, *GROUND_FLOOR}:
-            continue
-        shown = (room, parts[1]) in WHEN_SHOWN and name not in at_import_time
-        if not shown and parts[1] not in MAY_IMPORT[room]:
+        if parts[1] != room and HEIGHT.get(parts[1], len(LAYERS)) >= HEIGHT[room]:
             yield name
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_no_arrow_points_back(room):
-    for path in (ROOT / room).rglob("*.py"):
-        assert list(arrows_back(room, path.read_text())) == [], path.relative_to(ROOT)
+def lint_imports(folder):
+    # In a separate process: the linter reads the package of the folder that it is started in.
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_imports_run_downwards():
+    finished = lint_imports(REPOSITORY)
+    assert finished.returncode == 0, finished.stdout
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "import workbench.viz.reprs",
-        "from workbench.viz import reprs",
-        "from workbench import viz",
         "def draw():\n    from workbench.viz.reprs import step_html",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from workbench.viz.reprs import step_html",
+    ],
+)
+def test_an_import_upwards_is_seen(line, tmp_path):
+    """The control: each way to reach a room above, in a module of trace/."""
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT, tmp_path / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "workbench" / "trace" / "bounds.py").open("a") as file:
+        file.write(f"\n{line}\n")
+    finished = lint_imports(tmp_path)
+    assert finished.returncode == 1
+    assert "workbench.trace.bounds -> workbench.viz.reprs" in finished.stdout
+
+
+def test_the_linter_ignores_types_of_attached_methods_alone():
+    ignored = [line.split(" -> ") for line in CONTRACT["ignore_imports"]]
+    assert [importer for importer, _ in ignored if importer != "workbench"] == [
+        "workbench.readings.metrics",
+        "workbench.trace",
+        "workbench.trace.trace",
+    ]
+
+
+def test_strings_name_rooms_below():
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room not in ("__init__", "_moved"):  # the table of attached functions, and that of moved modules
+            assert list(strings_upwards(room, path.read_text())) == [], path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         'importlib.import_module("workbench.viz.reprs")',
         'importlib.import_module(f"workbench.viz.{name}")',
         'importlib.import_module(f"workbench.{room}")',
         'HOME = "workbench.viz.reprs:step_html"',
     ],
 )
-def test_an_arrow_that_points_back_is_seen(line):
-    """The control: each way to reach a room above, in a module of trace/."""
-    assert len(list(arrows_back("trace", line))) == 1
-    assert list(arrows_back("course", line)) == [] or "{room}" in line
+def test_a_string_upwards_is_seen(line):
+    assert len(list(strings_upwards("trace", line))) == 1
+    assert list(strings_upwards("course", line)) == [] or "{room}" in line
 
 
 def test_what_is_no_arrow():
     for line in ('"""Drawn by workbench.viz.reprs."""', 'log = getLogger("workbench")', "import workbench"):
-        assert list(arrows_back("trace", line)) == []
+        assert list(strings_upwards("trace", line)) == []
 
 
-def test_outside_the_rooms_only_two_tables_name_modules_in_strings():
-    """The table of attached functions and that of moved modules; all the others are imports, which are seen."""
-    naming = {path.name for path in ROOT.glob("*.py") if named_in_strings(path.read_text())}
-    assert naming == {"__init__.py", "_moved.py"}
+def test_every_room_is_on_the_map():
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `([^|]+)` \|", page.split("## Rooms")[1].split("\n## ")[0], re.MULTILINE)
+    named = [re.sub(r"/$|\.py$", "", room) for row in rows for room in row.split("`, `")]
+    assert named == [room for layer in LAYERS for room in layer if room != "__main__"]
 
 
 @pytest.mark.parametrize("path", PURE_PYTHON, ids=lambda path: path.stem)

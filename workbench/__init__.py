@@ -17,8 +17,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench import _moved
-from workbench.blas import backend_info, preload
-from workbench.on_demand import imported
+from workbench.ground import attached
+from workbench.ground.blas import backend_info, preload
+from workbench.ground.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig, SamplingParams
@@ -37,29 +38,40 @@ _HOMES = {
     "simulate": "workbench.simulation.simulate",
 }
 
-ATTACHED = {
-    "Trace.to_html": "workbench.viz.export_html:to_html",
-    "Trace.figure": "workbench.viz.figures:trace_figure",
-    "Trace.show": "workbench.viz.widget:watch",
-    "Trace.plot": "workbench.viz.figures:trace_figure",
-    "Trace.view": "workbench.viz.widget:view",
-    "Trace.watch": "workbench.viz.widget:watch",
-    "Trace.explain": "workbench.simulation.explain:explain",
-    "Trace.fork": "workbench.simulation.fork:fork",
-    "Trace.slowest": "workbench.simulation.explain:slowest",
-    "Trace.tune": "workbench.simulation.tune:tune",
-    "Trace.whatif": "workbench.simulation.predict:whatif",
-    "Trace.why_missed": "workbench.simulation.misses:why_missed",
-    "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
-    "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
-    "Trace._repr_html_": "workbench.viz.reprs:trace_html",
-    "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
-    "TraceMetrics._repr_html_": "workbench.viz.reprs:metrics_html",
-    "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
-}
-"""Methods that other rooms attach to the classes of ``workbench.trace``, which does not know these rooms.
-
-Each is the function's module and name, imported when it is first used; see `workbench.trace.attached`."""
+attached.TABLE.update(
+    {
+        "Trace.explain": "workbench.analysis.explain:explain",
+        "Trace.figure": "workbench.viz.figures:trace_figure",
+        "Trace.fork": "workbench.analysis.fork:fork",
+        "Trace.keyframe_before": "workbench.readings.pool_state:keyframe_before",
+        "Trace.metrics": "workbench.readings.metrics_collector:metrics",
+        "Trace.plot": "workbench.viz.figures:trace_figure",
+        "Trace.pool_state": "workbench.readings.pool_state:pool_state",
+        "Trace.show": "workbench.viz.widget:watch",
+        "Trace.slowest": "workbench.analysis.explain:slowest",
+        "Trace.summary": "workbench.readings.metrics_collector:metrics",
+        "Trace.to_chrome_trace": "workbench.formats.export:to_chrome_trace",
+        "Trace.to_html": "workbench.viz.export_html:to_html",
+        "Trace.to_pandas": "workbench.formats.export:to_pandas",
+        "Trace.tune": "workbench.analysis.tune:tune",
+        "Trace.view": "workbench.viz.widget:view",
+        "Trace.watch": "workbench.viz.widget:watch",
+        "Trace.whatif": "workbench.analysis.predict:whatif",
+        "Trace.why_missed": "workbench.analysis.misses:why_missed",
+        "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
+        "StepRecord.__str__": "workbench.readings.narrate:narrate",
+        "trace.Comparison": "workbench.readings.compare:Comparison",
+        "trace.Fleet": "workbench.readings.fleet:Fleet",
+        "trace.compare": "workbench.readings.compare:compare",
+        "trace.narrate": "workbench.readings.narrate:narrate",
+        "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
+        "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
+        "Trace._repr_html_": "workbench.viz.reprs:trace_html",
+        "TraceMetrics._repr_html_": "workbench.viz.reprs:metrics_html",
+        "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
+    }
+)
+# Methods that rooms give to the classes of rooms below, which do not know them (`workbench.ground.attached`).
 
 __all__ = ["Engine", "EngineConfig", "SamplingParams", "StepRecord", "Trace", "backend_info", "simulate"]
 

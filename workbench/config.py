@@ -14,13 +14,15 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
-from workbench.attention.selection import BACKEND_NAMES
-from workbench.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
+from workbench.ground.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
 from workbench.speculation import Speculation
 from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
 POLICIES = ("fcfs", "priority")
+
+BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
+"""Names that ``EngineConfig(attention_backend=...)`` and ``paged_varlen_attention(backend=...)`` take."""
 
 MAX_TOP_TOKENS = 100
 """Maximum of ``record_top_tokens``: a view shows a few, and a trace keeps them for every output token."""

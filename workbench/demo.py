@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig, SamplingParams
-from workbench.trace.narrate import narrate_briefly
+from workbench.readings.narrate import narrate_briefly
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -137,7 +137,7 @@ def run_server(arm: str, workload: Workload) -> None:
 
         serve(make_engine(workload), ServeSettings(port=0))
         return
-    from workbench import blas
+    from workbench.ground import blas
 
     blas.preload()  # before MLX is imported
     from baselines import mlx_lm_server

@@ -13,8 +13,8 @@ from kernel_cases import Batch, Case, as_float64, build, normal, random_case
 from reference import reference_attention
 
 from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
-from workbench.attention.cpu.layout import BLOCK_KV, PAIRS_PER_ITEM
 from workbench.attention.dense import MAX_TOKENS
+from workbench.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM
 from workbench.trace.records import WorkItem
 
 BACKENDS = ("cpu", "gather", "dense")

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.attention.cpu import object_code
-from workbench.attention.cpu.compiled import EntryPoint
+from workbench.cpu.attention import object_code
+from workbench.cpu.attention.compiled import EntryPoint
 
 
 def double(x, out):

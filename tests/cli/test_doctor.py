@@ -7,7 +7,7 @@ import pytest
 
 import workbench
 from workbench.attention import selection
-from workbench.attention.cpu.backend import CpuBackend
+from workbench.attention.cpu_backend import CpuBackend
 from workbench.cli import main
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.config import EngineConfig, SamplingParams
-from workbench.field_checks import printable, shown
+from workbench.ground.field_checks import printable, shown
 
 
 @pytest.mark.parametrize(

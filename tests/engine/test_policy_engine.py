@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.analysis.fork import fork
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
-from workbench.simulation.fork import fork
 
 CONFIG = EngineConfig(max_num_batched_tokens=12, max_num_seqs=6, block_size=4, num_blocks=40, max_model_len=64)
 LIMITS = {"max_num_partial_prefills": 3, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 10}

@@ -12,9 +12,9 @@ import re, sys
 import numba
 from llvmlite import binding
 from numba.core import types
-from workbench.attention.cpu.simd import LANES
-from workbench.models.cpu.formats import GGML_FORMATS
-from workbench.models.cpu.kernels import PackedType, _block
+from workbench.cpu.attention.simd import LANES
+from workbench.cpu.formats import GGML_FORMATS
+from workbench.cpu.kernels import PackedType, _block
 
 assert LANES == 4
 

@@ -11,11 +11,11 @@ from llvmlite import binding
 from product_mutants import PRODUCT_MUTANTS, random_matrix, wrong_table_entry
 from stored_rows import dequantised, random_affine, random_rows
 
-from workbench.attention.cpu import simd
-from workbench.attention.cpu.simd import LANES
+from workbench.cpu.attention import simd
+from workbench.cpu.attention.simd import LANES
+from workbench.cpu.formats import GGML_FORMATS, TILE
+from workbench.cpu.kernels import MANY, PROBED_ROWS
 from workbench.models import load_model
-from workbench.models.cpu.formats import GGML_FORMATS, TILE
-from workbench.models.cpu.kernels import MANY, PROBED_ROWS
 from workbench.models.packed import check, matrix
 from workbench.models.packed.check import WrongProductError, check_products
 from workbench.models.packed.int8 import why_no_int8

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny_configurations import VOCAB_SIZE, WINDOW
 from tiny_models import tiny_loaded_model, tiny_model
 
-from workbench.attention.cpu import ops as cpu_ops
+from workbench.attention import cpu_ops
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack

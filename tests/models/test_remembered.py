@@ -9,10 +9,10 @@ from gguf_files import random_model, tiny_config, write_model
 
 import workbench
 from workbench import Engine
+from workbench.cpu.kernels import product_kernel
 from workbench.models import load_model
 from workbench.models import preflight_once as once_module
 from workbench.models import remembered as remembered_module
-from workbench.models.cpu.kernels import product_kernel
 from workbench.models.layer_cache import LayerKV
 from workbench.models.packed import check, matrix, step_check
 from workbench.models.preflight import PreflightResult
@@ -108,7 +108,7 @@ def test_a_changed_source_is_noticed(tmp_path):
     copy = tmp_path / "workbench"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc", "static"))
     before = sources_digest(copy)
-    for name in ("models/cpu/emitter.py", "models/preflight.py", "attention/cpu/decode.py", "threads.py"):
+    for name in ("cpu/emitter.py", "models/preflight.py", "cpu/attention/decode.py", "ground/threads.py"):
         source = copy / name
         text = source.read_text()
         changed = text.replace("+", "-", 1)

@@ -7,11 +7,11 @@ import pytest
 from scheduler_helpers import CheckedKVCache, add, make_scheduler, random_workload, run, sample, sizes, step
 
 from workbench import EngineConfig, simulate
+from workbench.analysis.fork import fork
+from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
-from workbench.simulation.cost_model import CostModel
-from workbench.simulation.fork import fork
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
 

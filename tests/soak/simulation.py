@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import EngineConfig, SamplingParams
+from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import poisson
-from workbench.simulation.cost_model import CostModel
 from workbench.trace import StepRecord
 
 HOUR = 3600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import inspect
@@ -11,6 +12,7 @@ import pydoc
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import get_origin, get_type_hints
 
 import msgspec
@@ -20,7 +22,10 @@ from hypothesis import given, settings
 from trace_helpers import one_trace, traces
 
 import workbench
-from workbench.simulation.tune import Tuning
+from workbench.analysis.tune import Tuning
+from workbench.ground.attached import TABLE, AttachedMethod
+from workbench.readings.metrics import TraceMetrics
+from workbench.readings.pool_state import PoolState
 from workbench.trace import (
     Chunk,
     Event,
@@ -30,14 +35,10 @@ from workbench.trace import (
     StepRecord,
     Supplement,
     Trace,
-    TraceError,
     TraceMeta,
     WorkItem,
     records,
 )
-from workbench.trace.attached import AttachedMethod
-from workbench.trace.metrics import TraceMetrics
-from workbench.trace.pool_state import PoolState
 
 
 def test_a_record_by_hand():
@@ -207,14 +208,14 @@ def steps_as_html(shown):
 
 def test_without_the_views_a_notebook_shows_text(monkeypatch):
     for name in ("Trace._repr_html_", "StepRecord._repr_html_", "Trace.watch", "Trace.to_html"):
-        monkeypatch.setitem(workbench.ATTACHED, name, "workbench.no_such_module:it")
+        monkeypatch.setitem(TABLE, name, "workbench.no_such_module:it")
     trace = one_trace()
     assert trace._repr_html_() is None
     assert trace[0]._repr_html_() is None
     for name in ("watch", "to_html"):
-        with pytest.raises(TraceError, match=rf"Trace\.{name}\(\) needs .*no_such_module.*: reinstall"):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             getattr(trace, name)()
-    monkeypatch.setitem(workbench.ATTACHED, "Trace._repr_html_", f"{__name__}:steps_as_html")
+    monkeypatch.setitem(TABLE, "Trace._repr_html_", f"{__name__}:steps_as_html")
     assert trace._repr_html_() == "<p>25 steps</p>"
 
 
@@ -226,18 +227,35 @@ def test_attached_methods_look_like_others():
     assert "panels" in pydoc.render_doc(trace.watch)
 
 
-def test_every_attached_function_is_there_and_declared():
-    for name, home in workbench.ATTACHED.items():
+def test_every_attached_function_is_there_and_has_its_type():
+    """The table of homes and the types in methods.py name the same functions."""
+    typed = dict(declared_methods())
+    for name, home in TABLE.items():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")
+        if kind == "trace":
+            assert getattr(workbench.trace, method) is getattr(importlib.import_module(module), function)
+            continue
         owner = next(cls for cls in (Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind)
         assert callable(getattr(owner, method))
-    attached = {name for name in vars(Trace) if isinstance(vars(Trace)[name], AttachedMethod)}
-    declared = {name for name, hint in Trace.__annotations__.items() if hint.startswith("Callable")}
-    upper = {"explain", "figure", "fork", "plot", "show", "slowest", "to_html", "tune"}
-    upper |= {"view", "watch", "whatif", "why_missed"}
-    assert attached == declared == upper
+        if not method.startswith("_"):
+            assert isinstance(vars(owner)[method], AttachedMethod)
+            assert typed.pop(name) == f"{module}.{function}"
+    assert not typed
+
+
+def declared_methods():
+    """Each method of workbench/methods.py, with the function that its type is taken from."""
+    tree = ast.parse((Path(workbench.__file__).parent / "methods.py").read_text())
+    aliases = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
+        elif isinstance(node, ast.ClassDef):
+            for line in node.body[1:]:
+                alias, _, function = ast.unparse(line.value).partition(".")
+                yield f"{node.name.removesuffix('Methods')}.{line.targets[0].id}", f"{aliases[alias]}.{function}"
 
 
 def test_a_plain_script_can_write_a_page(tmp_path):

@@ -11,10 +11,10 @@ from pyodide_node import need_pyodide
 from viz_traces import random_trace
 
 from workbench import simulate
+from workbench.analysis.fork import fork
 from workbench.playground import server, site
 from workbench.playground.presets import POLICIES, PRESETS
 from workbench.playground.session import Session
-from workbench.simulation.fork import fork
 
 PATIENCE = 180_000
 """Milliseconds: Python starts in two seconds on a quiet machine, and tests run on busy ones."""

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.simulation.cost_model import CostModel
+from workbench.costs.cost_model import CostModel
 
 
 def loaded_server():

@@ -1,7 +1,7 @@
 """Why a request took so long, in the drawer."""
 
 from workbench import simulate
-from workbench.simulation.cost_model import CostModel
+from workbench.costs.cost_model import CostModel
 from workbench.viz import export_html
 
 

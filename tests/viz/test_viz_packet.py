@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
 from workbench import simulate
-from workbench.simulation.miss import Misses
+from workbench.analysis.miss import Misses
 from workbench.trace import Supplement, Trace
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (

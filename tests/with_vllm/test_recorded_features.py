@@ -15,8 +15,8 @@ from feature_workloads import random_workload
 from vllm_features import as_vllm
 from vllm_oracle import run_vllm
 
+from workbench.analysis.fork import recorded_config
 from workbench.integrations.vllm import RecordingScheduler
-from workbench.simulation.fork import recorded_config
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
 

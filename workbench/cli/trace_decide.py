@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_settings_option
-from workbench.field_checks import integer, printable
+from workbench.ground.field_checks import integer, printable
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -112,9 +112,9 @@ def _load(path: Path) -> Trace:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from workbench.simulation.causes import tabulate
-    from workbench.simulation.explain import Explainer, slowest
-    from workbench.trace import Fleet
+    from workbench.analysis.causes import tabulate
+    from workbench.analysis.explain import Explainer, slowest
+    from workbench.readings.fleet import Fleet
 
     if options.request_id and options.slowest is not None:
         raise ValueError("name the requests to explain, or give --slowest N, not both")
@@ -150,7 +150,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _misses(options: argparse.Namespace) -> int:
-    from workbench.simulation.misses import table, why_missed
+    from workbench.analysis.misses import table, why_missed
 
     trace = _load(options.trace)
     for request_id in options.request_id:
@@ -162,9 +162,10 @@ def _misses(options: argparse.Namespace) -> int:
 
 def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
     """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
-    from workbench.simulation.access_log import is_access_log, simulate_log
-    from workbench.simulation.cost_model import CostModel
-    from workbench.simulation.fork import recorded_config
+    from workbench.analysis.fork import recorded_config
+    from workbench.analysis.predict import simulate_log
+    from workbench.costs.cost_model import CostModel
+    from workbench.formats.access_log import is_access_log
 
     if options.trace.is_dir():
         raise ValueError(f"{options.trace} is a folder: name the recording of one rank in it")
@@ -184,9 +185,9 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from workbench.simulation.predict import Predictor
-    from workbench.simulation.sweep import read_settings
-    from workbench.simulation.tune import vllm_flags
+    from workbench.analysis.predict import Predictor
+    from workbench.analysis.sweep import read_settings
+    from workbench.analysis.tune import vllm_flags
 
     changes = read_settings(options.set)
     trace, others, fit_from = _sources(options)
@@ -211,8 +212,8 @@ def _whatif(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from workbench.simulation.sweep import read_grid, save_table
-    from workbench.simulation.tune import read_slo, tune
+    from workbench.analysis.sweep import read_grid, save_table
+    from workbench.analysis.tune import read_slo, tune
     from workbench.viz.pareto import pareto_svg
 
     if options.plot and options.plot.suffix != ".svg":

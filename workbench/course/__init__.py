@@ -33,7 +33,7 @@ from workbench.course.exercises import (
 )
 from workbench.course.pictures import Picture, bars, matrix
 from workbench.course.verdict import Verdict
-from workbench.device import DEVICE_VARIABLE
+from workbench.ground.device import DEVICE_VARIABLE
 
 os.environ.setdefault(DEVICE_VARIABLE, "cpu")
 

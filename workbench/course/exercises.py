@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
+from workbench.analysis.fork import fork
 from workbench.course.verdict import Verdict, try_cases
-from workbench.on_demand import np
+from workbench.ground.on_demand import np
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
-from workbench.simulation.fork import fork
 from workbench.simulation.simulate import simulate
 from workbench.trace import StepRecord, Trace
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from workbench.on_demand import np
+from workbench.ground.on_demand import np
 from workbench.viz import svg
 from workbench.viz.reprs import fragment
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from workbench.on_demand import np
+from workbench.ground.on_demand import np
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
-from workbench.field_checks import integer
+from workbench.ground.field_checks import integer
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
+from workbench.readings.breakpoints import Breakpoint, Breakpoints, Condition
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
-from workbench.trace.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
     from workbench.models.layer_cache import AttentionCall
@@ -492,7 +492,7 @@ class Engine(Shortcuts):
         Returns:
             The trace of the simulated run, from step 0.
         """
-        from workbench.simulation.fork import fork
+        from workbench.analysis.fork import fork
 
         return fork(self.trace, at_step, **config_changes)
 
@@ -547,7 +547,7 @@ class Engine(Shortcuts):
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""
-        from workbench.blas import backend_info
+        from workbench.ground.blas import backend_info
 
         scheduler = self.scheduler
         return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
+from workbench.ground.cache_salt import check_salt
 from workbench.models.load import LoadedModel
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from workbench.device import runs_on_gpu
+from workbench.ground.device import runs_on_gpu
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig

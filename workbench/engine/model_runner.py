@@ -13,7 +13,6 @@ from workbench.attention.backend import AttentionBackend
 from workbench.attention.dtypes import dtype_name
 from workbench.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
 from workbench.config import EngineConfig
-from workbench.device import runs_on_gpu
 from workbench.engine.cache_groups import choose_groups
 from workbench.engine.forward.compiled import CompiledPath
 from workbench.engine.forward.gathering import GatheringPath
@@ -22,6 +21,7 @@ from workbench.engine.forward.path import ChosenPath, ForwardOutput, ServedModel
 from workbench.engine.forward.replayed import ReplayedPath
 from workbench.engine.memory import check_pool_fits, choose_num_blocks, limit_memory, usable_memory
 from workbench.engine.packed_batch import PackedBatch
+from workbench.ground.device import runs_on_gpu
 from workbench.models.final_norm import FinalNorm
 from workbench.models.load import LoadedModel
 from workbench.models.packed.activations import float32_activations

@@ -12,10 +12,10 @@ from typing import Protocol
 from workbench.config import SamplingParams
 from workbench.engine.sampler import SampledToken
 from workbench.models.load import LoadedModel
+from workbench.readings.top_tokens import TopTokens
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace import RequestInfo
-from workbench.trace.top_tokens import TopTokens
 
 log = logging.getLogger("workbench")
 

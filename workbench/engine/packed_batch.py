@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from workbench.attention.metadata import AttentionMetadata
-from workbench.field_checks import MAX_INT32
+from workbench.ground.field_checks import MAX_INT32
 
 if TYPE_CHECKING:
     from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workbench.threads import num_threads, share, thread_pool
-from workbench.trace.top_tokens import Candidate, TopTokens
+from workbench.ground.threads import num_threads, share, thread_pool
+from workbench.readings.top_tokens import Candidate, TopTokens
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams

@@ -10,8 +10,8 @@ from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:
     from workbench.engine.output_processor import RequestOutput
+    from workbench.readings.metrics import TraceMetrics
     from workbench.trace import Trace
-    from workbench.trace.metrics import TraceMetrics
 
 CHAT_MAX_TOKENS = 256
 """Maximum number of tokens of an answer unless the caller says otherwise."""

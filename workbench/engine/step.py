@@ -20,11 +20,11 @@ from workbench.engine.sampler import SampledToken, Sampler
 from workbench.engine.shadow import ShadowLauncher
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
+from workbench.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
 from workbench.trace.step_span import StepSpan
-from workbench.trace.top_tokens import NAME as TOP_TOKENS
 
 MIN_KEEP_STEPS = 16
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.ground.on_demand import imported
 from workbench.models.file_limit import keep_file_limit
-from workbench.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.models.bundled import fetch_bundled

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from workbench.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder
 
 BUNDLED_NAME = "smollm2"
 SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")

@@ -83,7 +83,7 @@ class CompiledSwiglu(Replacement):
     """``swiglu`` by a compiled function, for large float32 arrays inside `compiled_operations`."""
 
     def __init__(self, original: Callable[..., mx.array]) -> None:
-        from workbench.attention.cpu import ops
+        from workbench.attention import cpu_ops as ops
 
         super().__init__(original)
         self._ops = ops

@@ -23,7 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from workbench.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder
 from workbench.msl.errors import MslCompilerMissing
 
 FIRST_VERSION = 17  # the first clang that computes with bfloat

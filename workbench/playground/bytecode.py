@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from workbench.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder
 
 SECONDS = 600
 """Maximum duration of a compilation; it takes three seconds on a machine with nothing else to do."""

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from workbench.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder
 
 PYODIDE_VERSION = "314.0.7"
 PYODIDE_SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"

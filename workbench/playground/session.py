@@ -19,14 +19,14 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any, NamedTuple
 
+from workbench.analysis.explain import explain
+from workbench.analysis.fork import fork, recorded_config
 from workbench.config import EngineConfig
-from workbench.field_checks import choice, json_object
+from workbench.costs.cost_model import CostModel
+from workbench.ground.field_checks import choice, json_object
 from workbench.scheduler import policies
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.cost_model import CostModel
-from workbench.simulation.explain import explain
-from workbench.simulation.fork import fork, recorded_config
 from workbench.simulation.simulate import next_token, simulate, simulate_requests
 from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace

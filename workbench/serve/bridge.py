@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from workbench.cache_salt import digest_of
 from workbench.config import SamplingParams
+from workbench.ground.cache_salt import digest_of
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
 from workbench.serve.preparation import Preparation, length_of
 from workbench.serve.prometheus import ServerMetrics

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.field_checks import printable
+from workbench.ground.field_checks import printable
 from workbench.serve.dashboard import DASHBOARD
 from workbench.serve.guard import OPEN_PATHS
 from workbench.serve.openapi import OPERATIONS

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.field_checks import number
+from workbench.ground.field_checks import number
 
 MAX_KEYS = 1000
 MAX_FILE_BYTES = 1 << 20

@@ -9,9 +9,9 @@ import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from workbench.readings.latency import LatencyAccumulator
+from workbench.readings.speculation_metrics import SpeculationCounter
 from workbench.trace import RequestInfo, StepRecord
-from workbench.trace.latency import LatencyAccumulator
-from workbench.trace.speculation_metrics import SpeculationCounter
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -23,7 +23,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, RedirectHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError
 
-from workbench.field_checks import printable
+from workbench.ground.field_checks import printable
 from workbench.serve import handlers
 from workbench.serve.access_log import AccessLog
 from workbench.serve.bridge import EngineBridge

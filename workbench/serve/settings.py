@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from workbench.field_checks import integer, number
+from workbench.ground.field_checks import integer, number
 from workbench.serve.keys import MAX_PER_MINUTE, ApiKey
 
 LOOPBACK_NAMES = ("localhost",)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import SamplingParams
-from workbench.field_checks import integer, json_object, number, shown
+from workbench.ground.field_checks import integer, json_object, number, shown
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 
 from workbench.config import EngineConfig
-from workbench.on_demand import progress_bar
+from workbench.costs.cost_model import CostModel
+from workbench.ground.on_demand import progress_bar
+from workbench.readings.latency import LatencyAccumulator
+from workbench.readings.metrics import Distribution
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.cost_model import CostModel
 from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
-from workbench.trace.latency import LatencyAccumulator
-from workbench.trace.metrics import Distribution
 
 MAX_WINDOWS = 512
 """Maximum number of windows in a time line; beyond it, neighbours are joined and windows get twice as long."""

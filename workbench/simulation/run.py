@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from workbench.config import EngineConfig
+from workbench.costs.cost_model import StepCost
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.cost_model import StepCost
 from workbench.trace import StepRecord
 
 STUCK_AFTER = 3

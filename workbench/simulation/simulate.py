@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from workbench.config import EngineConfig
-from workbench.on_demand import progress_bar
+from workbench.costs.cost_model import CostModel, StepCost
+from workbench.ground.on_demand import progress_bar
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
-from workbench.simulation.cost_model import CostModel, StepCost
 from workbench.simulation.limits import MAX_REQUESTS, MAX_STEPS, MAX_WORKLOAD_TOKENS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.workload import made_up_token, read_simulation

@@ -115,7 +115,7 @@ class Supplement(msgspec.Struct, frozen=True, tag="supplement", tag_field="kind"
     A step has no more than one supplement of each name. The names so far:
 
     - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
-    - "top_tokens": the most likely tokens beside each output token (`workbench.trace.top_tokens`).
+    - "top_tokens": the most likely tokens beside each output token (`workbench.readings.top_tokens`).
 
     Attributes:
         step: Index of the step (``StepRecord.step``).

@@ -18,11 +18,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from workbench._moved import moved_names
-from workbench.on_demand import np
-from workbench.trace.attached import picture
+from workbench.ground.attached import find, picture
+from workbench.ground.on_demand import np
 from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
-from workbench.trace.narrate import narrate
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 
 _set = msgspec.structs.force_setattr
@@ -526,7 +525,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         )
 
     def __str__(self) -> str:
-        return narrate(self)
+        return find("StepRecord.__str__")(self)
 
     def _repr_html_(self) -> str | None:
         return picture("StepRecord", self)

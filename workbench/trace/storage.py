@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.on_demand import with_progress
+from workbench.ground.on_demand import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from workbench.field_checks import counted, printable
+from workbench.ground.attached import picture, with_attached_methods
+from workbench.ground.field_checks import counted, printable
 from workbench.trace import storage
-from workbench.trace.attached import picture, with_attached_methods
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
@@ -19,14 +19,15 @@ from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndRea
 from workbench.trace.records import Event, StepRecord
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from workbench.methods import TraceMethods
+else:
+    TraceMethods = object
 
-    from workbench.trace.metrics import TraceMetrics
-    from workbench.trace.pool_state import Moment, PoolState
+T = TypeVar("T")
 
 
 @with_attached_methods
-class Trace:
+class Trace(TraceMethods):
     """Every step of a run, in order: a sequence of StepRecord, with the requests and the configuration.
 
     One thread may append while others read: what was appended never changes. ``trace[k]``, negative indices and
@@ -41,6 +42,7 @@ class Trace:
         block_size: Tokens per KV block.
         kv_cache_groups: Its KV cache groups; one of full attention unless the configuration says otherwise.
         num_blocks: KV blocks of the pool, block 0 included; None if the configuration does not say.
+        offset: Number of steps of the whole trace before the first of a slice.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
@@ -54,20 +56,6 @@ class Trace:
         >>> len(trace), trace[-1].waiting
         (1, ('r0',))
     """
-
-    # Methods that other rooms attach (the table is in workbench/__init__.py), declared for type checkers.
-    to_html: Callable[..., None]
-    watch: Callable[..., Any]
-    explain: Callable[..., Any]
-    fork: Callable[..., Trace]
-    slowest: Callable[..., list[Any]]
-    tune: Callable[..., Any]
-    whatif: Callable[..., Trace]
-    why_missed: Callable[..., Any]
-    view: Callable[..., Any]
-    show: Callable[..., Any]
-    figure: Callable[..., Any]
-    plot: Callable[..., Any]
 
     def __init__(self, meta: TraceMeta) -> None:
         self.meta = meta
@@ -83,7 +71,7 @@ class Trace:
         self._checker = TraceChecker(meta)
         self._run = _Run(self)
         self._slice_of: Trace | None = None
-        self._offset = 0
+        self.offset = 0
         self._lazy: dict[str, Any] = {}
         self._lazy_lock = threading.RLock()
 
@@ -193,7 +181,8 @@ class Trace:
             return writer
 
     @property
-    def _whole(self) -> Trace:
+    def whole(self) -> Trace:
+        """The trace that a slice was taken from; the trace itself if it is none."""
         # A trace without an attribute for itself ends with its last reader, before Python looks for cycles.
         return self if self._slice_of is None else self._slice_of
 
@@ -280,12 +269,9 @@ class Trace:
     @property
     def keyframe(self) -> Keyframe | None:
         """The scheduler's memory before the first step, when the run began before the trace; else None."""
-        if self._offset == 0 or not self._steps:
-            return self._whole._keyframe
-        with self._lazy_lock:
-            if "keyframe" not in self._lazy:
-                self._lazy["keyframe"] = self._pool_history().keyframe_before(self._offset)
-            return self._lazy["keyframe"]
+        if self.offset == 0 or not self._steps:
+            return self.whole._keyframe
+        return self.reading("keyframe", lambda part: part.keyframe_before(0))
 
     def arrivals(self) -> list[tuple[int, RequestInfo]]:
         """Each request, in order, with the number of steps in the trace before it was added."""
@@ -294,7 +280,7 @@ class Trace:
     @property
     def supplements(self) -> list[Supplement]:
         """Facts that became known about steps after their records were made, in the order in which they came."""
-        return [said for said in list(self._whole._supplements.values()) if self._holds(said.step)]
+        return [said for said in list(self.whole._supplements.values()) if self._holds(said.step)]
 
     def supplement(self, step: int, name: str) -> Mapping[str, Any] | None:
         """The facts of one name that became known about a step after its record was made.
@@ -306,7 +292,7 @@ class Trace:
         Returns:
             The facts, None as long as there are none.
         """
-        said = self._whole._supplements.get((step, name))
+        said = self.whole._supplements.get((step, name))
         return said.facts if said is not None and self._holds(step) else None
 
     def _holds(self, step: int) -> bool:
@@ -321,10 +307,6 @@ class Trace:
     def steps(self) -> tuple[StepRecord, ...]:
         """Every step, in order; the same as ``tuple(trace)``."""
         return tuple(self)
-
-    def summary(self) -> TraceMetrics:
-        """The same as ``metrics()``."""
-        return self.metrics()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -350,7 +332,7 @@ class Trace:
     def _slice(self, start: int, stop: int) -> Trace:
         part = Trace(self.meta)
         part._steps = self._steps[start:stop]
-        part._slice_of, part._offset, part._run = self._whole, self._offset + start, self._run
+        part._slice_of, part.offset, part._run = self.whole, self.offset + start, self._run
         part.problems = list(self.problems)
         for before, info in self.arrivals():
             if before < stop or stop == len(self):
@@ -366,40 +348,17 @@ class Trace:
             return counted(len(self), "step")
         return f"steps {self[0].step} to {self[-1].step}"
 
-    def metrics(self) -> TraceMetrics:
-        """Latencies per request, use per step and a summary; see workbench.trace.metrics for every definition.
-
-        On a growing trace only the steps since the last call are read.
-        """
-        from workbench.trace.metrics_collector import MetricsCollector
-
-        with self._lazy_lock:
-            if "metrics" not in self._lazy:
-                self._lazy["metrics"] = MetricsCollector(self)
-            return self._lazy["metrics"].collect()
-
-    def pool_state(self, index: int, moment: Moment = "scheduled") -> PoolState:
-        """The state of every KV block at a step.
+    def reading(self, name: str, make: Callable[[Trace], T]) -> T:
+        """Read something from the trace once and keep it with the trace.
 
         Args:
-            index: Index into the trace; negative counts from the end.
-            moment: "scheduled" for the state after scheduling, in which the step's tables hold; "end" for the
-                state after finished requests gave their blocks back.
-
-        Raises:
-            IndexError: There is no such step.
+            name: Its name.
+            make: Makes it at the first call.
         """
-        position = range(len(self))[index]
-        return self._pool_history().state(self._offset + position, moment)
-
-    def _pool_history(self) -> Any:
-        from workbench.trace.pool_state import PoolHistory
-
-        whole = self._whole
-        with whole._lazy_lock:
-            if "pool" not in whole._lazy:
-                whole._lazy["pool"] = PoolHistory(whole)
-            return whole._lazy["pool"]
+        with self._lazy_lock:
+            if name not in self._lazy:
+                self._lazy[name] = make(self)
+            return self._lazy[name]
 
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain dicts, lists and numbers."""
@@ -410,22 +369,6 @@ class Trace:
             "supplements": [msgspec.to_builtins(supplement) for supplement in self.supplements],
             "end": self.end,
         }
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame with one row per chunk: its step, request, token range, arm, blocks and sampled token.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        from workbench.trace.export import to_pandas
-
-        return to_pandas(self)
-
-    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace (JSON) that opens in Perfetto and in chrome://tracing."""
-        from workbench.trace.export import to_chrome_trace
-
-        to_chrome_trace(self, path)
 
     def __repr__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")

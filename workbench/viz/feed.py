@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from workbench.trace.breakpoints import Breakpoints
+from workbench.readings.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 from workbench.viz.attention_weights import weights_facts

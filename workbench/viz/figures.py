@@ -8,7 +8,7 @@ from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.palette import FOCUS_HUES, LIGHT
 
 if TYPE_CHECKING:
-    from workbench.trace.metrics import TraceMetrics
+    from workbench.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import panel as pn
 
-from workbench.trace.fleet import Fleet
-from workbench.trace.metrics import Summary, amount, number, percent
+from workbench.readings.fleet import Fleet
+from workbench.readings.metrics import Summary, amount, number, percent
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
 from workbench.viz.feed import Feed

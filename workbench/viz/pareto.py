@@ -30,7 +30,7 @@ def pareto_svg(
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
     Args:
-        rows: Rows of ``workbench.simulation.sweep.sweep``.
+        rows: Rows of ``workbench.analysis.sweep.sweep``.
         settings: Names of the columns that identify the configuration of a row.
         ringed: Rows to draw a ring around, with a word for each; "" for none.
 
@@ -60,7 +60,7 @@ def pareto_svg(
 
 
 def tuning_html(tuning: Any) -> str:
-    """HTML of a ``workbench.simulation.tune.Tuning``: its answer, a table of settings, and each setting as a point."""
+    """HTML of a ``workbench.analysis.tune.Tuning``: its answer, a table of settings, and each setting as a point."""
     facts = tuning_facts(tuning)
     rows = [
         (one["words"], one["setting"], *(one["values"].get(name, "") for name in tuning.slo), one["flags"])
@@ -76,7 +76,7 @@ def tuning_html(tuning: Any) -> str:
 
 
 def tuning_facts(tuning: Any) -> dict[str, Any]:
-    """A ``workbench.simulation.tune.Tuning`` as plain data, for the dashboard.
+    """A ``workbench.analysis.tune.Tuning`` as plain data, for the dashboard.
 
     Returns:
         ``verdict`` and ``losers`` as sentences, ``notes``, ``picture`` (an SVG) with its text ``alt``, and

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from workbench.on_demand import np
-from workbench.trace.top_tokens import Candidate, TopTokens
+from workbench.ground.on_demand import np
+from workbench.readings.top_tokens import Candidate, TopTokens
 from workbench.viz.words import kind_of, limit_of
 
 MOST_VALUES = 48

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.field_checks import counted
-from workbench.trace.pool_state import PoolState
+from workbench.ground.field_checks import counted
+from workbench.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
 from workbench.viz.palette import DARK, FOCUS_HUES, LIGHT, Theme, ink_on, mix
 
 if TYPE_CHECKING:
-    from workbench.trace.metrics import TraceMetrics
+    from workbench.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TEXT_LIMIT = 600

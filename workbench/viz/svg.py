@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from workbench.on_demand import np
-from workbench.trace.pool_state import PoolState
+from workbench.ground.on_demand import np
+from workbench.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image

@@ -21,7 +21,7 @@ from workbench.engine.packed_batch import Segment, pack
 from workbench.engine.sampler import Logits, Sampler, adjust_logits, drawn_from, random_key
 from workbench.engine.speculation.proposer import NO_DRAFTS, ComputedChunk, Drafts, Proposer
 from workbench.engine.speculation.verification import Continued, draw_draft, draws_at_random
-from workbench.field_checks import integer
+from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams

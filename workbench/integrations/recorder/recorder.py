@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.cache_salt import digest_of
+from workbench.ground.cache_salt import digest_of
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,

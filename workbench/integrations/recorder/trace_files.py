@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from workbench.trace.block_replay import BlockReplay
+from workbench.readings.block_replay import BlockReplay
 from workbench.trace.checks import block_size_of, groups_of, num_blocks_of
 from workbench.trace.file import TraceWriter
 from workbench.trace.lines import RequestInfo, TraceMeta

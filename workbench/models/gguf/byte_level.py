@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import decoders
 
-from workbench.attention.cpu.compiled import entry_point
-from workbench.attention.cpu.simd import jit
+from workbench.cpu.attention.compiled import entry_point
+from workbench.cpu.attention.simd import jit
 from workbench.models.gguf.fields import GGUFError
 from workbench.models.gguf.pre_tokenizers import PreTokenizer
 from workbench.models.gguf.special_tokens import Splitter, encodings, no_words

@@ -151,7 +151,7 @@ def load_gguf_model(
 
 def _packed_names(file: GGUFFile, names: dict[str, str], model: nn.Module) -> dict[str, str]:
     """Tensor name and path of each layer whose weights can be packed."""
-    from workbench.models.cpu.formats import GGML_FORMATS
+    from workbench.cpu.formats import GGML_FORMATS
     from workbench.models.packed.stored import LINEAR
 
     layers = {path for path, module in model.named_modules() if type(module) in LINEAR}
@@ -210,7 +210,7 @@ def _pack_in_blocks(file: GGUFFile, parts: Sequence[_StoredTensor]) -> PackedMat
 
     An embedding can be most of a file: read as a whole, it would be in memory twice.
     """
-    from workbench.models.cpu.formats import GGML_FORMATS
+    from workbench.cpu.formats import GGML_FORMATS
     from workbench.models.packed.matrix import PackedMatrix
 
     matrix = PackedMatrix(

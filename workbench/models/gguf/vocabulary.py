@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.attention.cpu.compiled import entry_point
-from workbench.attention.cpu.simd import jit
+from workbench.cpu.attention.compiled import entry_point
+from workbench.cpu.attention.simd import jit
 from workbench.models.gguf.fields import GGUFError
 from workbench.models.gguf.texts import Texts
 

@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from workbench.models.cpu.formats import TILE, UNIT
-from workbench.models.cpu.kernels import PROBED_ROWS
+from workbench.cpu.formats import TILE, UNIT
+from workbench.cpu.kernels import PROBED_ROWS
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.experts import PackedExperts, WeightsOf
 from workbench.models.packed.matrix import PackedMatrix

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.cpu.backend import shared_memory
-from workbench.attention.cpu.layout import PAIRS_PER_ITEM, Shapes, make_scratch
+from workbench.attention.cpu_backend import shared_memory
 from workbench.attention.metadata import AttentionMetadata
-from workbench.models.cpu.barrier import make_barrier
-from workbench.models.cpu.kernels import ROWS
-from workbench.models.cpu.layer_loop import Batch, Buffers, Field, Model, input_sizes, run_layers
+from workbench.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
+from workbench.cpu.barrier import make_barrier
+from workbench.cpu.kernels import ROWS
+from workbench.cpu.layer_loop import Batch, Buffers, Field, Model, input_sizes, run_layers
+from workbench.ground.threads import num_threads, thread_pool
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
-from workbench.threads import num_threads, thread_pool
 
 FIRST_POSITIONS = 1024
 """Positions of the first table of RoPE; it doubles when a step needs more."""

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.cpu.kernel import work_list_address
-from workbench.models.cpu.inputs import code_bits, factors
-from workbench.models.cpu.layer_loop import GELU, SILU, Field, Model
+from workbench.cpu.attention.kernel import work_list_address
+from workbench.cpu.inputs import code_bits, factors
+from workbench.cpu.layer_loop import GELU, SILU, Field, Model
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mlx.nn as nn
 
-from workbench.models.cpu.int8_inputs import instruction_set
+from workbench.cpu.int8_inputs import instruction_set
 from workbench.models.packed.activations import packed_matrices
 from workbench.models.packed.check import ProductChecks
 from workbench.models.remembered import Remembered

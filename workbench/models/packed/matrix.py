@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from workbench.models.cpu.decoders import KINDS, half_of_power
-from workbench.models.cpu.formats import (
+from workbench.cpu.decoders import KINDS, half_of_power
+from workbench.cpu.formats import (
     GGML_FORMATS,
     MXFP4,
     TILE,
@@ -18,10 +18,10 @@ from workbench.models.cpu.formats import (
     ScaleKind,
     affine_format,
 )
-from workbench.models.cpu.inputs import code_bits, factors
-from workbench.models.cpu.kernels import multiply, product_kernel
-from workbench.models.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
-from workbench.threads import num_threads, share, thread_pool
+from workbench.cpu.inputs import code_bits, factors
+from workbench.cpu.kernels import multiply, product_kernel
+from workbench.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
+from workbench.ground.threads import num_threads, share, thread_pool
 
 _LINE = 64
 _WORTH_THREADS = 2**21  # multiplications of a product that takes longer than waking threads

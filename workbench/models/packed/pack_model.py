@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from tqdm import tqdm
 
-from workbench.attention.cpu.simd import LANES, cpu_features
+from workbench.cpu.attention.simd import LANES, cpu_features
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear, Product

@@ -17,7 +17,7 @@ import numpy as np
 
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
-from workbench.models.cpu.layer_loop import Model, ProductField
+from workbench.cpu.layer_loop import Model, ProductField
 from workbench.models.forward import forward_rows
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep

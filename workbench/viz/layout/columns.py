@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from workbench.trace import top_tokens
-from workbench.trace.latency import LatencyAccumulator, RequestTimes, Timestamp
+from workbench.readings import top_tokens
+from workbench.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
+from workbench.readings.narrate import narrate
 from workbench.trace.lines import RequestInfo
-from workbench.trace.narrate import narrate
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
 from workbench.viz.layout.miss_texts import MissTexts
 from workbench.viz.layout.pool_changes import PoolChanges

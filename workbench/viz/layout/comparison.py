@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.trace.compare import Comparison, compare
+from workbench.readings.compare import Comparison, compare
 from workbench.trace.errors import TraceError
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from workbench.on_demand import np
+from workbench.ground.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.viz.layout.columns import (

@@ -1,0 +1,292 @@
+"""Explanations add up, and name a cause that was planted into the run."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from workbench import Trace, simulate
+from workbench.analysis.causes import (
+    BLOCKS,
+    BUDGET,
+    CUT,
+    DECODES,
+    IN_PROGRESS,
+    PARTIAL,
+    PREEMPTED,
+    PROMPTS,
+    RECOMPUTED,
+    SEATS,
+    tabulate,
+)
+from workbench.analysis.explain import Explainer, slowest
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel
+from workbench.scheduler.policies import DecodeFirst
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.trace import TraceError
+
+ROOT = Path(__file__).parents[2]
+COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "33"))
+"""Random cases in a normal run of the tests: three of each kind. Set the variable for more; 330 have passed."""
+
+
+def request(name, prompt, output, at, **others):
+    return {"id": name, "prompt": {"len": prompt}, "max_tokens": output, "arrival_time": at, **others}
+
+
+def others(rng, count):
+    """Small requests that do not matter."""
+    return [request(f"o{i}", rng.randint(5, 30), rng.randint(2, 10), rng.uniform(0, 0.3)) for i in range(count)]
+
+
+def prompt_ahead(rng):
+    """A long prompt takes the whole budget while the victim waits."""
+    budget = rng.choice([64, 128, 256])
+    at = rng.uniform(0.05, 0.3)
+    culprit = request("culprit", budget * rng.randint(12, 30), 2, at)
+    config = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "num_blocks": 4000}
+    return config, [culprit, request("victim", rng.randint(5, 40), 3, at + 0.001)], {BUDGET, IN_PROGRESS}, {"culprit"}
+
+
+def no_seat(rng):
+    """Requests with long outputs hold all seats."""
+    seats = rng.randint(2, 5)
+    holders = [request(f"holder{i}", rng.randint(5, 20), rng.randint(150, 300), 0.0) for i in range(seats)]
+    config = {"max_num_batched_tokens": 512, "max_num_seqs": seats, "num_blocks": 4000}
+    names = {holder["id"] for holder in holders}
+    return config, [*holders, request("victim", rng.randint(5, 60), 3, rng.uniform(0.02, 0.1))], {SEATS}, names
+
+
+def no_blocks(rng):
+    """A request holds nearly all KV blocks until it ends."""
+    blocks = rng.randint(60, 90)
+    holder = request("culprit", (blocks - 20) * 16, 200, 0.0)
+    victim = request("victim", 45 * 16, 2, rng.uniform(0.02, 0.2))
+    config = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "num_blocks": blocks}
+    return config, [holder, victim], {BLOCKS}, {"culprit"}
+
+
+def preempted(rng):
+    """The victim, admitted last, loses its blocks to requests that grow, and is computed again."""
+    size = rng.randint(18, 24)
+    growing = [request(f"grow{i}", size * 16 - 4, 120 + rng.randint(0, 30), 0.0) for i in range(2)]
+    victim = request("victim", size * 16 - 4, 60, 0.01)
+    config = {"max_num_batched_tokens": 2048, "max_num_seqs": 8, "num_blocks": size * 3 + 4}
+    return config, [*growing, victim], {PREEMPTED, RECOMPUTED, BLOCKS}, {"grow0", "grow1"}
+
+
+def shared_steps(rng):
+    """Long prompts are computed in the steps in which the victim decodes."""
+    victim = request("victim", rng.randint(5, 20), 30, 0.0)
+    prompts = [request(f"culprit{i}", rng.randint(1500, 3000), 1, 0.03 + 0.1 * i) for i in range(4)]
+    config = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "num_blocks": 4000}
+    return config, [victim, *prompts], {PROMPTS}, {prompt["id"] for prompt in prompts}
+
+
+def lower_priority(rng):
+    """Requests of a higher priority keep arriving and take the seats first."""
+    first = [
+        request(f"first{i}", rng.randint(100, 200), 20, 0.002 * i, priority=-1) for i in range(rng.randint(15, 25))
+    ]
+    victim = request("victim", rng.randint(5, 60), 3, 0.011, priority=5)
+    config = {"max_num_batched_tokens": 256, "max_num_seqs": 2, "num_blocks": 4000, "policy": "priority"}
+    return config, [*first, victim], {SEATS, BUDGET, PREEMPTED}, {each["id"] for each in first}
+
+
+def cut_prompt(rng):
+    """The victim's long prompt is computed in small pieces because another request decodes."""
+    decoding = request("o-long", 5, 400, 0.0)
+    victim = request("victim", rng.randint(1000, 2000), 2, rng.uniform(0.01, 0.1))
+    cap = rng.choice([16, 32])
+    config = {"max_num_batched_tokens": 4096, "long_prefill_token_threshold": cap, "num_blocks": 4000}
+    return config, [decoding, victim], {f"{CUT} long_prefill_token_threshold"}, None
+
+
+def many_decodes(rng):
+    """Hundreds of replies grow in the same steps as the victim's."""
+    decoding = [request(f"culprit{i}", rng.randint(3, 9), 90, 0.0) for i in range(rng.randint(250, 300))]
+    config = {"max_num_batched_tokens": 4096, "max_num_seqs": 400, "num_blocks": 9000}
+    victim = request("victim", rng.randint(3, 9), 40, rng.uniform(0.1, 0.2))
+    return config, [*decoding, victim], {DECODES}, {each["id"] for each in decoding}
+
+
+def no_slot_for_a_long_prompt(rng):
+    """One long prompt may be in progress, and it is not the victim's."""
+    budget = rng.choice([128, 256])
+    at = rng.uniform(0.05, 0.3)
+    culprit = request("culprit", budget * rng.randint(15, 30), 2, at)
+    victim = request("victim", budget + rng.randint(10, 60), 3, at + 0.001)
+    limits = {"max_num_partial_prefills": rng.randint(2, 4), "max_long_partial_prefills": 1}
+    config = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "num_blocks": 4000, **limits}
+    return config, [culprit, victim], {PARTIAL}, {"culprit"}
+
+
+def cut_to_a_share(rng):
+    """Several prompts in progress share a small budget, so the victim's is computed in small pieces."""
+    slots = rng.randint(3, 5)
+    length = rng.randint(600, 900)
+    prompts = [request(f"prompt{i}", length, 1, 0.0) for i in range(slots - 1)]
+    victim = request("victim", length, 2, 0.0)
+    limits = {"max_num_partial_prefills": slots, "long_prefill_token_threshold": 2000}
+    config = {"max_num_batched_tokens": 32, "max_num_seqs": 64, "num_blocks": 4000, **limits}
+    return config, [*prompts, victim], {f"{CUT} partial_prefill_slot"}, None
+
+
+def cut_by_policy(rng):
+    """A policy limits prompts while another request decodes."""
+    decoding = request("o-long", 5, 400, 0.0)
+    victim = request("victim", rng.randint(1000, 2000), 2, rng.uniform(0.01, 0.1))
+    policy = DecodeFirst(max_prefill_tokens=rng.choice([8, 16, 32]))
+    config = {"max_num_batched_tokens": 4096, "num_blocks": 4000, "policy": policy}
+    return config, [decoding, victim], {f"{CUT} policy"}, None
+
+
+def run(config, requests):
+    """A planted run; a policy that is an object is no part of a workload's configuration."""
+    config = config | {"block_size": 16, "enable_prefix_caching": False}
+    policy = config.pop("policy") if isinstance(config.get("policy"), SchedulingPolicy) else None
+    return simulate({"config": config, "requests": requests}, cost_model=COST, policy=policy)
+
+
+PLANTED = [
+    prompt_ahead,
+    no_seat,
+    no_blocks,
+    preempted,
+    shared_steps,
+    lower_priority,
+    cut_prompt,
+    many_decodes,
+    no_slot_for_a_long_prompt,
+    cut_to_a_share,
+    cut_by_policy,
+]
+
+
+def check_adds_up(explanation, trace):
+    request = trace.metrics().requests[explanation.request_id]
+    spans = [(explanation.total, explanation.parts), *((span.total, span.parts) for span in explanation.gaps)]
+    if explanation.ttft is not None:
+        spans.append((explanation.ttft.total, explanation.ttft.parts))
+        expected = request.ttft.seconds if explanation.unit == "s" else request.ttft.steps
+        assert explanation.ttft.total == pytest.approx(expected, abs=1e-9)
+    if request.e2e is not None:
+        expected = request.e2e.seconds if explanation.unit == "s" else request.e2e.steps
+        assert explanation.total == pytest.approx(expected, abs=1e-9)
+    for total, parts in spans:
+        assert sum(part.amount for part in parts) == pytest.approx(total, abs=1e-9)
+        assert all(part.amount >= -1e-9 and part.steps for part in parts)
+
+
+@pytest.mark.parametrize("case", range(NUM_CASES))
+def test_a_planted_cause_is_named(case):
+    rng = random.Random(case)
+    plant = PLANTED[case % len(PLANTED)]
+    config, requests, causes, culprits = plant(rng)
+    trace = run(config, [*requests, *others(rng, 3)])
+    explanation = trace.explain("victim", COST if rng.random() < 0.5 else None)
+    check_adds_up(explanation, trace)
+    biggest = explanation.biggest
+    assert biggest.cause in causes, (plant.__name__, explanation)
+    assert culprits is None or biggest.culprits[0] in culprits, (plant.__name__, explanation)
+
+
+@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt, no_slot_for_a_long_prompt, cut_by_policy])
+def test_the_cause_is_confirmed_by_a_run_without_it(plant):
+    rng = random.Random(1)
+    config, requests, _, _ = plant(rng)
+    trace = run(config, requests)
+    explanation = trace.explain("victim", COST)
+    said = explanation.confirmation
+    assert said.is_recorded == (plant is cut_by_policy)
+    assert said.after < said.before - 0.3 * explanation.biggest.amount / max(1, len(explanation.biggest.culprits))
+    assert said.change in str(explanation) and "instead of" in str(explanation)
+
+
+def test_without_a_clock_amounts_are_steps():
+    requests = [
+        {"id": "long", "prompt": {"len": 900}, "max_tokens": 2},
+        {"id": "short", "prompt": {"len": 9}, "max_tokens": 3},
+    ]
+    trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+    for request_id in trace.requests:
+        explanation = trace.explain(request_id)
+        assert explanation.unit == "steps"
+        check_adds_up(explanation, trace)
+    explanation = trace.explain("short")
+    assert explanation.biggest.cause == BUDGET and explanation.biggest.steps == tuple(range(9))
+    assert explanation.confirmation.change.endswith("without long")
+    assert (explanation.confirmation.before, explanation.confirmation.after) == (10, 1)
+
+
+def recordings():
+    return sorted((ROOT / "tests/data/vllm-recorded").rglob("*.jsonl.gz"))
+
+
+@pytest.mark.parametrize("path", recordings(), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_request_of_a_recording_adds_up(path):
+    trace = Trace.load(path)
+    explainer = Explainer(trace)
+    for request_id in trace.requests:
+        check_adds_up(explainer.explain(request_id), trace)
+
+
+def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
+    rng = random.Random(0)
+    config, requests, _, _ = prompt_ahead(rng)
+    trace = simulate({"config": config, "requests": [*requests, *others(rng, 6)]}, cost_model=COST)
+    first, second = slowest(trace, 2)
+    assert first.ttft.total >= second.ttft.total
+    path = tmp_path / "run.jsonl"
+    trace.save(path)
+    assert main(["trace", "explain", str(path), "victim"]) == 0
+    said = capsys.readouterr().out
+    assert "waiting for the token budget: culprit" in said and "without culprit" in said
+    assert main(["trace", "explain", str(path), "--slowest", "3"]) == 0
+    said = capsys.readouterr().out
+    assert len(said.strip().split("\n")) >= 4 and "victim" in said
+    assert main(["trace", "explain", str(path), "nobody"]) == 2
+    assert "the trace has no request 'nobody'" in capsys.readouterr().err
+    assert main(["trace", "explain", str(path), "victim", "--slowest", "3"]) == 2
+    assert main(["trace", "explain", str(path), "--slowest", "0"]) == 2
+
+
+@pytest.mark.parametrize("by", ["ttft", "e2e"])
+def test_the_table_of_causes_adds_up_over_all_requests(by, tmp_path, capsys):
+    rng = random.Random(5)
+    config, requests, _, _ = prompt_ahead(rng)
+    traces = [simulate({"config": config, "requests": [*requests, *others(rng, 9)]}, cost_model=COST) for _ in range(2)]
+    explanations = [each for trace in traces for each in slowest(trace, None, by)]
+    table = tabulate(explanations, by)
+    latencies = [getattr(each, by).seconds for trace in traces for each in trace.metrics().requests.values()]
+    assert table.num_requests == len(latencies) == 22
+    assert table.total == pytest.approx(sum(latencies)) == sum(row.amount for row in table.rows)
+    assert sum(row.num_biggest for row in table.rows) <= 22
+    for row in table.rows:
+        with_it = [each for each in explanations for part in each.span(by).parts if part.cause == row.cause]
+        assert 0 < row.num_requests <= len(with_it)
+        worst = [each.span(by).biggest for each in with_it]
+        assert row.num_biggest == sum(part is not None and part.cause == row.cause for part in worst)
+    assert next(row for row in table.rows if row.cause == BUDGET).culprit == "culprit"
+    for rank, trace in enumerate(traces):
+        trace.save(tmp_path / f"vllm-20260101-120000-node1-rank{rank}-7-0-00000.jsonl")
+    assert main(["trace", "explain", str(tmp_path), "--by", by]) == 0
+    said = capsys.readouterr().out
+    assert "of 22 requests" in said and "waiting for the token budget, most often culprit" in said
+    assert main(["trace", "explain", str(tmp_path), "--by", by, "--slowest", "2"]) == 0
+    said = capsys.readouterr().out.strip().split("\n")
+    assert main(["trace", "whatif", str(tmp_path), "--set", "max_num_seqs=2"]) == 2
+    assert "is a folder: name the recording of one rank" in capsys.readouterr().err
+    worst = [max(getattr(each, by).seconds for each in trace.metrics().requests.values()) for trace in traces]
+    assert len(said) == 3 and said[1].startswith("rank") and f"{max(worst):.3f}" in said[1]
+
+
+def test_invalid_arguments():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]})
+    with pytest.raises(TraceError, match="no request 'b'"):
+        trace.explain("b")
+    with pytest.raises(ValueError, match='by must be "ttft" or "e2e"'):
+        slowest(trace, 1, by="speed")

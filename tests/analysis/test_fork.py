@@ -1,0 +1,114 @@
+"""A fork repeats the past exactly, changes only the future, and rejects impossible changes."""
+
+import random
+
+import pytest
+
+from workbench import Engine, EngineConfig, SamplingParams, simulate
+from workbench.analysis.fork import fork
+
+WORKLOAD = {
+    "config": {"max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 40, "max_num_seqs": 4},
+    "requests": [
+        {"id": "a", "prompt": {"len": 70}, "max_tokens": 9, "arrival_step": 0},
+        {"id": "b", "prompt": {"len": 9}, "max_tokens": 5, "arrival_step": 1},
+        {"id": "c", "prompt": {"len": 30}, "max_tokens": 7, "arrival_step": 2, "abort_step": 6},
+        {"id": "d", "prompt": {"len": 40}, "max_tokens": 6, "arrival_step": 2},
+    ],
+}
+
+
+def same_steps(a, b):
+    return all(x == y and x.block_tables == y.block_tables for x, y in zip(a, b, strict=True))
+
+
+def sampled(trace):
+    tokens = {}
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.sampled is not None:
+                tokens.setdefault(chunk.request_id, []).append(chunk.sampled)
+    return tokens
+
+
+def test_a_fork_without_changes_is_the_same_run():
+    trace = simulate(WORKLOAD)
+    again = fork(trace)
+    assert len(again) == len(trace) and same_steps(trace, again)
+    assert again.meta.source == "simulation, forked at step 0"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_that_stop_early_are_scheduled_once_too_often_in_a_fork_too(seed):
+    """An asynchronous scheduler does not foresee a stop token: its chunk too many is in the fork as well."""
+    rng = random.Random(seed)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(1, 60)}, "max_tokens": 9, "stop_at": rng.randint(1, 8)}
+        | {"arrival_step": rng.randint(0, 9), "accepts": [rng.randint(0, 2)]}
+        for i in range(6)
+    ]
+    config = WORKLOAD["config"] | {"async_scheduling": True, "num_speculative_tokens": 2 * (seed % 2)}
+    trace = simulate({"config": config, "requests": requests})
+    assert any(chunk.discarded for record in trace for chunk in record.chunks)
+    assert same_steps(trace, fork(trace)) and same_steps(trace, fork(trace, rng.randrange(len(trace))))
+
+
+def test_a_fork_says_what_was_changed():
+    forked = fork(simulate(WORKLOAD), 3, max_num_batched_tokens=8, max_num_seqs=2)
+    assert forked.meta.source == "simulation, forked at step 3 with max_num_batched_tokens=8, max_num_seqs=2"
+
+
+def test_a_fork_keeps_the_steps_before_it_and_changes_the_rest():
+    trace = simulate(WORKLOAD)
+    forked = fork(trace, 3, max_num_batched_tokens=8)
+    assert same_steps(trace[:3], forked[:3])
+    assert max(record.num_tokens for record in forked[3:]) <= 8 < max(record.num_tokens for record in trace[3:])
+    kept = {name: tokens for name, tokens in sampled(trace).items() if name != "c"}
+    assert {name: tokens for name, tokens in sampled(forked).items() if name != "c"} == kept
+
+
+def test_the_pool_may_change_only_at_the_start():
+    trace = simulate(WORKLOAD)
+    small = fork(trace, num_blocks=30)
+    assert max(len(record.preempted) for record in small) >= 1
+    with pytest.raises(ValueError, match="num_blocks cannot change"):
+        fork(trace, 2, num_blocks=30)
+
+
+@pytest.mark.parametrize(
+    ("at_step", "changes", "words"),
+    [(-1, {}, "at_step"), (10**6, {}, "at_step"), (0, {"budget": 3}, "budget"), (0, {"block_size": 0}, "block_size")],
+)
+def test_impossible_changes_are_rejected(at_step, changes, words):
+    with pytest.raises(ValueError, match=words):
+        fork(simulate(WORKLOAD), at_step, **changes)
+
+
+def test_an_engine_forks_its_own_run(tiny_llama):
+    engine = Engine(tiny_llama, EngineConfig(max_num_batched_tokens=16, block_size=4, num_blocks=64, max_model_len=64))
+    for n, length in enumerate((30, 5, 12)):
+        engine.add_request(list(range(3, 3 + length)), SamplingParams(max_tokens=4 + n))
+        engine.step()
+    engine.run(progress=False)
+    same = engine.fork()
+    assert [r.chunks for r in same] == [
+        tuple(type(c)(**{f: getattr(c, f) for f in c.__struct_fields__ if f != "text"}) for c in r.chunks)
+        for r in engine.trace
+    ]
+    assert sampled(engine.fork(at_step=2, max_num_batched_tokens=64)) == sampled(engine.trace)
+
+
+def test_drafts_keep_their_recorded_acceptance_and_another_number_of_them_is_an_estimate():
+    accepts = [[2, 0, 1, 2], [0, 0, 2], [1]]
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 20 + i}, "max_tokens": 24, "accepts": each} for i, each in enumerate(accepts)
+    ]
+    trace = simulate({"config": {"num_speculative_tokens": 2}, "requests": requests})
+    again = fork(trace)
+    assert same_steps(trace, again) and "estimated" not in again.meta.source
+    assert sum(len(chunk.accepted) for record in again for chunk in record.chunks) == 72
+    for drafts in (1, 4):
+        other = fork(trace, num_speculative_tokens=drafts)
+        assert other.meta.source.endswith(f"with num_speculative_tokens={drafts}, their acceptance estimated")
+        assert sampled(other).keys() == sampled(trace).keys()
+        assert max(chunk.num_accepted for record in other for chunk in record.chunks) == min(drafts, 2)

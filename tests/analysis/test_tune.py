@@ -1,0 +1,225 @@
+"""Predictions and tuning: against a run of the machine that the recording came from, with the known error in view."""
+
+import math
+import random
+
+import pytest
+
+from workbench import simulate
+from workbench.analysis.predict import Predictor, values_of
+from workbench.analysis.tune import mark_front, read_slo, score, vllm_flags
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel, step_features
+from workbench.trace import TraceError, compare
+
+
+class Machine:
+    """A roofline with a soft corner and 5 % noise, which is not the model's form."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+
+    def step_seconds(self, chunks):
+        sequences, prefill, kv_tokens, cells = step_features(chunks)
+        memory, compute = 0.016 + 1e-6 * kv_tokens, 13e-5 * (sequences + prefill) + 2e-8 * cells
+        joined = memory + 0.002 * math.log1p(math.exp((compute - memory) / 0.002))
+        return (0.003 + 6e-5 * sequences + joined) * self.rng.gauss(1, 0.05)
+
+
+CONFIG = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "num_blocks": 4000, "enable_prefix_caching": False}
+
+
+def workload(count=60, rate=6.0, seed=3):
+    rng, now, requests = random.Random(seed), 0.0, []
+    for i in range(count):
+        now += rng.expovariate(rate)
+        length = rng.randint(1200, 2400) if rng.random() < 0.1 else rng.randint(30, 400)
+        requests.append(
+            {"id": f"r{i}", "prompt": {"len": length}, "max_tokens": rng.randint(10, 70), "arrival_time": now}
+        )
+    return {"config": CONFIG, "requests": requests}
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return simulate(workload(), cost_model=Machine())
+
+
+CHANGES = [
+    {},
+    {"max_num_batched_tokens": 256},
+    {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
+    {"long_prefill_token_threshold": 128},
+    {"max_num_seqs": 16},
+]
+
+
+def test_predictions_hold_and_their_intervals_contain_a_real_run(recording):
+    predictor = Predictor(recording, num_draws=4)
+    inside = []
+    for seed, changes in enumerate(CHANGES):
+        real = values_of(simulate(workload(), config=changes, cost_model=Machine(seed + 1)))
+        prediction = predictor.predict(**changes)
+        assert prediction["duration"].value == pytest.approx(real["duration"], rel=0.02)
+        for name in ("ttft_mean", "tpot_mean", "e2e_mean"):
+            assert prediction[name].value == pytest.approx(real[name], rel=0.15)
+        inside += [
+            prediction[name].low <= real[name] <= prediction[name].high
+            for name in ("ttft_mean", "ttft_p99", "e2e_mean")
+        ]
+    assert sum(inside) >= 0.7 * len(inside)
+
+
+def test_the_error_of_the_unchanged_setting_is_known_and_widens_every_interval(recording):
+    predictor = Predictor(recording, num_draws=2)
+    assert abs(predictor.errors["duration"]) < 0.02 and abs(predictor.errors["ttft_mean"]) < 0.1
+    twice = Predictor(recording, CostModel(fixed=0.06), num_draws=1)  # a model that is far off
+    assert twice.errors["tpot_mean"] > 0.5
+    interval = twice.predict(max_num_seqs=9)["tpot_mean"]
+    assert interval.low < interval.value / (1 + twice.errors["tpot_mean"]) < interval.high
+
+
+def test_a_setting_beyond_the_recording_is_called_extrapolated(recording):
+    prediction = Predictor(recording, num_draws=0).predict(max_num_batched_tokens=4096, max_num_seqs=64)
+    assert any(note.startswith("extrapolated:") and "rows" in note for note in prediction.notes)
+    assert not Predictor(recording, num_draws=0).unchanged.notes
+
+
+def test_tune_picks_a_setting_as_good_as_the_best_of_all_measured(recording):
+    grid = {"max_num_batched_tokens": [128, 512, 2048], "max_num_seqs": [4, 8, 32]}
+    slo = {"ttft_p99": 1.0, "itl_p99": 0.2}
+    tuning = recording.tune(slo, grid=grid, num_draws=3)
+    measured = {}
+    for budget in grid["max_num_batched_tokens"]:
+        for seats in grid["max_num_seqs"]:
+            config = {"max_num_batched_tokens": budget, "max_num_seqs": seats}
+            measured[budget, seats] = score(values_of(simulate(workload(), config=config, cost_model=Machine(9))), slo)
+    picked = {**CONFIG, **tuning.best.changes}
+    assert measured[picked["max_num_batched_tokens"], picked["max_num_seqs"]] <= 1.05 * min(measured.values())
+    assert tuning.best.score < tuning.current.score and tuning.best.flags in str(tuning)
+    assert len(tuning.rows) == 9 and any(row["pareto"] for row in tuning.rows)
+
+
+def test_a_setting_that_cannot_be_told_from_the_recorded_one_does_not_replace_it(recording):
+    tuning = recording.tune("e2e_mean=2s", grid={"max_num_seqs": [8], "block_size": [16, 32]}, num_draws=3)
+    assert tuning.best.changes == {} and "the recorded setting" in str(tuning)
+
+
+def test_of_equal_settings_the_one_with_the_fewest_changes_is_taken(recording):
+    grid = {"max_num_seqs": [8, 32], "max_num_batched_tokens": [504, 508, 512, 516]}
+    tuning = recording.tune("ttft_mean=1s", grid=grid, num_draws=2)
+    assert tuning.best.changes == {"max_num_seqs": 32}
+    assert min(candidate.score for candidate in tuning.runners_up) < tuning.best.score
+
+
+def test_a_limit_inside_the_interval_is_not_decided(recording):
+    now = values_of(recording)["ttft_p50"]
+    assert recording.tune({"ttft_p50": now}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "cannot tell"
+    assert recording.tune({"ttft_p50": 3 * now}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "meets"
+    assert recording.tune({"ttft_p50": now / 9}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "misses"
+
+
+def test_whatif_runs_at_the_recorded_times(recording):
+    again = recording.whatif()
+    for request_id, info in recording.requests.items():
+        assert again.requests[request_id].arrival_time == pytest.approx(info.arrival_time)
+    assert all(set(step.timings) == {"forward"} for step in again if step.chunks)
+    other = recording.whatif(max_num_batched_tokens=128)
+    assert max(step.num_tokens for step in other) <= 128
+    assert compare(recording, other).unit == "s"
+    assert recording.whatif(CostModel(fixed=0.5)).metrics().summary.duration > 10 * again.metrics().summary.duration / 9
+
+
+def test_a_trace_without_a_clock_is_refused():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]})
+    with pytest.raises(ValueError, match="at least 20 steps with timings"):
+        trace.whatif()
+    with pytest.raises(TraceError, match="no clock"):
+        values_of(trace)
+
+
+@pytest.mark.parametrize(
+    ("slo", "message"),
+    [
+        ("", "slo is empty"),
+        ("ttft_p99", "must be NAME=TIME"),
+        ("ttft_p99=fast", "must be NAME=TIME"),
+        ("ttft_p99=1s,ttft_p99=2s", "once each"),
+        ("speed=1s", "slo names 'speed'; the names are ttft_mean"),
+        ({"ttft_p99": 0}, "slo ttft_p99 must be > 0"),
+    ],
+)
+def test_invalid_targets(slo, message):
+    with pytest.raises(ValueError, match=message):
+        read_slo(slo)
+
+
+def test_units_and_flags():
+    assert read_slo("ttft_p99=1.5s, itl_p99=80ms,e2e_max=2min") == pytest.approx(
+        {"ttft_p99": 1.5, "itl_p99": 0.08, "e2e_max": 120}
+    )
+    changes = {
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": False,
+        "async_scheduling": True,
+        "num_blocks": 99,
+    }
+    assert vllm_flags(changes) == (
+        "--max-num-batched-tokens 2048 --no-enable-prefix-caching --async-scheduling --num-gpu-blocks-override 99"
+    )
+
+
+def test_the_front_holds_what_nothing_beats():
+    rows = [
+        {"end": "done", "ttft_p99": ttft, "output_throughput": speed}
+        for ttft, speed in ((1, 10), (2, 20), (3, 15), (1, 9))
+    ]
+    assert [row["pareto"] for row in mark_front(rows, ["ttft_p99"])] == [True, True, False, False]
+
+
+def test_commands(recording, tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    recording.save(path)
+    assert (
+        main(
+            ["trace", "whatif", str(path), "--set", "max_num_batched_tokens=1024", "--save", str(tmp_path / "p.jsonl")]
+        )
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert "unchanged off by" in said and "vllm serve MODEL --max-num-batched-tokens 1024" in said
+    plot, table = tmp_path / "front.svg", tmp_path / "all.csv"
+    arguments = ["trace", "tune", str(path), "--slo", "ttft_p99=1s", "--sweep", "max_num_seqs=8,32"]
+    assert main([*arguments, "--plot", str(plot), "--out", str(table)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "--max-num-seqs 32" in said and plot.read_text().startswith("<svg") and len(table.read_text().split("\n")) == 4
+    )
+    assert main(["trace", "tune", str(path), "--slo", "speed=1s"]) == 2
+    assert "slo names 'speed'" in capsys.readouterr().err
+
+
+def test_an_asynchronous_run_is_predicted_with_its_step_of_lag():
+    cost = CostModel(fixed=0.1)
+    requests = [
+        {"id": "a", "prompt": {"len": 20}, "max_tokens": 4, "arrival_time": 0.0},
+        {"id": "b", "prompt": {"len": 20}, "max_tokens": 2, "arrival_time": 0.15},
+    ]
+    trace = simulate({"config": {"async_scheduling": True}, "requests": requests}, cost_model=cost)
+    # Steps follow each other without a pause. "b" is seen when step 1 ends at 0.2 s. Step 2 is in flight by then, so
+    # the prompt of "b" runs from 0.3 to 0.4 s.
+    assert [round(step.time, 9) for step in trace if step.chunks] == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert trace.metrics().requests["b"].ttft.seconds == pytest.approx(0.4 - 0.15)
+    assert trace.metrics().requests["a"].e2e.seconds == pytest.approx(0.4)  # its last token, not the step after it
+    assert [step.chunks for step in trace.whatif(cost)] == [step.chunks for step in trace]
+    slower = trace.whatif(cost, async_scheduling=False)
+    assert slower.metrics().requests["b"].ttft.seconds == pytest.approx(0.3 - 0.15)
+
+
+def test_an_asynchronous_recording_is_fitted_as_it_was():
+    config = CONFIG | {"async_scheduling": True}
+    trace = simulate(workload() | {"config": config}, cost_model=Machine())
+    model, report = CostModel.fit(trace)
+    assert report.total_error < 0.05
+    again = values_of(trace.whatif(model))
+    assert again["ttft_mean"] == pytest.approx(values_of(trace)["ttft_mean"], rel=0.1)

@@ -1,0 +1,130 @@
+"""WORKBENCH_DEVICE: every part of workbench computes on the device that it names."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from workbench.attention.selection import resolve_backend_name
+from workbench.ground.device import DEVICE_VARIABLE, choose_device, requested_device, runs_on_gpu
+
+ROOT = Path(__file__).parents[2]
+FAKE = ROOT / "tests" / "support" / "fake_gpu"
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """An MLX that has a GPU; the list of devices that were made its default."""
+    chosen = [mx.gpu]
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(chosen[-1]))
+    monkeypatch.setattr(mx, "set_default_device", chosen.append)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("value", "on_gpu", "backend"),
+    [
+        ("cpu", False, "cpu"),
+        ("CPU ", False, "cpu"),
+        ("gpu", True, "metal"),
+        ("auto", True, "metal"),
+        ("", True, "metal"),
+    ],
+)
+def test_a_machine_with_a_gpu(devices, monkeypatch, value, on_gpu, backend):
+    monkeypatch.setenv(DEVICE_VARIABLE, value)
+    assert resolve_backend_name("auto") == backend
+    assert runs_on_gpu() == on_gpu
+    assert devices == ([mx.gpu] if on_gpu else [mx.gpu, mx.cpu])
+
+
+def test_a_machine_without_one(monkeypatch):
+    if mx.metal.is_available() or mx.cuda.is_available():
+        pytest.skip("MLX has a GPU on this machine")
+    monkeypatch.setenv(DEVICE_VARIABLE, "gpu")
+    with pytest.raises(ValueError, match="WORKBENCH_DEVICE is 'gpu', but MLX has no GPU on this machine; use 'cpu'"):
+        choose_device()
+    monkeypatch.setenv(DEVICE_VARIABLE, "auto")
+    assert not runs_on_gpu()
+
+
+def test_a_word_that_is_no_device(monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "tpu")
+    with pytest.raises(ValueError, match="WORKBENCH_DEVICE is 'tpu'; it must be one of auto, cpu, gpu"):
+        requested_device()
+
+
+def run(code, **variables):
+    """Run code in a process in which MLX claims to have a GPU; what it prints."""
+    environment = {key: value for key, value in os.environ.items() if key != DEVICE_VARIABLE}
+    path = os.pathsep.join([str(FAKE), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "PYTHONPATH": path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+ASK = "from workbench.models.load import _runs_on_gpu; print(_runs_on_gpu())"
+
+
+def test_a_gpu_is_claimed():
+    """The control of what follows: the pretended GPU is believed, and a model is loaded in half precision."""
+    import gguf_files
+
+    make = f"import sys; sys.path.insert(0, {str(Path(gguf_files.__file__).parent)!r}); "
+    assert run(make + ASK) == ["True"]
+
+
+@pytest.mark.parametrize(("first", "variables"), [("import workbench.course; ", {}), ("", {DEVICE_VARIABLE: "cpu"})])
+def test_notebooks_and_whoever_asks_get_the_cpu(first, variables):
+    assert run(first + ASK, **variables) == ["False"]
+
+
+def test_the_tests_run_on_the_cpu():
+    assert os.environ[DEVICE_VARIABLE] in ("cpu", "gpu") and runs_on_gpu() == (os.environ[DEVICE_VARIABLE] == "gpu")
+
+
+LINUX_ONLY = re.compile(
+    r"/proc/|sched_getaffinity|sched_setaffinity|os\.sysconf|\bprctl\b|epoll|inotify|MAP_POPULATE|RTLD_DEEPBIND|clang-19|"
+    r"ru_maxrss"
+)
+"""Words of things that macOS lacks or means differently. A file that asks for ``sys.platform`` knows that."""
+CHECKED_FIRST = {
+    "workbench/ground/blas.py": "returns before, unless the platform is Linux",
+    "workbench/msl/compiler.py": "reads the processor's flags if there is such a file",
+    "workbench/engine/memory.py": "asks MLX first",
+    "tests/soak/engine.py": "is no test of the suite",
+    "tests/soak/many_streams.py": "is no test of the suite",
+    "tests/serve/test_serve.py": "skips that test elsewhere",
+    "tests/engine/test_faults.py": "counts threads in another way elsewhere",
+    "tests/msl/test_msl_compiler.py": "reads a message",
+    "workbench/models/template_process.py": "leaves that limit out if there is no such file",
+    "tests/models/test_tokenizer.py": "skips one test elsewhere, and counts ru_maxrss in bytes on macOS",
+    "tests/integrations/test_recorder.py": "does not wait if there is no such file",
+    "benchmarks/_common.py": "reads /proc/cpuinfo only if it exists",
+    "benchmarks/bench_llama_cpp.py": "reports no memory if there is no such file",
+    "benchmarks/bench_playground.py": "counts no CPU time if there are no such files",
+    "benchmarks/bench_simulation.py": "counts ru_maxrss in bytes on macOS",
+}
+"""Files with such a word, and how they cope."""
+
+
+@pytest.mark.parametrize("folder", ["workbench", "tests", "benchmarks", "scripts", "notebooks"])
+def test_nothing_calls_what_only_linux_has(folder):
+    files = [path for kind in ("py", "ipynb") for path in (ROOT / folder).rglob(f"*.{kind}") if path != Path(__file__)]
+    found = {
+        str(path.relative_to(ROOT)): sorted(set(words))
+        for path in files
+        if (words := LINUX_ONLY.findall(text := path.read_text())) and "sys.platform" not in text
+    }
+    assert {name: words for name, words in found.items() if name not in CHECKED_FIRST} == {}

@@ -1,0 +1,237 @@
+"""The parts of a request's time: causes, the requests behind them, and what an explanation of it says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from workbench.ground.field_checks import printable
+from workbench.readings.metrics import amount
+
+OWN = "own computation"
+RECOMPUTED = "computed again after a preemption"
+PROMPTS = "sharing steps with prompts"
+DECODES = "sharing steps with decodes"
+IN_PROGRESS = "the step in progress at its arrival"
+BUDGET = "waiting for the token budget"
+SEATS = "waiting for a seat (max_num_seqs)"
+BLOCKS = "waiting for KV blocks"
+PARTIAL = "waiting for the limit on partial prefills"
+OTHER_WAIT = "waiting in the queue"
+PREEMPTED = "preempted, waiting to resume"
+PASSED_OVER = "passed over while running"
+BETWEEN = "between steps"
+
+CUT = "prompt cut into small chunks by"
+"""Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
+
+NOT_A_CULPRIT = (OWN, BETWEEN)
+"""Parts that are no cause of slowness: the request's work, and time in which the engine took no step."""
+
+
+class Part(NamedTuple):
+    """A part of a latency.
+
+    Attributes:
+        cause: One of the causes of this module.
+        amount: Seconds, or steps where the trace has no clock.
+        culprits: The requests behind it, the one with the largest share first.
+        steps: The steps in which it happened.
+    """
+
+    cause: str
+    amount: float
+    culprits: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def is_culprit(self) -> bool:
+        """Whether it made the request slow: it is neither the request's work nor time in which no step was taken."""
+        return self.cause not in NOT_A_CULPRIT
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a request's time, split into parts.
+
+    Attributes:
+        name: "time to first token", "gap before token 7" and so on.
+        total: Its length in the unit of the explanation.
+        parts: The parts, the largest first; their amounts add up to ``total``.
+    """
+
+    name: str
+    total: float
+    parts: tuple[Part, ...]
+
+    @property
+    def biggest(self) -> Part | None:
+        """The largest part that is not the request's own computation; None if there is none."""
+        return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The same run without the largest cause.
+
+    Attributes:
+        change: The change, such as "without r7" or "max_num_seqs=64".
+        before: The latency in a simulation of the run as it was.
+        after: The latency in a simulation without the cause.
+        is_recorded: Whether ``before`` is the recorded latency instead, because the run was under a policy in Python,
+            which cannot be simulated from the trace.
+    """
+
+    change: str
+    before: float
+    after: float
+    is_recorded: bool = False
+
+    def sentence(self, unit: str) -> str:
+        """Both latencies, and where they come from."""
+        which = "simulated and recorded" if self.is_recorded else "both simulated"
+        return f"{self.change}: {amount(self.after, unit)} instead of {amount(self.before, unit)} ({which})"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The answer of ``trace.explain``.
+
+    Attributes:
+        request_id: The request.
+        unit: "s", or "steps" if the trace has no clock.
+        total: From arrival to the end, or to its last token in the trace if it has not ended.
+        parts: Parts of ``total``, the largest first; their amounts add up to it.
+        ttft: The time to first token; None if it got none.
+        gaps: Its long gaps between tokens, the longest first.
+    """
+
+    request_id: str
+    unit: str
+    total: float
+    parts: tuple[Part, ...]
+    ttft: Span | None
+    gaps: tuple[Span, ...]
+    _confirm: Callable[[Part, bool], Confirmation | None]
+
+    @property
+    def biggest(self) -> Part | None:
+        """The largest part that is not the request's own computation; None if there is none."""
+        return Span("", self.total, self.parts).biggest
+
+    @cached_property
+    def confirmation(self) -> Confirmation | None:
+        """The latency without the largest cause, by a simulation; None if there is no cause or no way to remove it."""
+        in_ttft = self.ttft.biggest if self.ttft is not None else None
+        biggest = self.biggest
+        if biggest is None:
+            return None
+        is_early = in_ttft is not None and in_ttft.cause == biggest.cause
+        return self._confirm(biggest, is_early)
+
+    def span(self, by: str) -> Span | None:
+        """The time to first token ("ttft") or the whole time ("e2e"); None if it got no token."""
+        return self.ttft if by == "ttft" else Span("end to end", self.total, self.parts)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from arrival to its end"]
+        lines += self._rows(self.parts, self.total)
+        for span in (*([self.ttft] if self.ttft is not None else []), *self.gaps):
+            lines.append(f"{span.name}: {amount(span.total, self.unit)}")
+            lines += self._rows(span.parts, span.total)
+        if (said := self.confirmation) is not None:
+            lines.append(said.sentence(self.unit))
+        return "\n".join(map(printable, lines))  # names come from a file
+
+    def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
+        for part in parts:
+            if part.amount < 0.005 * total:
+                continue
+            who = ", ".join(part.culprits[:3]) + (
+                f" and {len(part.culprits) - 3} more" if len(part.culprits) > 3 else ""
+            )
+            where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
+            yield (
+                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.cause}"
+                + (f": {who}" if who else "")
+                + f" ({where})"
+            )
+
+
+class CauseRow(NamedTuple):
+    """A cause in all requests.
+
+    Attributes:
+        cause: One of the causes of this module.
+        amount: Its sum over all requests.
+        num_requests: Number of requests that have it.
+        num_biggest: Number of requests whose largest cause it is.
+        culprit: The request that is most often the first behind it; "" for none.
+    """
+
+    cause: str
+    amount: float
+    num_requests: int
+    num_biggest: int
+    culprit: str
+
+
+@dataclass(frozen=True, eq=False)
+class CauseTable:
+    """The time of all requests, by its causes.
+
+    Attributes:
+        by: "ttft" or "e2e".
+        unit: "s", or "steps" if the trace has no clock.
+        total: The latency of all requests together.
+        num_requests: Number of requests.
+        rows: The causes, the largest first; their amounts add up to ``total``.
+    """
+
+    by: str
+    unit: str
+    total: float
+    num_requests: int
+    rows: tuple[CauseRow, ...]
+
+    def __repr__(self) -> str:
+        what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
+        mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
+        lines = [f"{what} of {self.num_requests} requests, {mean} on average"]
+        lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest in':>12}  cause")
+        for row in self.rows:
+            share = row.amount / self.total if self.total else 0.0
+            behind = f", most often {row.culprit}" if row.culprit else ""
+            each = amount(row.amount / self.num_requests, self.unit)
+            lines.append(f"{share:>6.0%}{each:>12}{row.num_requests:>10}{row.num_biggest:>12}  {row.cause}{behind}")
+        return "\n".join(map(printable, lines))  # names come from a file
+
+
+def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
+    """Add up the explanations of many requests, of one trace or of several.
+
+    Args:
+        explanations: At least one; requests without a first token are left out for "ttft".
+        by: "ttft" or "e2e".
+    """
+    spans = [span for each in explanations if (span := each.span(by)) is not None]
+    amounts: defaultdict[str, float] = defaultdict(float)
+    having: Counter[str] = Counter()
+    biggest: Counter[str] = Counter()
+    culprits: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for span in spans:
+        if span.biggest is not None:
+            biggest[span.biggest.cause] += 1
+        for part in span.parts:
+            amounts[part.cause] += part.amount
+            having[part.cause] += part.amount > 0
+            culprits[part.cause].update(part.culprits[:1])
+    rows = []
+    for cause, value in sorted(amounts.items(), key=lambda item: -item[1]):
+        culprit = next((request_id for request_id, _ in culprits[cause].most_common(1)), "")
+        rows.append(CauseRow(cause, value, having[cause], biggest[cause], culprit))
+    unit = explanations[0].unit if explanations else "s"
+    return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows))

@@ -1,0 +1,395 @@
+"""Say why a request took as long as it did: its time split exactly into causes, each with the requests behind it.
+
+Time from arrival to the end is cut at the ends of the steps. In each piece the request either waited, and the record
+says for which limit, or it was computed together with others; then the piece is divided by what the cost model (or the
+number of tokens) says about the chunks. Nothing is counted twice and nothing is left over: the amounts add up to the
+recorded latency. A simulation of the run without the largest cause says what that cause was worth.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from workbench.analysis.causes import (
+    BETWEEN,
+    BLOCKS,
+    BUDGET,
+    CUT,
+    DECODES,
+    IN_PROGRESS,
+    OTHER_WAIT,
+    OWN,
+    PARTIAL,
+    PASSED_OVER,
+    PREEMPTED,
+    PROMPTS,
+    RECOMPUTED,
+    SEATS,
+    Confirmation,
+    Explanation,
+    Part,
+    Span,
+)
+from workbench.analysis.fork import fork, recorded_config
+from workbench.costs.cost_model import CostModel, StepCost
+from workbench.readings.metrics import TraceMetrics
+from workbench.trace import Chunk, StepRecord, Trace, TraceError
+
+CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
+"""Reasons for a short chunk that are settings, not a lack of anything."""
+
+LONG_GAP = 2.0
+"""A gap between two tokens is long if it is this many times the median gap of its request."""
+
+MAX_GAPS = 5
+"""Maximum number of long gaps that an explanation lists."""
+
+
+def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) -> Explanation:
+    """Say why a request took as long as it did.
+
+    Args:
+        trace: A trace, of an engine, of a simulation or recorded from another engine.
+        request_id: The request.
+        cost_model: Divides steps between the requests in them; None to fit it to the trace, or to divide by tokens if
+            there are too few steps for that (or no numpy).
+
+    Returns:
+        The parts of its time, of its time to first token and of its long gaps.
+
+    Raises:
+        TraceError: The trace has no such request, or it was never computed in the trace.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}, "max_tokens": 1}]
+        >>> trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+        >>> why = trace.explain("short").biggest
+        >>> why.cause, why.culprits
+        ('waiting for the token budget', ('long',))
+    """
+    return Explainer(trace, cost_model).explain(request_id)
+
+
+class _Piece(NamedTuple):
+    """A piece of a request's time: a step, or the time before one."""
+
+    begin: float
+    end: float
+    record: StepRecord
+    is_step: bool
+
+
+class Explainer:
+    """Explains the requests of one trace.
+
+    Args:
+        trace: The trace.
+        cost_model: Divides steps between the requests in them; None to fit it, or to divide by tokens.
+    """
+
+    def __init__(self, trace: Trace, cost_model: CostModel | None = None) -> None:
+        self.trace = trace
+        self.metrics = trace.metrics()
+        self.unit = self.metrics.summary.unit
+        self._is_given = cost_model is not None
+        self.model: CostModel | None = cost_model
+        if cost_model is None and self.unit == "s":
+            try:
+                self.model, _ = CostModel.fit(trace)
+            except (ValueError, ModuleNotFoundError):
+                # Too few steps, durations that do not follow from the chunks, or no numpy: divide by tokens.
+                self.model = None
+        self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
+        self._pieces = list(self._cut())
+        self._states = _States.of_all(trace)
+
+    def _cut(self) -> Iterator[_Piece]:
+        """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
+        previous_end = 0.0
+        for record in self.trace:
+            if self.unit == "steps":
+                yield _Piece(float(record.step), float(record.step + 1), record, True)
+                continue
+            end = max(previous_end, record.end)
+            begin = min(end, max(previous_end, record.time))
+            if begin > previous_end:
+                yield _Piece(previous_end, begin, record, False)
+            if end > begin:
+                yield _Piece(begin, end, record, True)
+            previous_end = end
+
+    # -- one request -----------------------------------------------------------------------------------------------
+
+    def explain(self, request_id: str) -> Explanation:
+        """See `explain`."""
+        if request_id not in self.trace.requests:
+            known = list(self.trace.requests)
+            more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+            raise TraceError(f"the trace has no request {request_id!r}; it has {', '.join(known[:5]) or 'none'}{more}")
+        of_request = self.metrics.requests[request_id]
+        info = self.trace.requests[request_id]
+        tokens = of_request.token_times if self.unit == "s" else tuple(step + 1.0 for step in of_request.token_steps)
+        arrival = info.arrival_time if self.unit == "s" else float(info.arrival_step)
+        if of_request.e2e is not None:
+            end = arrival + _in_unit(of_request.e2e, self.unit)
+        elif tokens:
+            end = tokens[-1]
+        elif len(self.trace):
+            end = self._pieces[-1].end if self._pieces else arrival
+        else:
+            raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
+        states = self._states[request_id]
+        parts = self._parts(states, arrival, end)
+        ttft = None
+        if of_request.ttft is not None and tokens:
+            ttft = Span("time to first token", tokens[0] - arrival, self._parts(states, arrival, tokens[0]))
+        return Explanation(
+            request_id,
+            self.unit,
+            end - arrival,
+            parts,
+            ttft,
+            self._long_gaps(states, tokens),
+            self._confirmer(request_id),
+        )
+
+    def _long_gaps(self, states: _States, tokens: tuple[float, ...]) -> tuple[Span, ...]:
+        gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(tokens), start=1)]
+        if not gaps:
+            return ()
+        usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
+        long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
+        return tuple(
+            Span(f"gap before token {index}", length, self._parts(states, tokens[index - 1], tokens[index]))
+            for length, index in long
+            if length > usual
+        )
+
+    def _parts(self, states: _States, begin: float, end: float) -> tuple[Part, ...]:
+        """The parts of a stretch of time; their amounts add up to its length."""
+        amounts: dict[str, float] = defaultdict(float)
+        culprits: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        steps: dict[str, list[int]] = defaultdict(list)
+        first = bisect_right(self._pieces, begin, key=attrgetter("end"))
+        for piece in self._pieces[first:]:
+            if piece.begin >= end:
+                break
+            length = min(end, piece.end) - max(begin, piece.begin)
+            if length <= 0:
+                continue
+            for cause, share, who in self._causes(states, piece):
+                if share <= 0:
+                    continue
+                amounts[cause] += share * length
+                if not steps[cause] or steps[cause][-1] != piece.record.step:
+                    steps[cause].append(piece.record.step)
+                whole = sum(who.values()) or 1.0
+                for request_id, weight in who.items():
+                    culprits[cause][request_id] += share * length * weight / whole
+        outside = (end - begin) - math.fsum(amounts.values())
+        if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
+            cause = BETWEEN if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
+            amounts[cause] += outside
+            steps[cause] = steps[cause] or [self.trace[0].step]
+        return tuple(
+            Part(cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause]))
+            for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
+        )
+
+    def _causes(self, states: _States, piece: _Piece) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+        """The causes of a piece of time: cause, share of the piece, and the weight of each request behind it."""
+        record = piece.record
+        if not piece.is_step:
+            yield BETWEEN, 1.0, {}
+            return
+        chunk = states.chunks.get(record.step)
+        if chunk is not None:
+            yield from self._shares_of(chunk, record)
+        elif states.is_preempted_in(record.step):
+            since = states.last_preemption(record.step)
+            yield PREEMPTED, 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id)
+        elif record.step < states.first_seen:
+            yield IN_PROGRESS, 1.0, self._weights(record.chunks)
+        elif states.request_id in record.running:
+            yield PASSED_OVER, 1.0, self._weights(record.chunks)
+        else:
+            yield from self._waiting(states.request_id, record)
+
+    def _weights(self, chunks: tuple[Chunk, ...]) -> dict[str, float]:
+        """The share of each request in a step's work."""
+        return {chunk.request_id: float(chunk.num_tokens) for chunk in chunks}
+
+    def _waiting(self, request_id: str, record: StepRecord) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+        reason = record.passed_over.get(request_id, record.waiting_reason)
+        if "token budget" in reason:
+            yield BUDGET, 1.0, self._weights(record.chunks)
+        elif "max_num_seqs" in reason or "max_num_active_seqs" in reason:
+            yield SEATS, 1.0, dict.fromkeys(record.running, 1.0)
+        elif "partial_prefills" in reason:
+            partial = {chunk.request_id: 1.0 for chunk in record.chunks if chunk.is_partial_prefill}
+            yield PARTIAL, 1.0, partial or self._weights(record.chunks)
+        elif "block" in reason or "preempted" in reason:
+            yield BLOCKS, 1.0, _holders(record, request_id)
+        else:
+            yield OTHER_WAIT, 1.0, self._weights(record.chunks)
+
+    def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+        """A step that computed the request, divided between its chunk, prompts of others and decodes of others."""
+        others = [chunk for chunk in record.chunks if chunk.request_id != own.request_id]
+        prompts = {chunk.request_id: float(chunk.num_tokens) for chunk in others if not chunk.is_decode}
+        decodes = {chunk.request_id: float(chunk.num_tokens) for chunk in others if chunk.is_decode}
+        if self.unit == "steps":
+            budget = record.token_budget or record.num_tokens
+            is_cut = own.is_partial_prefill and own.limited_by == "token_budget"
+            of_prompts = sum(prompts.values()) / budget if is_cut else 0.0
+            of_decodes = sum(decodes.values()) / budget if is_cut else 0.0
+            of_each_step = 1.0
+        else:
+            whole = self._shares.step_seconds(record.chunks)
+            without_prompts = [chunk for chunk in record.chunks if chunk.is_decode or chunk is own]
+            of_prompts = (whole - self._shares.step_seconds(without_prompts)) / whole if prompts else 0.0
+            of_decodes = 0.0
+            if decodes:
+                of_decodes = (self._shares.step_seconds(without_prompts) - self._shares.step_seconds([own])) / whole
+            of_each_step = self._shares.step_seconds([]) / whole
+        mine = max(0.0, 1.0 - of_prompts - of_decodes)
+        if own.is_partial_prefill and own.limited_by in CAPS:
+            cut = min(mine, of_each_step)
+            mine -= cut
+            yield f"{CUT} {own.limited_by}", cut, {}
+        again = mine * min(1.0, own.num_recomputed_tokens / own.num_tokens)
+        yield OWN, mine - again, {}
+        yield RECOMPUTED, again, {}
+        yield PROMPTS, of_prompts, prompts
+        yield DECODES, of_decodes, decodes
+
+    # -- without the cause -----------------------------------------------------------------------------------------
+
+    def _confirmer(self, request_id: str) -> Callable[[Part, bool], Confirmation | None]:
+        def confirm(part: Part, is_ttft: bool) -> Confirmation | None:
+            if self.unit == "s" and self.model is None:
+                return None
+            change = self._without(part, request_id)
+            if change is None or (len(self.trace) and self.trace[0].step):
+                return None
+            words, arguments = change
+            # A policy in Python is not in the trace: nothing can be simulated under it, and only its absence is known.
+            as_it_was = "scheduling_policy" not in self.trace.config
+            if not as_it_was and part.cause != f"{CUT} policy":
+                return None
+            before = latency_of(self._simulated({}) if as_it_was else self.metrics, is_ttft)
+            after = latency_of(self._simulated(arguments), is_ttft)
+            if before is None or after is None:
+                return None
+            what = "time to first token" if is_ttft else "end to end"
+            return Confirmation(f"{what} {words}", before, after, is_recorded=not as_it_was)
+
+        def latency_of(metrics: TraceMetrics, is_ttft: bool) -> float | None:
+            request = metrics.requests[request_id]
+            latency = request.ttft if is_ttft else request.e2e
+            return None if latency is None else _in_unit(latency, self.unit)
+
+        return confirm
+
+    def _simulated(self, changes: dict[str, Any]) -> TraceMetrics:
+        return fork(self.trace, cost_model=self.model if self.unit == "s" else None, **changes).metrics()
+
+    def _without(self, part: Part, request_id: str) -> tuple[str, dict[str, Any]] | None:
+        """The fork without a cause: its words and its arguments."""
+        config = recorded_config(self.trace)
+        if part.cause == SEATS:
+            seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)
+            return f"with max_num_seqs={seats}", {"max_num_seqs": seats}
+        if part.cause in (BLOCKS, PREEMPTED, RECOMPUTED):
+            return f"with num_blocks={config.num_blocks * 4}", {"num_blocks": config.num_blocks * 4}
+        if part.cause == f"{CUT} long_prefill_token_threshold":
+            return "with long_prefill_token_threshold=0", {"long_prefill_token_threshold": 0}
+        if part.cause == f"{CUT} policy":
+            return "with policy='fcfs'", {"policy": "fcfs"}
+        if part.cause == PARTIAL:  # without any limit it would wait for the budget instead
+            slots = config.max_num_partial_prefills or 0
+            changes = {"max_num_partial_prefills": slots * 2 or None, "max_long_partial_prefills": None}
+            return f"with {f'max_num_partial_prefills={slots * 2}' if slots else 'any number of long prompts'}", changes
+        if part.cause == f"{CUT} partial_prefill_slot":
+            limits = {"max_num_partial_prefills": None, "max_long_partial_prefills": None}
+            return "without limits on partial prefills", limits
+        culprits = [culprit for culprit in part.culprits if culprit != request_id]
+        if not culprits:
+            return None
+        return f"without {culprits[0]}", {"without": (culprits[0],)}
+
+
+class _States:
+    """The place of one request in each step.
+
+    Attributes:
+        request_id: The request.
+        first_seen: First step whose scheduling could see it.
+        chunks: Its chunks by step.
+        preempted_at: Steps that preempted it.
+    """
+
+    def __init__(self, request_id: str, first_seen: int) -> None:
+        self.request_id = request_id
+        self.first_seen = first_seen
+        self.chunks: dict[int, Chunk] = {}
+        self.preempted_at: list[int] = []
+
+    @classmethod
+    def of_all(cls, trace: Trace) -> dict[str, _States]:
+        """Those of every request of a trace."""
+        states = {request_id: cls(request_id, info.arrival_step) for request_id, info in trace.requests.items()}
+        for record in trace:
+            for chunk in record.chunks:
+                if chunk.request_id in states:
+                    states[chunk.request_id].chunks[record.step] = chunk
+            for request_id in record.preempted:
+                if request_id in states:
+                    states[request_id].preempted_at.append(record.step)
+        return states
+
+    def last_preemption(self, step: int) -> int:
+        """The latest step up to a step that preempted the request; -1 for none."""
+        return max((at for at in self.preempted_at if at <= step), default=-1)
+
+    def is_preempted_in(self, step: int) -> bool:
+        """Whether the request waits to resume in a step."""
+        since = self.last_preemption(step)
+        return since >= 0 and not any(since < at <= step for at in self.chunks)
+
+
+def _holders(record: StepRecord, request_id: str) -> dict[str, float]:
+    """The requests that hold KV blocks in a step, with their numbers of blocks."""
+    tables = record.block_tables if record.has_block_tables else {}
+    held = {rid: float(len(table)) for rid, table in tables.items() if rid != request_id and table}
+    return held or dict.fromkeys((rid for rid in record.running if rid != request_id), 1.0)
+
+
+def _in_unit(latency: Any, unit: str) -> float:
+    return float(latency.seconds if unit == "s" else latency.steps)
+
+
+def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Explanation]:
+    """Explain the requests that waited longest.
+
+    Args:
+        trace: The trace.
+        count: Number of requests; None for all.
+        by: "ttft" or "e2e".
+
+    Raises:
+        ValueError: ``by`` is something else.
+    """
+    if by not in ("ttft", "e2e"):
+        raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')
+    explainer = Explainer(trace)
+    known = [request for request in explainer.metrics.requests.values() if getattr(request, by) is not None]
+    known.sort(key=lambda request: -_in_unit(getattr(request, by), explainer.unit))
+    return [explainer.explain(request.request_id) for request in known[:count]]

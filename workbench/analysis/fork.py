@@ -1,0 +1,201 @@
+"""Answer "what if": simulate a recorded run under another configuration, in steps or on a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import Any
+
+from workbench.config import EngineConfig, SamplingParams
+from workbench.costs.cost_model import StepCost
+from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.request import Request
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.limits import MAX_STEPS
+from workbench.simulation.simulate import simulate_requests
+from workbench.simulation.workload import made_up_token
+from workbench.trace import RequestInfo, Trace, TraceMeta
+
+
+def fork(
+    trace: Trace,
+    at_step: int = 0,
+    *,
+    cost_model: StepCost | None = None,
+    without: Collection[str] = (),
+    **config_changes: Any,
+) -> Trace:
+    """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
+
+    Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock, and
+    requests arrive at their recorded times. A request that had ended gets the recorded tokens and ends with the same
+    one; on a clock, one that was aborted gets as many. Any other request continues to its ``max_tokens`` with made-up
+    tokens. Drafts are accepted as often as they were in the recording; with another number
+    of drafts this is an estimate, and the source of the trace says so.
+
+    Args:
+        trace: The trace of an engine, of a simulation, or recorded from another engine.
+        at_step: The first step under the new configuration; the steps before it are those of the trace.
+        cost_model: Gives the duration of a step; None for a fork without a clock.
+        without: Requests to leave out.
+        **config_changes: EngineConfig fields to change. ``block_size`` and ``num_blocks`` can only change at step 0.
+            ``policy`` may also be a SchedulingPolicy object, from step 0.
+
+    Returns:
+        The simulated trace, from step 0.
+
+    Raises:
+        ValueError: at_step is outside the trace, the trace does not begin at step 0, a field or a request is unknown,
+            or a value is outside its range.
+
+    Example:
+        >>> from workbench import simulate
+        >>> trace = simulate({"requests": [{"id": "a", "prompt": {"len": 100}, "max_tokens": 2}]})
+        >>> [len(fork(trace, max_num_batched_tokens=budget)) for budget in (10, 50, 512)]
+        [11, 3, 2]
+    """
+    if not isinstance(at_step, int) or not 0 <= at_step <= len(trace):
+        raise ValueError(f"at_step must be from 0 to {len(trace)}, the steps of the trace, got {at_step!r}")
+    if len(trace) and trace[0].step:
+        raise ValueError(
+            f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
+            "step (keep_steps=None), or a whole recording"
+        )
+    if unknown := [request_id for request_id in without if request_id not in trace.requests]:
+        raise ValueError(f"without names {unknown[0]!r}, which is not a request of the trace")
+    changes = ", ".join(f"{name}={value!r}" for name, value in config_changes.items())
+    policy: SchedulingPolicy | None = None
+    if isinstance(config_changes.get("policy"), SchedulingPolicy):
+        policy = config_changes.pop("policy")
+        if at_step:
+            raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
+    recorded = recorded_config(trace)
+    changed = recorded.replace(**config_changes)
+    past = _Past(trace)
+    arrivals = [
+        past.arrival(info) if cost_model is None else past.timed_arrival(info, at_step)
+        for info in trace.requests.values()
+        if info.request_id not in without
+    ]
+    if without:
+        changes = ", ".join(filter(None, [changes, f"without {', '.join(without)}"]))
+    source = f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else "")
+    if is_acceptance_estimated(recorded, changed):
+        source += ", their acceptance estimated"
+    meta = TraceMeta(
+        source=source,
+        config=described(changed, policy),
+        model=trace.meta.model,
+        versions=trace.meta.versions,
+    )
+    return simulate_requests(
+        recorded if at_step else changed,
+        arrivals,
+        past.sample_token,
+        config_at={at_step: changed} if at_step else {},
+        cost_model=_RecordedThenModel(trace, at_step, cost_model) if cost_model is not None and at_step else cost_model,
+        policy=policy,
+        meta=meta,
+        max_steps=max(MAX_STEPS, 10 * len(trace)),
+    )
+
+
+def recorded_config(trace: Trace) -> EngineConfig:
+    """The configuration of a trace, as far as EngineConfig has its fields."""
+    known = {field.name for field in dataclasses.fields(EngineConfig)}
+    return EngineConfig.from_dict({name: value for name, value in trace.config.items() if name in known})
+
+
+def is_acceptance_estimated(recorded: EngineConfig, changed: EngineConfig) -> bool:
+    """Whether drafts are accepted by an estimate: of another number of drafts, the recording does not say how many.
+
+    The estimate is the recorded number of each verification, or all drafts if there are fewer. It is too low for more
+    drafts than were recorded.
+    """
+    return recorded.num_speculative_tokens != changed.num_speculative_tokens
+
+
+class _Past:
+    """The requests of a trace as they arrived, and the tokens that they got."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._first_time = trace[0].time if len(trace) else 0.0
+        self._sampled: dict[str, list[int]] = defaultdict(list)
+        self._accepts: dict[str, list[int]] = defaultdict(list)
+        self._ended: dict[str, str] = {}  # the reason, "" if it is not known
+        self._aborted: dict[str, int] = {}
+        for record in trace:
+            for chunk in record.chunks:
+                self._sampled[chunk.request_id].extend(chunk.accepted)
+                is_padded = chunk.request_id in record.admitted or chunk.request_id in record.resumed
+                if chunk.drafts and not chunk.discarded and not is_padded:
+                    self._accepts[chunk.request_id].append(chunk.num_accepted)
+            self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
+            self._aborted.update(dict.fromkeys(record.aborted, record.step))
+
+    def arrival(self, info: RequestInfo) -> Arrival:
+        """A request that arrives, and is aborted, at its recorded step."""
+        request_id = info.request_id
+        return Arrival(
+            request_id=request_id,
+            # A recording without tokens still has lengths: use made-up tokens, which share no prefix.
+            prompt_token_ids=info.prompt_token_ids
+            or [made_up_token(f"{request_id} prompt:{i}") for i in range(info.num_prompt_tokens)],
+            sampling=self._sampling(info),
+            priority=info.priority,
+            arrival_step=info.arrival_step,
+            arrival_time=info.arrival_time,
+            abort_step=self._aborted.get(request_id),
+            accepts=tuple(self._accepts[request_id]),
+            cache_salt=info.cache_salt,
+        )
+
+    def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:
+        """A request that arrives at its recorded time, and at its recorded step if that is before a step."""
+        arrival = self.arrival(info)
+        if info.arrival_step < at_step:
+            return dataclasses.replace(arrival, arrives_at=self._first_time)
+        if info.request_id in self._aborted:  # its steps are other ones on a clock
+            arrival = dataclasses.replace(arrival, abort_step=None, sampling=self._as_many(info.request_id))
+        return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=info.arrival_time)
+
+    def _sampling(self, info: RequestInfo) -> SamplingParams:
+        """Limits under which a request that had ended ends at the same token again.
+
+        A stop token stays one. An asynchronous scheduler foresees an end by ``max_tokens``, and for an end by a stop
+        token it has scheduled one chunk too many. A last token that also came earlier was none: a stop string ended
+        the request, or the recording has no token ids.
+        """
+        *before, last = self._sampled[info.request_id] or [-1]
+        if info.request_id not in self._ended:
+            return SamplingParams(max_tokens=info.max_tokens)
+        if self._ended[info.request_id] == "stop" and last >= 0 and last not in before:
+            return SamplingParams(max_tokens=max(info.max_tokens, len(before) + 1), stop_token_ids=(last,))
+        return self._as_many(info.request_id)
+
+    def _as_many(self, request_id: str) -> SamplingParams:
+        """As many tokens as in the recording."""
+        return SamplingParams(max_tokens=max(1, len(self._sampled[request_id])))
+
+    def sample_token(self, request: Request) -> int:
+        """The recorded token, or a made-up one after the end of the recording."""
+        tokens, index = self._sampled[request.request_id], request.num_output_tokens
+        return tokens[index] if index < len(tokens) else made_up_token(f"{request.request_id}:{request.num_tokens}")
+
+
+class _RecordedThenModel:
+    """The recorded times of the steps before a step, idle times included, and a cost model's from there on."""
+
+    def __init__(self, trace: Trace, at_step: int, cost_model: StepCost) -> None:
+        times = [record.time for record in trace[: at_step + 1] if record.chunks]
+        if at_step == len(trace):
+            times.append(trace[-1].end)
+        self._recorded = iter([after - before for before, after in pairwise(times)])
+        self._cost_model = cost_model
+
+    def step_seconds(self, chunks: Sequence[Any]) -> float:
+        """Duration of the next step."""
+        recorded = next(self._recorded, None)
+        return self._cost_model.step_seconds(chunks) if recorded is None else recorded

@@ -1,0 +1,202 @@
+"""A workload under every configuration of a grid, in parallel processes, and the Pareto front of the results."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from workbench.config import EngineConfig
+from workbench.ground.on_demand import progress_bar
+from workbench.simulation.at_scale import simulate_at_scale
+from workbench.simulation.workload import read_json_workload, read_simulation
+
+OBJECTIVES = {"ttft_mean": "min", "itl_mean": "min", "output_throughput": "max"}
+"""The measures of a configuration: latencies should be small, throughput large."""
+
+MAX_RUNS = 10_000
+"""Maximum number of combinations in a grid: a misplaced value should not start a million simulations."""
+
+PROCESSES = sys.platform != "emscripten"
+"""Whether the platform has processes; a web page has none, and its sweeps run one combination after another."""
+
+Row = dict[str, Any]
+
+
+def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
+    """A grid from arguments such as ``max_num_batched_tokens=256,512`` and ``max_num_partial_prefills=none,4``.
+
+    The fields are those of EngineConfig, and ``rate``, the arrival rate of a generated workload.
+
+    Raises:
+        ValueError: An argument has no value, or its field is unknown or given twice.
+    """
+    found = _by_field(settings, [*EngineConfig().to_dict(), "rate"], "sweep {} must be FIELD=VALUE,VALUE,...")
+    return {name: [_value(text) for text in texts.split(",")] for name, texts in found.items()}
+
+
+def read_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """One value for each field of EngineConfig, from arguments such as ``max_num_seqs=4`` or ``speculative={...}``.
+
+    Raises:
+        ValueError: An argument has no value, or its field is unknown or given twice.
+    """
+    found = _by_field(settings, [*EngineConfig().to_dict()], "--set {} must be FIELD=VALUE")
+    return {name: _value(text) for name, text in found.items()}
+
+
+def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[str, str]:
+    """The texts behind ``FIELD=``, by field; ``form`` says how a setting should look."""
+    texts: dict[str, str] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in known or not text:
+            similar = get_close_matches(name, known, n=1, cutoff=0.8) if name not in known else []
+            hint = f" (did you mean {similar[0]}?)" if similar else ""
+            raise ValueError(f"{form.format(repr(setting))}{hint} with a field of {', '.join(known)}")
+        if name in texts:
+            raise ValueError(f"{form.format(repr(setting))}, and {name} is given twice")
+        texts[name] = text
+    return texts
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads({"none": "null", "true": "true", "false": "false"}.get(text.lower(), text))
+    except ValueError:
+        return text
+
+
+def sweep(
+    workload: Mapping[str, Any] | str | os.PathLike[str],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    jobs: int | None = None,
+    progress: bool = False,
+) -> list[Row]:
+    """Simulate a workload under every combination of a grid.
+
+    Args:
+        workload: A workload with a cost model, see ``workbench.simulation.workload.read_simulation``.
+        grid: Values by EngineConfig field, or by "rate".
+        jobs: Number of processes; None for one per core. With 1 the runs take place in this process.
+        progress: Show a progress bar of runs.
+
+    Returns:
+        One row per combination, in the order of the grid: its settings, the numbers of its SimulationSummary,
+        ``error`` (why the combination is invalid, "" if it ran), and ``pareto`` (no other row is at least as good
+        in mean TTFT, mean ITL and throughput, and better in one).
+
+    Raises:
+        ValueError: The workload is malformed or has no cost model, or the grid is empty or too large.
+    """
+    content = dict(read_json_workload(workload))
+    if read_simulation(content)[2] is None:
+        raise ValueError('a sweep compares times: give the workload a cost_model, such as {"fixed": 0.01}')
+    combinations = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+    if not grid or len(combinations) > MAX_RUNS:
+        raise ValueError(f"the grid has {len(combinations) if grid else 0} combinations, allowed are 1 to {MAX_RUNS}")
+    if "rate" in grid and "generate" not in content:
+        raise ValueError("rate can only be swept for a workload that has generate.arrivals")
+    rows: list[Row] = [{} for _ in combinations]
+    jobs = min(jobs or os.cpu_count() or 1, len(combinations))
+    with progress_bar(len(rows), "sweep", "run", shown=progress) as bar:
+        for index, row in _run_all(content, combinations, jobs):
+            rows[index] = row
+            bar.update()
+    return mark_pareto(rows)
+
+
+def _run_all(content: dict[str, Any], combinations: Sequence[Row], jobs: int) -> Iterator[tuple[int, Row]]:
+    """Index and row of each combination, as they become known."""
+    if jobs == 1 or not PROCESSES:
+        yield from ((index, _run(content, settings)) for index, settings in enumerate(combinations))
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    # Spawn processes instead of forking: this one may have threads of MLX or of a server.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_run, content, settings): index for index, settings in enumerate(combinations)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
+    """Run one combination, in a separate process or in this one."""
+    workload = copy.deepcopy(workload)
+    changes = dict(settings)
+    if "rate" in changes:
+        arrivals = workload["generate"].get("arrivals") or {"process": "poisson"}
+        workload["generate"]["arrivals"] = {**arrivals, "rate": changes.pop("rate")}
+    workload["config"] = {**(workload.get("config") or {}), **changes}
+    try:
+        config, arrivals, cost_model = read_simulation(workload)
+    except ValueError as problem:
+        return {**settings, "error": str(problem)}
+    assert cost_model is not None  # sweep() has checked it
+    return {**settings, **simulate_at_scale(config, arrivals, cost_model).to_row(), "error": ""}
+
+
+def mark_pareto(rows: list[Row]) -> list[Row]:
+    """Set ``pareto`` in every row: True if no other row beats it by ``OBJECTIVES``."""
+
+    def losses(row: Row) -> tuple[float, ...] | None:
+        values = [value for name in OBJECTIVES if (value := row.get(name)) is not None]
+        if row.get("end") != "done" or len(values) < len(OBJECTIVES):
+            return None
+        return tuple(value if goal == "min" else -value for value, goal in zip(values, OBJECTIVES.values()))
+
+    points = [losses(row) for row in rows]
+
+    def beaten(point: tuple[float, ...]) -> bool:
+        others = (other for other in points if other is not None and other != point)
+        return any(all(theirs <= own for theirs, own in zip(other, point)) for other in others)
+
+    return [row | {"pareto": point is not None and not beaten(point)} for row, point in zip(rows, points)]
+
+
+def describe_row(row: Row, grid: Iterable[str]) -> str:
+    """A row as one line: its settings, then latencies and throughput, or why it is invalid; "*" marks the front."""
+    settings = ", ".join(f"{name}={row[name]}" for name in grid)
+    if row["error"]:
+        return f"  {settings}: {row['error']}"
+    ttft = f"TTFT {_ms(row['ttft_mean'])} (p99 {_ms(row['ttft_p99'])})"
+    speed = f"ITL {_ms(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
+    return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+def save_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
+    """Write rows as a table: .csv, or .parquet if pyarrow is installed.
+
+    Raises:
+        ValueError: The path has another ending, or is a .parquet file and pyarrow is missing.
+        OSError: The file cannot be written.
+    """
+    target = Path(path)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if target.suffix == ".csv":
+        with target.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+    elif target.suffix == ".parquet":
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError as problem:
+            raise ValueError(f"{target}: a .parquet file needs pyarrow ({problem}): install it or use .csv") from None
+        parquet.write_table(pa.table({name: [row.get(name) for row in rows] for name in columns}), target)
+    else:
+        raise ValueError(f"{target} must end in .csv or .parquet")

@@ -1,0 +1,375 @@
+"""Find the setting that meets a target on a recorded workload: a sweep, then a close look at the best of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.analysis.fork import recorded_config
+from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
+from workbench.costs.cost_model import CostModel
+from workbench.ground.attached import picture
+from workbench.ground.field_checks import number
+from workbench.ground.on_demand import np, with_progress
+from workbench.trace import Trace
+
+NUM_FINALISTS = 4
+"""Number of settings that are predicted with intervals after the sweep."""
+
+MAX_RUNS = 2000
+"""Maximum number of settings in a sweep."""
+
+LOSES_RATIO, LOSES_SECONDS = 1.05, 0.01
+"""A request loses if its end comes later by more than this factor and by more than this time."""
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
+
+FLAGS = {
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-num-seqs",
+    "long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "max_num_partial_prefills": "--max-num-partial-prefills",
+    "max_long_partial_prefills": "--max-long-partial-prefills",
+    "block_size": "--block-size",
+    "num_blocks": "--num-gpu-blocks-override",
+    "max_model_len": "--max-model-len",
+    "policy": "--scheduling-policy",
+    "max_num_scheduled_tokens": "--max-num-scheduled-tokens",
+}
+"""vLLM's flags for fields with a value; switches are in ``vllm_flags``."""
+
+SWITCHES = {"enable_prefix_caching": "enable-prefix-caching", "async_scheduling": "async-scheduling"}
+"""vLLM's flags for fields that are on or off."""
+
+
+def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
+    """A target as limits in seconds by name.
+
+    Args:
+        slo: Text such as "ttft_p99=1s,itl_p99=100ms", or a mapping of the same names to seconds. Names are those of
+            ``value_names()``; "output_throughput" is a minimum, in tokens per second.
+
+    Raises:
+        ValueError: A name is unknown or given twice, or a limit is not a time.
+
+    Example:
+        >>> read_slo("ttft_p99=1s,itl_p99=100ms")
+        {'ttft_p99': 1.0, 'itl_p99': 0.1}
+    """
+    if isinstance(slo, str):
+        parsed: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in slo.split(","))):
+            name, _, text = part.partition("=")
+            match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|ms|s|min|)", text.strip())
+            if match is None or name.strip() in parsed:
+                raise ValueError(f"slo {part!r} must be NAME=TIME, once each, such as ttft_p99=1s or itl_p99=100ms")
+            parsed[name.strip()] = float(match[1]) * UNITS[match[2]]
+        slo = parsed
+    known = value_names()
+    for name in slo:
+        if name not in known:
+            raise ValueError(f"slo names {name!r}; the names are {', '.join(known)}")
+    if not slo:
+        raise ValueError("slo is empty: give at least one limit, such as ttft_p99=1s")
+    return {name: number(f"slo {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}
+
+
+def score(values: Mapping[str, float], slo: Mapping[str, float]) -> float:
+    """The worst ratio of a value to its limit: 1 or less meets the target, and smaller is better."""
+    return max(_ratio(name, values.get(name, math.nan), limit) for name, limit in slo.items())
+
+
+def _ratio(name: str, value: float, limit: float) -> float:
+    if math.isnan(value):
+        return math.inf
+    if name == "output_throughput":
+        return limit / value if value else math.inf
+    return value / limit
+
+
+def vllm_flags(changes: Mapping[str, Any]) -> str:
+    """The changed fields as vLLM's options, to paste after ``vllm serve MODEL``."""
+    flags = []
+    for name, value in changes.items():
+        if name in SWITCHES:
+            flags.append(f"--{'' if value else 'no-'}{SWITCHES[name]}")
+        elif name in FLAGS and value is not None:
+            flags.append(f"{FLAGS[name]} {value}")
+    return " ".join(flags)
+
+
+def default_grid(trace: Trace) -> dict[str, list[Any]]:
+    """Settings around the recorded ones: the token budget, the number of seats, and the cap on prompt chunks."""
+    config = recorded_config(trace)
+    budget, seats = config.max_num_batched_tokens, config.max_num_seqs
+    budgets = {max(64, round(budget * factor)) for factor in (0.25, 0.5, 1, 2, 4)} | {budget}
+    floor = config.max_num_seqs  # a smaller budget than seats would starve decodes
+    caps = {config.long_prefill_token_threshold, 0, max(16, budget // 4)}
+    return {
+        "max_num_batched_tokens": sorted(b for b in budgets if b >= min(floor, budget)),
+        "max_num_seqs": sorted({max(1, seats // 2), seats, seats * 2}),
+        "long_prefill_token_threshold": sorted(caps),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A setting with its prediction.
+
+    Attributes:
+        changes: The fields that differ from the recorded configuration.
+        score: Worst ratio of a value to its limit.
+        prediction: Values with intervals, and the simulated run.
+        same_as_best: Whether it cannot be told from the chosen one: repeated simulations disagree about the better one.
+    """
+
+    changes: Mapping[str, Any]
+    score: float
+    prediction: Prediction
+    same_as_best: bool = False
+
+    @property
+    def flags(self) -> str:
+        """VLLM's options for the changes; "" for none."""
+        return vllm_flags(self.changes)
+
+    def shown_values(self, names: Iterable[str]) -> dict[str, str]:
+        """The predicted values of these names with their intervals, as texts."""
+        return {
+            name: f"{_amount(name, found.value)} ({_amount(name, found.low)} to {_amount(name, found.high)})"
+            for name in names
+            if (found := self.prediction.intervals.get(name)) is not None
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The answer of ``tune``.
+
+    Attributes:
+        slo: The limits by name, in seconds.
+        best: The chosen setting.
+        current: The recorded setting.
+        runners_up: The next best settings.
+        verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
+        losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
+        rows: Every setting of the sweep with its values; "pareto" marks those that no other one beats.
+        errors: Relative error of the prediction of the recorded setting, by value; known without any new run.
+        settings: Names of the fields that the sweep changed.
+        notes: Other sentences that help to read the answer.
+    """
+
+    slo: Mapping[str, float]
+    best: Candidate
+    current: Candidate
+    runners_up: tuple[Candidate, ...]
+    verdict: str
+    losers: tuple[tuple[str, float, float], ...]
+    rows: tuple[dict[str, Any], ...]
+    errors: Mapping[str, float]
+    settings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def verdict_sentence(self) -> str:
+        """The verdict as a sentence."""
+        return _VERDICTS[self.verdict]
+
+    def _repr_html_(self) -> str | None:
+        return picture("Tuning", self)
+
+    def __repr__(self) -> str:
+        lines = [f"target: {', '.join(f'{name} <= {_amount(name, limit)}' for name, limit in self.slo.items())}"]
+        lines += _candidate_lines("take", self.best, self.slo, self.errors)
+        if self.best.changes:
+            lines.append(f"  vllm serve MODEL {self.best.flags}")
+        lines.append(f"  {self.verdict_sentence}")
+        if self.losers:
+            worst = ", ".join(f"{rid} {before:.3g} s -> {after:.3g} s" for rid, before, after in self.losers[:3])
+            lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
+        if self.best.changes:
+            lines += _candidate_lines("now", self.current, self.slo, self.errors)
+        for candidate in self.runners_up:
+            words = "cannot tell from the first" if candidate.same_as_best else "next"
+            lines += _candidate_lines(words, candidate, self.slo, self.errors)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+_VERDICTS = {
+    "meets": "meets the target with its whole interval",
+    "misses": "misses the target, and so does every other setting of the sweep",
+    "cannot tell": "cannot tell whether it meets the target: the limit lies inside the interval",
+}
+
+
+def _candidate_lines(
+    words: str, candidate: Candidate, slo: Mapping[str, float], errors: Mapping[str, float]
+) -> list[str]:
+    changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "the recorded setting"
+    lines = [f"{words}: {changes}"]
+    for name, shown in candidate.shown_values(slo).items():
+        error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""
+        lines.append(f"  {name} {shown.removesuffix(')')}{error})")
+    return lines + [f"  {note}" for note in candidate.prediction.notes]
+
+
+def _amount(name: str, value: float) -> str:
+    if name == "output_throughput":
+        return f"{value:.1f} tokens/s"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def tune(
+    trace: Trace,
+    slo: str | Mapping[str, float],
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    cost_model: CostModel | None = None,
+    others: Sequence[Trace] = (),
+    fit_from: Sequence[Trace] = (),
+    num_draws: int = NUM_DRAWS,
+    progress: bool = False,
+) -> Tuning:
+    """Find the setting that meets a target with the largest margin, on the recorded arrivals.
+
+    Every setting of the grid is simulated once, the best ones again with noise and intervals. Settings are compared
+    draw by draw, so that an error that they share does not count. Of the settings that cannot be told from the best one
+    the answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
+
+    Args:
+        trace: A recorded run.
+        slo: The target, such as "ttft_p99=1s,itl_p99=100ms".
+        grid: Values to try by EngineConfig field; None for settings around the recorded ones.
+        cost_model: Duration of a step; None to fit it to the trace.
+        others: More recordings to fit the cost model to.
+        fit_from: Recordings to fit the cost model to instead of the trace.
+        num_draws: Number of repeated simulations for intervals.
+        progress: Show a progress bar of simulations.
+
+    Raises:
+        ValueError: The target, a field or a value is wrong, the grid is too large, or the fit does not hold.
+    """
+    limits = read_slo(slo)
+    grid = default_grid(trace) if grid is None else grid
+    combinations = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+    if not grid or len(combinations) > MAX_RUNS:
+        raise ValueError(f"the grid has {len(combinations) if grid else 0} settings, allowed are 1 to {MAX_RUNS}")
+    now = recorded_config(trace).to_dict()
+    predictor = Predictor(trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws)
+    scored: list[tuple[float, dict[str, Any]]] = []
+    rows: list[dict[str, Any]] = []
+    for settings in with_progress(combinations, "sweep", "setting", shown=progress):
+        changes = {name: value for name, value in settings.items() if now.get(name) != value}
+        try:
+            run = predictor.simulate(**changes)
+        except ValueError as problem:
+            rows.append(settings | {"error": str(problem), "end": "invalid"})
+            continue
+        values = values_of(run)
+        rows.append(settings | values | {"error": "", "end": run.end, "score": score(values, limits)})
+        if run.end == "done":
+            scored.append((score(values, limits), changes))
+    if not scored:
+        raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
+    scored.sort(key=lambda pair: (pair[0], len(pair[1])))
+    current = _candidate({}, predictor.unchanged, limits)
+    finalists = [current]
+    # Settings that do nothing here score exactly like another one with fewer changes.
+    seen = {score(values_of(predictor.unchanged.trace), limits)}
+    for points, changes in scored:
+        if points not in seen and len(finalists) <= NUM_FINALISTS:
+            seen.add(points)
+            finalists.append(_candidate(changes, predictor.predict(**changes), limits))
+    first = min(finalists, key=lambda candidate: candidate.score)
+    equals = [c for c in finalists if c is first or not _surely_better(first, c, limits)]
+    best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
+    others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
+    runners_up = tuple(
+        Candidate(c.changes, c.score, c.prediction, not _surely_better(best, c, limits)) for c in others_left
+    )
+    return Tuning(
+        slo=limits,
+        best=best,
+        current=current,
+        runners_up=runners_up,
+        verdict=_verdict(best.prediction, limits),
+        losers=_losers(current.prediction.trace, best.prediction.trace) if best is not current else (),
+        rows=tuple(mark_front(rows, list(limits))),
+        errors=predictor.errors,
+        settings=tuple(grid),
+        notes=tuple(predictor.report.notes) if predictor.report else (),
+    )
+
+
+def _candidate(changes: Mapping[str, Any], prediction: Prediction, slo: Mapping[str, float]) -> Candidate:
+    values = {name: interval.value for name, interval in prediction.intervals.items()}
+    return Candidate(changes, score(values, slo), prediction)
+
+
+def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
+    """Whether one setting scores better than another in nearly every draw."""
+    wins = []
+    for k in range(len(next(iter(one.prediction.draws.values())))):
+        of_one, of_other = (
+            score({name: float(candidate.prediction.draws[name][k]) for name in slo}, slo) for candidate in (one, other)
+        )
+        wins.append(of_one < of_other)
+    return bool(np.mean(wins) >= 0.85) if wins else one.score < other.score
+
+
+def _verdict(prediction: Prediction, slo: Mapping[str, float]) -> str:
+    def ratios(end: str) -> float:
+        values = {}
+        for name in slo:
+            interval = prediction.intervals.get(name, Interval(math.nan, math.nan, math.nan))
+            is_maximum = name != "output_throughput"
+            values[name] = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
+        return score(values, slo)
+
+    if ratios("high") <= 1:
+        return "meets"
+    return "misses" if ratios("low") > 1 else "cannot tell"
+
+
+def _losers(before: Trace, after: Trace) -> tuple[tuple[str, float, float], ...]:
+    """Requests that end later in the second run, the largest loss first."""
+    losers = []
+    of_after = after.metrics().requests
+    for request_id, request in before.metrics().requests.items():
+        then = of_after[request_id].e2e
+        if request.e2e is None or then is None or request.e2e.seconds is None or then.seconds is None:
+            continue
+        old, new = request.e2e.seconds, then.seconds
+        if new > LOSES_RATIO * old and new > old + LOSES_SECONDS:
+            losers.append((request_id, old, new))
+    return tuple(sorted(losers, key=lambda row: row[1] - row[2]))
+
+
+def mark_front(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Set ``pareto`` in every row: True if no other row is as good in every value of the target and better in one.
+
+    Args:
+        rows: Rows of a sweep.
+        names: The values of the target; throughput is added, which should be large.
+    """
+    goals = [*names, *(["output_throughput"] if "output_throughput" not in names else [])]
+
+    def losses(row: Mapping[str, Any]) -> tuple[float, ...] | None:
+        if row.get("end") != "done" or any(name not in row for name in goals):
+            return None
+        return tuple(-row[name] if name == "output_throughput" else row[name] for name in goals)
+
+    points = [losses(row) for row in rows]
+    known = [point for point in points if point is not None]
+    return [
+        row
+        | {
+            "pareto": point is not None
+            and not any(other != point and all(o <= p for o, p in zip(other, point)) for other in known)
+        }
+        for row, point in zip(rows, points)
+    ]

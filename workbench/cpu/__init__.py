@@ -1,0 +1,1 @@
+"""Machine code for a CPU: products with packed weights, attention, and whole layers."""

@@ -1,0 +1,389 @@
+"""All layers of a llama-like model in compiled code, over the paged pool, with nothing of MLX in between.
+
+The model is data: a row of numbers per layer (`Field`), a table of products, and one array with the weights of norms
+and biases. Several threads may run `run_layers` on the same arguments. Each takes its share of outputs, rows and work
+items, and all wait for each other where one needs what another has written. The residual and the inputs of products are
+computed once, row by row. A number does not depend on the thread that computes it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic, register_jitable
+
+from workbench.cpu.attention.compiled import entry_point
+from workbench.cpu.attention.kernel import call_work_list
+from workbench.cpu.attention.layout import Scoring
+from workbench.cpu.attention.simd import FLOAT, LANES, exp, jit, load, splat, store, tanh, total_of
+from workbench.cpu.barrier import wait_for_all
+from workbench.cpu.formats import TILE, UNIT
+from workbench.cpu.inputs import prepare_rows, row_size
+from workbench.cpu.kernels import ROWS, call_kernel
+
+_ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
+_GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
+
+
+class Field(IntEnum):
+    """Columns of the table of layers; a product range is two columns, a weight is an index into `numbers` or -1."""
+
+    QKV = 0
+    OUT = 2
+    GATE_UP = 4
+    DOWN = 6
+    INPUT_NORM = 8
+    ATTENTION_NORM = 9
+    MLP_NORM = 10
+    DOWN_NORM = 11
+    Q_NORM = 12
+    K_NORM = 13
+    ROPE = 14
+    K_CACHE = 15
+    V_CACHE = 16
+    LEFT = 17
+    CACHE_GROUP = 18
+    NUM_FIELDS = 19
+
+
+class ProductField(IntEnum):
+    """Columns of the table of products."""
+
+    KERNEL = 0
+    WEIGHTS = 1
+    NUM_COLUMNS = 2
+    NUM_UNITS = 3
+    GROUP = 4
+    NUM_OUTPUTS = 5
+    FIRST_OUTPUT = 6
+    NUM_TILES = 7
+    BIAS = 8
+    CODES = 9
+    MIDDLE = 10
+    NUM_FIELDS = 11
+
+
+_QKV, _OUT, _GATE_UP, _DOWN = int(Field.QKV), int(Field.OUT), int(Field.GATE_UP), int(Field.DOWN)
+_INPUT_NORM, _ATTENTION_NORM = int(Field.INPUT_NORM), int(Field.ATTENTION_NORM)
+_MLP_NORM, _DOWN_NORM = int(Field.MLP_NORM), int(Field.DOWN_NORM)
+_Q_NORM, _K_NORM, _ROPE = int(Field.Q_NORM), int(Field.K_NORM), int(Field.ROPE)
+_K_CACHE, _V_CACHE, _LEFT = int(Field.K_CACHE), int(Field.V_CACHE), int(Field.LEFT)
+_CACHE_GROUP = int(Field.CACHE_GROUP)
+_KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
+_UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
+_FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
+_CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
+
+SILU, GELU = 0, 1
+"""Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
+
+
+class Model(NamedTuple):
+    """A model as data.
+
+    Attributes:
+        layers: int64 [num_layers, Field.NUM_FIELDS].
+        products: int64 [num_products, ProductField.NUM_FIELDS]; the last of them is the head.
+        factors: Factors of each product's format, float32 [num_products, 32].
+        numbers: Weights of norms and biases, float32.
+        scales: Softmax scale of each layer in units of log2, float32 [num_layers].
+        final_norm: Index of the final norm's weights in ``numbers``.
+        epsilon: Of every norm.
+        activation: SILU or GELU.
+        hidden: Width of the gate and of the up projection.
+        attention: `work_list_address`.
+    """
+
+    layers: np.ndarray
+    products: np.ndarray
+    factors: np.ndarray
+    numbers: np.ndarray
+    scales: np.ndarray
+    final_norm: int
+    epsilon: np.float32
+    activation: int
+    hidden: int
+    attention: int
+
+
+class Batch(NamedTuple):
+    """A packed batch.
+
+    Attributes:
+        embedded: Embeddings, float32 [T, hidden_size]; the residual takes their place.
+        positions: int32 [T].
+        slots: int64 [num_cache_groups, T].
+        rows: Rows whose logits are needed, int32.
+        block_tables: int32 [num_cache_groups, num_seqs, max_blocks].
+        work: Work lists one after another, int32 [num_items, 7].
+        work_ranges: First item and the one to stop before of each layer, int64 [num_layers, 2].
+        cosines: float32 [num_ropes, positions, head_dim / 2].
+        sines: Likewise.
+    """
+
+    embedded: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    rows: np.ndarray
+    block_tables: np.ndarray
+    work: np.ndarray
+    work_ranges: np.ndarray
+    cosines: np.ndarray
+    sines: np.ndarray
+
+
+class Buffers(NamedTuple):
+    """Arrays that threads write for each other, float32.
+
+    ``qkv``, ``out`` and ``gate_up`` may share their memory, and ``gate_up`` that of ``attended``, too.
+
+    Attributes:
+        qkv: Queries, keys and values, [min(T, ROWS), ...].
+        attended: Output of attention, [T, ...].
+        out: Output of a projection to the hidden size, [min(T, ROWS), ...].
+        gate_up: Gate and up projection; then the input of the down projection in place of the gate:
+            [min(T, ROWS), 2 * hidden].
+        prepared: Inputs of products as their kernels read them, flat; see `_prepare`.
+        sums: Sums of their groups, flat.
+        logits: The result, [num_rows, vocab_size].
+    """
+
+    qkv: np.ndarray
+    attended: np.ndarray
+    out: np.ndarray
+    gate_up: np.ndarray
+    prepared: np.ndarray
+    sums: np.ndarray
+    logits: np.ndarray
+
+
+@intrinsic
+def _float_pointer(typing_context, address):
+    """A pointer to float32 from an address."""
+
+    def codegen(context, builder, signature, values):
+        return builder.inttoptr(values[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.intp), codegen
+
+
+@jit
+def _normalise(x, numbers, weight, size, epsilon, out):
+    """RMS norm of ``size`` elements of flat arrays."""
+    total, rest = splat(_ZERO), _ZERO
+    whole = size - size % LANES
+    for at in range(0, whole, LANES):
+        part = load(x, at)
+        total = total + part * part
+    for at in range(whole, size):
+        rest += x[at] * x[at]
+    factor = _ONE / np.sqrt((total_of(total) + rest) / np.float32(size) + epsilon)
+    for at in range(0, whole, LANES):
+        store(out, at, load(x, at) * splat(factor) * load(numbers, weight + at))
+    for at in range(whole, size):
+        out[at] = x[at] * factor * numbers[weight + at]
+
+
+@jit
+def _add_output(residual, out, numbers, weight, epsilon, normed):
+    """Add a sublayer's output to the residual, after its norm if it has one."""
+    if weight < 0:
+        residual += out
+        return
+    for row in range(out.shape[0]):
+        _normalise(out[row], numbers, weight, normed.size, epsilon, normed)
+        residual[row] += normed
+
+
+@jit
+def _share(count, thread, num_threads):
+    """`workbench.ground.threads.share`, in the folder whose sources tell whether kept code is still right."""
+    return count * thread // num_threads, count * (thread + 1) // num_threads
+
+
+@register_jitable
+def input_sizes(product):
+    """Elements of a row of a product's prepared input, and of the sums of its groups."""
+    return row_size(product[_UNITS], product[_CODES]), product[_UNITS] * (UNIT // product[_GROUP])
+
+
+@jit
+def _prepare(model, first, last, x, start, num_rows, buffers):
+    """Prepare the rows from ``start`` on, ``x``, as input of some products, whose inputs lie one after another."""
+    stop, at, sums_at = start + x.shape[0], 0, 0
+    for index in range(first, last):
+        product = model.products[index]
+        size, sums_size = input_sizes(product)
+        rows = buffers.prepared[at + start * size : at + stop * size].reshape(stop - start, size)
+        sums = buffers.sums[sums_at + start * sums_size : sums_at + stop * sums_size].reshape(stop - start, sums_size)
+        codes, middle, group = product[_CODES], product[_MIDDLE], product[_GROUP]
+        prepare_rows(x, product[_COLUMNS], codes, middle, model.factors[index], group, rows, sums)
+        at, sums_at = at + num_rows * size, sums_at + num_rows * sums_size
+
+
+@jit
+def _prepare_normed(model, first, last, x, weight, start, num_rows, normed, buffers):
+    """Prepare rows after their norm; ``normed`` is memory for one of them."""
+    for row in range(x.shape[0]):
+        _normalise(x[row], model.numbers, weight, normed.size, model.epsilon, normed)
+        _prepare(model, first, last, normed.reshape(1, -1), start + row, num_rows, buffers)
+
+
+@jit
+def _multiply(model, first, last, y, buffers, thread, num_threads):
+    """This thread's outputs of some products, of the inputs that have been prepared for the rows of ``y``."""
+    num_rows, inputs, sums = y.shape[0], np.intp(buffers.prepared.ctypes.data), np.intp(buffers.sums.ctypes.data)
+    for index in range(first, last):
+        product = model.products[index]
+        size, sums_size = input_sizes(product)
+        start, stop = _share(product[_TILES], thread, num_threads)
+        outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
+        sizes = (num_rows, product[_UNITS], product[_OUTPUTS], start, stop)
+        call_kernel(product[_KERNEL], (product[_WEIGHTS], inputs, size, sums, sums_size, *outputs, *sizes))
+        inputs, sums = inputs + 4 * num_rows * size, sums + 4 * num_rows * sums_size
+        if product[_BIAS] >= 0:
+            for row in range(num_rows):
+                for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
+                    y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
+
+
+@jit
+def _rotate(row, at, cosines, sines):
+    """RoPE on the halves of a head that begins at ``at``."""
+    half = cosines.size
+    for index in range(half):
+        a, b = row[at + index], row[at + half + index]
+        row[at + index] = a * cosines[index] - b * sines[index]
+        row[at + half + index] = b * cosines[index] + a * sines[index]
+
+
+@jit
+def _place_row(model, layer, row, slot, cosines, sines, shapes, k_cache, v_cache):
+    """Normalise and rotate a token's queries and keys, and write its keys and values to the pool."""
+    head_dim, num_heads, num_kv_heads = shapes.head_dim, shapes.num_heads, shapes.num_kv_heads
+    for head in range(num_heads + num_kv_heads):
+        weight = layer[_Q_NORM] if head < num_heads else layer[_K_NORM]
+        part = row[head * head_dim : (head + 1) * head_dim]
+        if weight >= 0:
+            _normalise(part, model.numbers, weight, head_dim, model.epsilon, part)
+        _rotate(part, 0, cosines, sines)
+    size = num_kv_heads * head_dim
+    keys_at = num_heads * head_dim
+    for index in range(size):
+        k_cache[slot * size + index] = row[keys_at + index]
+        v_cache[slot * size + index] = row[keys_at + size + index]
+
+
+@jit
+def _activated(gate, up, activation):
+    if activation == SILU:
+        return gate / (splat(_ONE) + exp(splat(_ZERO) - gate)) * up
+    inner = splat(_GELU_SCALE) * (gate + splat(_GELU_CUBE) * gate * gate * gate)
+    return splat(_HALF) * gate * (splat(_ONE) + tanh(inner)) * up
+
+
+@jit
+def _activate(gate_up, hidden, activation):
+    """``gate = activation(gate) * up`` of some rows."""
+    rest = np.zeros(2 * LANES, np.float32)
+    for row in range(gate_up.shape[0]):
+        source = gate_up[row]
+        whole = hidden - hidden % LANES
+        for at in range(0, whole, LANES):
+            store(source, at, _activated(load(source, at), load(source, hidden + at), activation))
+        if whole < hidden:
+            for lane in range(hidden - whole):
+                rest[lane], rest[LANES + lane] = source[whole + lane], source[hidden + whole + lane]
+            store(rest, 0, _activated(load(rest, 0), load(rest, LANES), activation))
+            for lane in range(hidden - whole):
+                source[whole + lane] = rest[lane]
+
+
+@entry_point
+def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_threads, barrier):
+    """Run the model on a packed batch; `Buffers.logits` holds the logits afterwards.
+
+    Args:
+        model: The model.
+        batch: The batch.
+        shapes: Sizes of attention.
+        pool_size: Elements of a layer's keys in the pool.
+        buffers: Shared memory of the threads.
+        scratch: Working memory of attention, of this thread alone.
+        thread: Number of this thread.
+        num_threads: Number of threads.
+        barrier: See `workbench.cpu.barrier`.
+    """
+    residual, epsilon, numbers = batch.embedded, model.epsilon, model.numbers
+    num_rows, hidden_size = residual.shape
+    normed = np.empty(hidden_size, np.float32)
+    first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
+
+    for index in range(model.layers.shape[0]):
+        layer = model.layers[index]
+        k_cache = numba.carray(_float_pointer(layer[_K_CACHE]), pool_size)
+        v_cache = numba.carray(_float_pointer(layer[_V_CACHE]), pool_size)
+        for row in range(0, num_rows, ROWS):
+            count = min(num_rows - row, ROWS)
+            start, stop = _share(count, thread, num_threads)
+            qkv, attended = buffers.qkv[:count], buffers.attended[row : row + count]
+            own, norm = residual[row + start : row + stop], layer[_INPUT_NORM]
+            _prepare_normed(model, layer[_QKV], layer[_QKV + 1], own, norm, start, count, normed, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_QKV], layer[_QKV + 1], qkv, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            for place in range(start, stop):
+                position, rope = batch.positions[row + place], layer[_ROPE]
+                cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
+                slot = batch.slots[layer[_CACHE_GROUP], row + place]
+                _place_row(model, layer, qkv[place], slot, cosines, sines, shapes, k_cache, v_cache)
+                attended[place] = qkv[place, : attended.shape[1]]
+        wait_for_all(barrier, num_threads)
+        scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
+        queries = buffers.attended.reshape(-1)
+        items = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]]
+        table = batch.block_tables[layer[_CACHE_GROUP]]
+        memory = (queries, k_cache, v_cache, queries, items, table)
+        call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
+        wait_for_all(barrier, num_threads)
+        for row in range(0, num_rows, ROWS):
+            count = min(num_rows - row, ROWS)
+            start, stop = _share(count, thread, num_threads)
+            own, out = residual[row + start : row + stop], buffers.out[:count]
+            attended = buffers.attended[row + start : row + stop]
+            _prepare(model, layer[_OUT], layer[_OUT + 1], attended, start, count, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_OUT], layer[_OUT + 1], out, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _add_output(own, out[start:stop], numbers, layer[_ATTENTION_NORM], epsilon, normed)
+        for row in range(0, num_rows, ROWS):
+            count = min(num_rows - row, ROWS)
+            start, stop = _share(count, thread, num_threads)
+            own, out, gate_up = residual[row + start : row + stop], buffers.out[:count], buffers.gate_up[:count]
+            norm = layer[_MLP_NORM]
+            _prepare_normed(model, layer[_GATE_UP], layer[_GATE_UP + 1], own, norm, start, count, normed, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], gate_up, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _activate(gate_up[start:stop], model.hidden, model.activation)
+            _prepare(model, layer[_DOWN], layer[_DOWN + 1], gate_up[start:stop], start, count, buffers)
+            wait_for_all(barrier, num_threads)
+            _multiply(model, layer[_DOWN], layer[_DOWN + 1], out, buffers, thread, num_threads)
+            wait_for_all(barrier, num_threads)
+            _add_output(own, out[start:stop], numbers, layer[_DOWN_NORM], epsilon, normed)
+
+    head = model.products.shape[0] - 1
+    for first in range(0, batch.rows.size, ROWS):
+        wait_for_all(barrier, num_threads)
+        logits = buffers.logits[first : first + ROWS]
+        start, stop = _share(logits.shape[0], thread, num_threads)
+        for index in range(start, stop):
+            at = batch.rows[first + index]
+            row, norm = residual[at : at + 1], model.final_norm
+            _prepare_normed(model, head, head + 1, row, norm, index, logits.shape[0], normed, buffers)
+        wait_for_all(barrier, num_threads)
+        _multiply(model, head, head + 1, logits, buffers, thread, num_threads)

@@ -1,0 +1,1 @@
+"""Other people's files and wires: OTLP, scrapes of /metrics, KV events, request logs, Chrome traces, pandas."""

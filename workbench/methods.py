@@ -1,0 +1,46 @@
+"""Types of the methods that rooms give to the classes of rooms below them, for type checkers and editors.
+
+At run time these classes do not exist: `workbench.ground.attached` puts the functions into place, by the table in
+``workbench/__init__.py``. A test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.analysis import explain as explaining
+    from workbench.analysis import fork as forking
+    from workbench.analysis import misses, predict
+    from workbench.analysis import tune as tuning
+    from workbench.formats import export
+    from workbench.readings import metrics_collector
+    from workbench.readings import pool_state as pool
+    from workbench.viz import export_html, figures, widget
+
+    class TraceMethods:
+        """Of a Trace."""
+
+        explain = explaining.explain
+        figure = figures.trace_figure
+        fork = forking.fork
+        keyframe_before = pool.keyframe_before
+        metrics = metrics_collector.metrics
+        plot = figures.trace_figure
+        pool_state = pool.pool_state
+        show = widget.watch
+        slowest = explaining.slowest
+        summary = metrics_collector.metrics
+        to_chrome_trace = export.to_chrome_trace
+        to_html = export_html.to_html
+        to_pandas = export.to_pandas
+        tune = tuning.tune
+        view = widget.view
+        watch = widget.watch
+        whatif = predict.whatif
+        why_missed = misses.why_missed
+
+    class TraceMetricsMethods:
+        """Of a TraceMetrics."""
+
+        figure = figures.metrics_figure

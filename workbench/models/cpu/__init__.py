@@ -1,1 +1,0 @@
-"""Compiled code for a model on this processor: packed weights, products with them, and whole layers."""

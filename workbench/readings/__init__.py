@@ -1,0 +1,1 @@
+"""Derived from the records of a run alone: latencies, metrics, the KV pool's state, sentences, comparisons."""

@@ -1,0 +1,259 @@
+"""Collect metrics while a trace grows; each record is read once."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from array import array
+from collections.abc import Mapping
+from itertools import chain
+from operator import itemgetter
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from workbench.readings.block_replay import BlockReplay
+from workbench.readings.latency import Latency, LatencyAccumulator, RequestTimes
+from workbench.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
+from workbench.readings.speculation_metrics import SpeculationCounter
+from workbench.trace.lines import RequestInfo
+from workbench.trace.records import StepRecord
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+_COUNTS = (
+    "step",
+    "num_tokens",
+    "num_decode_tokens",
+    "num_recomputed_tokens",
+    "num_cached_tokens",
+    "token_budget",
+    "num_running",
+    "num_waiting",
+    "num_preempted",
+    "free_blocks",
+    "cached_blocks",
+    "owned_blocks",
+    "unused_slots",
+)
+"""Integer columns of StepMetrics."""
+
+
+class _RequestProgress:
+    """The metrics of a request so far."""
+
+    def __init__(self, info: RequestInfo, times: RequestTimes) -> None:
+        self.info = info
+        self.times = times
+        self.num_cached_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.num_preemptions = 0
+        self.finish_reason = ""
+        self.finish_step: int | None = None
+        self.token_steps = array("q")
+        self.token_times = array("d")
+
+    def metrics(self, timed: bool) -> RequestMetrics:
+        info, times = self.info, self.times
+
+        def latency(found: Latency | None) -> Latency | None:
+            return found if timed or found is None else found._replace(seconds=None)
+
+        return RequestMetrics(
+            request_id=info.request_id,
+            num_prompt_tokens=info.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            num_preemptions=self.num_preemptions,
+            finish_reason=self.finish_reason,
+            arrival_step=info.arrival_step,
+            first_scheduled_step=times.first_scheduled.steps if times.first_scheduled else None,
+            finish_step=self.finish_step,
+            token_steps=tuple(self.token_steps),
+            token_times=tuple(self.token_times) if timed else (),
+            queue=latency(times.queue),
+            prefill=latency(times.prefill),
+            ttft=latency(times.ttft),
+            decode=latency(times.decode),
+            e2e=latency(times.e2e),
+        )
+
+
+class MetricsCollector:
+    """Metrics of a trace; ``collect`` reads the steps appended since the last call.
+
+    Args:
+        trace: The trace, growing or not.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._lock = threading.Lock()
+        self._num_read = 0
+        self._requests: dict[str, _RequestProgress] = {}
+        self._latencies = LatencyAccumulator()
+        self._speculation = SpeculationCounter()
+        self._blocks = BlockReplay.at_start_of(trace)
+        self._floats: dict[str, array[Any]] = {name: array("d") for name in ("time", "duration")}
+        self._counts: dict[str, array[Any]] = {name: array("q") for name in _COUNTS}
+
+    def collect(self) -> TraceMetrics:
+        """The metrics up to the latest step."""
+        with self._lock:
+            num_steps = len(self._trace)  # before the requests, which then include those of every step that is read
+            for request_id, info in self._trace.requests.items():
+                if request_id not in self._requests:
+                    self._add_request(info)
+            for index in range(self._num_read, num_steps):
+                self._read(self._trace[index])
+                self._num_read = index + 1
+            columns = {name: column[:] for name, column in {**self._floats, **self._counts}.items()}
+            timed = self._latencies.timed
+            requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
+            summary = _summarise(requests, columns, timed)
+            speculation = self._speculation.metrics()
+            return TraceMetrics(summary, requests, columns, self._trace.block_size, speculation, self._trace)
+
+    def _read(self, record: StepRecord) -> None:
+        end = self._latencies.add(record).end
+        self._speculation.add(record)
+        blocks, requests, admitted = self._blocks, self._requests, record.admitted
+        blocks.schedule(record)
+        num_tokens = num_decode = num_recomputed = num_cached = 0
+        for chunk in record.chunks:
+            progress = requests.get(chunk.request_id) or self._unknown(chunk.request_id)
+            if progress.times.last_token is end:
+                for _ in range(1 + len(chunk.sampled_before)):
+                    progress.token_steps.append(record.step)
+                    progress.token_times.append(end.seconds)
+            num_tokens += chunk.num_tokens
+            if chunk.arm == "decode":
+                num_decode += chunk.num_tokens
+            if chunk.num_recomputed_tokens:
+                num_recomputed += chunk.num_recomputed_tokens
+                progress.num_recomputed_tokens += chunk.num_recomputed_tokens
+            if chunk.num_cached_tokens:
+                num_cached += chunk.num_cached_tokens
+                if chunk.request_id in admitted:
+                    progress.num_cached_tokens = chunk.num_cached_tokens
+        self._floats["time"].append(record.time)
+        self._floats["duration"].append(record.duration)
+        num_blocks = self._trace.num_blocks
+        counts = {
+            "step": record.step,
+            "num_tokens": num_tokens,
+            "num_decode_tokens": num_decode,
+            "num_recomputed_tokens": num_recomputed,
+            "num_cached_tokens": num_cached,
+            "token_budget": record.token_budget,
+            "num_running": len(record.running),
+            "num_waiting": len(record.waiting),
+            "num_preempted": len(record.preempted),
+            "free_blocks": record.free_blocks,
+            "cached_blocks": blocks.num_cached_free if num_blocks else -1,
+            "owned_blocks": num_blocks - 1 - record.free_blocks if num_blocks else -1,
+            "unused_slots": blocks.num_unused_slots,
+        }
+        for name, count in counts.items():
+            self._counts[name].append(count)
+        blocks.finish(record)
+        for request_id in record.preempted:
+            (requests.get(request_id) or self._unknown(request_id)).num_preemptions += 1
+        ended = [(request_id, "abort") for request_id in record.aborted]
+        ended += [(request_id, record.finish_reasons.get(request_id, "")) for request_id in record.finished]
+        for request_id, reason in ended:
+            progress = requests.get(request_id) or self._unknown(request_id)
+            progress.finish_reason, progress.finish_step = reason, record.step
+
+    def _add_request(self, info: RequestInfo) -> _RequestProgress:
+        progress = self._requests[info.request_id] = _RequestProgress(info, self._latencies.arrive(info))
+        return progress
+
+    def _unknown(self, request_id: str) -> _RequestProgress:
+        """Add a request that a record names although the trace has no line for it."""
+        return self._add_request(RequestInfo(request_id, 0))
+
+
+def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetrics:
+    """The metrics of several schedulers that ran side by side, as one.
+
+    Args:
+        parts: Metrics by name, each with the time in seconds at which its clock started.
+
+    Returns:
+        Metrics with the requests of all, named ``name/request_id``, and their steps in the order of their times.
+    """
+    requests = {
+        f"{name}/{request_id}": request
+        for name, (metrics, _) in parts.items()
+        for request_id, request in metrics.requests.items()
+    }
+    names = ("time", "duration", *_COUNTS)
+    rows = [
+        (row[0] + start, *row[1:])
+        for metrics, start in parts.values()
+        for row in zip(*(metrics.columns[name] for name in names))
+    ]
+    rows.sort(key=itemgetter(0))
+    columns = {
+        name: array("d" if name in ("time", "duration") else "q", map(itemgetter(index), rows))
+        for index, name in enumerate(names)
+    }
+    timed = all(metrics.summary.unit == "s" for metrics, _ in parts.values() if metrics.summary.num_steps)
+    block_size = next(iter(parts.values()))[0].block_size
+    speculation = functools.reduce(operator.add, (metrics.speculation for metrics, _ in parts.values()))
+    return TraceMetrics(_summarise(requests, columns, timed), requests, columns, block_size, speculation)
+
+
+def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
+    def latencies(name: str) -> Distribution:
+        spans = [span for request in requests.values() if (span := getattr(request, name)) is not None]
+        return Distribution.of([span.seconds if timed else span.steps for span in spans])
+
+    unit = "s" if timed else "steps"
+    num_steps = len(steps["step"])
+    duration = float(num_steps)
+    if timed and num_steps:
+        duration = max(map(operator.add, steps["time"], steps["duration"])) - steps["time"][0]
+    num_scheduled = sum(steps["num_tokens"])
+    num_output = sum(request.num_output_tokens for request in requests.values())
+    budget_use = [
+        tokens / budget for tokens, budget in zip(steps["num_tokens"], steps["token_budget"]) if tokens and budget
+    ]
+    kv_use = [
+        owned / (owned + free)
+        for owned, free in zip(steps["owned_blocks"], steps["free_blocks"])
+        if owned >= 0 and owned + free > 0
+    ]
+    return Summary(
+        unit=unit,
+        num_steps=num_steps,
+        num_requests=len(requests),
+        num_finished=sum(request.finish_step is not None for request in requests.values()),
+        num_scheduled_tokens=num_scheduled,
+        num_output_tokens=num_output,
+        num_recomputed_tokens=sum(steps["num_recomputed_tokens"]),
+        num_cached_tokens=sum(steps["num_cached_tokens"]),
+        num_preemptions=sum(steps["num_preempted"]),
+        duration=duration,
+        output_throughput=num_output / duration if duration > 0 else None,
+        total_throughput=num_scheduled / duration if duration > 0 else None,
+        mean_budget_use=fmean(budget_use) if budget_use else None,
+        mean_kv_use=fmean(kv_use) if kv_use else None,
+        peak_kv_use=max(kv_use, default=None),
+        ttft=latencies("ttft"),
+        itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
+        queue=latencies("queue"),
+        prefill=latencies("prefill"),
+        e2e=latencies("e2e"),
+        first_step=steps["step"][0] if num_steps else 0,
+    )
+
+
+def metrics(trace: Trace) -> TraceMetrics:
+    """Latencies per request, use per step and a summary; see workbench.readings.metrics for every definition.
+
+    On a growing trace only the steps since the last call are read.
+    """
+    return trace.reading("metrics", MetricsCollector).collect()
