@@ -115,7 +115,7 @@ class _Clock:
     """Start and duration of each step, in microseconds."""
 
     def __init__(self, records: tuple[StepRecord, ...]) -> None:
-        self._timed = any(record.end for record in records)
+        self._timed = any(record.end or record.timings for record in records)
         self._origin = records[0].time if records else 0.0
         self._first_step = records[0].step if records else 0
 

@@ -200,7 +200,7 @@ class LatencyAccumulator:
     def add(self, record: StepRecord) -> StepTimes:
         """Add the next record."""
         open_requests = self._open
-        self.timed = self.timed or record.end > 0
+        self.timed = self.timed or record.end > 0 or bool(record.timings)
         end = Timestamp(record.step + 1, record.end)
         ended: dict[str, RequestTimes] = {}
         if record.admitted or record.aborted:
