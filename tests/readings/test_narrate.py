@@ -5,6 +5,7 @@ import pytest
 from viz_traces import HOSTILE_TEXTS, hostile_trace, random_trace
 
 from workbench.trace import Chunk, StepRecord, narrate
+from workbench.trace.reasons import Reason
 
 
 def chunk(request_id, start, count, arm, **more):
@@ -20,7 +21,11 @@ def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
         chunk("b", 9, 1, "decode"),
     )
     step = StepRecord(
-        3, chunks=chunks, waiting=("lambda",), waiting_reason="token budget used up (256 of 256)", token_budget=256
+        3,
+        chunks=chunks,
+        waiting=("lambda",),
+        waiting_reason=Reason("token_budget", "max_num_batched_tokens", 256, available=0),
+        token_budget=256,
     )
     assert narrate(step) == (
         "Step 3: 254 prompt tokens and 2 replies share one pass; lambda waits: the token budget is used up."
@@ -56,9 +61,9 @@ def test_every_request_that_ends_or_waits_is_told_or_counted():
         finished=("x", "y"),
         finish_reasons={"x": "length", "y": "stop"},
         preempted=("z",),
-        preempt_reasons={"z": "x"},
+        preempt_reasons={"z": Reason("kv_blocks")},
         waiting=("z", *names),
-        waiting_reason="max_num_seqs reached (3)",
+        waiting_reason=Reason("seats", "max_num_seqs", 3),
     )
     assert narrate(step) == (
         "Step 12: nothing is computed; z loses its KV blocks and must start again; x is done (hit max_tokens); "

@@ -2,9 +2,11 @@
 
 import pytest
 from scheduler_helpers import add, make_scheduler, run, sample, sizes, step, tokens
+from trace_checks import said
 
 from workbench.config import SamplingParams
 from workbench.scheduler.request import Request
+from workbench.trace.reasons import Reason
 
 
 def test_the_arms_of_a_step():
@@ -74,7 +76,7 @@ def test_the_head_of_the_queue_gets_its_reason(fields, reason):
     scheduler = make_scheduler(**fields)
     add(scheduler, "a", 8)
     add(scheduler, "b", 6)
-    assert step(scheduler).not_scheduled == {"b": reason}
+    assert said(step(scheduler)) == {"b": reason}
 
 
 def test_those_behind_the_head_get_theirs():
@@ -83,7 +85,8 @@ def test_those_behind_the_head_get_theirs():
         add(scheduler, request_id, length)
     not_scheduled = step(scheduler).not_scheduled
     assert list(not_scheduled) == ["b", "c"]
-    assert not_scheduled["c"] == f"waiting behind b: {not_scheduled['b']}"
+    assert str(not_scheduled["c"]) == f"waiting behind b: {not_scheduled['b']}"
+    assert not_scheduled["c"] == not_scheduled["b"].for_those_behind("b")
 
 
 def test_preemption_gives_its_reasons_and_counts_the_waste():
@@ -93,8 +96,10 @@ def test_preemption_gives_its_reasons_and_counts_the_waste():
     add(scheduler, "c", 1, max_tokens=1)
     records = run(scheduler)
     preemption = next(record for record in records if record.preempted)
-    assert preemption.preempt_reasons == {"b": "a needs 1 more KV block, 0 free; last admitted"}
-    assert preemption.not_scheduled == {
+    reason = Reason("kv_blocks", "num_blocks", 5, 1, 0, rule="last_admitted", requests=("a",))
+    assert preemption.preempt_reasons == {"b": reason}
+    assert str(reason) == "a needs 1 more KV block, 0 free; last admitted"
+    assert said(preemption) == {
         "b": "preempted in this step: a needs 1 more KV block, 0 free; last admitted",
         "c": "b preempted in this step: nobody is admitted",
     }

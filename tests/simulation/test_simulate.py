@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from trace_checks import said
 
 from workbench import EngineConfig, SamplingParams, simulate
 from workbench.simulation.arrivals import Arrival
@@ -124,7 +125,7 @@ def test_ends():
     assert (cut.end, len(cut)) == ("max_steps", 5)
     stuck = simulate({"config": {"num_blocks": 2, "block_size": 4}, **one()})
     assert (stuck.end, len(stuck)) == ("stuck", 4)
-    assert stuck[-1].not_scheduled == {"a": "no free KV blocks: needs 2 for 5 tokens, 1 free"}
+    assert said(stuck[-1]) == {"a": "no free KV blocks: needs 2 for 5 tokens, 1 free"}
     with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
         simulate(one(), max_steps=0)
 

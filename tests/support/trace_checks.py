@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import HealthCheck, settings
 
-from workbench.trace import Trace
+from workbench.trace import StepRecord, Trace
 from workbench.viz.layout.columns import columns_of
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -20,6 +20,11 @@ def assert_same_trace(one: Trace, other: Trace) -> None:
     assert [record.block_tables for record in one] == [record.block_tables for record in other]
     for mine, theirs in zip(one, other):
         np.testing.assert_array_equal(mine.slot_mapping, theirs.slot_mapping)
+
+
+def said(record: StepRecord) -> dict[str, str]:
+    """The sentence about each waiting request of a step."""
+    return {request_id: str(reason) for request_id, reason in record.not_scheduled.items()}
 
 
 def use_all_of(trace: Trace) -> None:

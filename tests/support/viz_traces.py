@@ -6,6 +6,7 @@ import threading
 from workbench import simulate
 from workbench.readings.breakpoints import Breakpoints
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk, KernelLaunch, WorkItem
 
 HOSTILE_TEXTS = (
@@ -83,7 +84,7 @@ def hostile_trace(texts=HOSTILE_TEXTS):
                 free_blocks_end=39 - needed,
                 token_budget=8,
                 timings={"forward": 0.25},
-                waiting_reason=HOSTILE_TEXTS[2],
+                waiting_reason=Reason(text=HOSTILE_TEXTS[2]),
                 kernel=KernelLaunch(
                     "cpu", block_q=4, num_heads=2, num_kv_heads=1, head_dim=8, dtype="float32", work_items=work
                 ),

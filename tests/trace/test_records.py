@@ -39,6 +39,7 @@ from workbench.trace import (
     WorkItem,
     records,
 )
+from workbench.trace.reasons import Reason
 
 
 def test_a_record_by_hand():
@@ -52,12 +53,12 @@ def test_a_record_by_hand():
         aborted=("x",),
         admitted=("p",),
         preempted=("v",),
-        preempt_reasons={"v": "no blocks"},
+        preempt_reasons={"v": Reason("kv_blocks")},
         finished=("d",),
         finish_reasons={"d": "length"},
         waiting=("v", "w"),
-        waiting_reason="the queue's reason",
-        passed_over={"v": "its own"},
+        waiting_reason=Reason("seats", "max_num_seqs", 1),
+        passed_over={"v": Reason("policy")},
     )
     record.attach_block_tables(2, [[4, 6, 9], [3, 1, 8]])
     assert record.num_tokens == 4
@@ -68,17 +69,17 @@ def test_a_record_by_hand():
     assert record.block_tables == {"d": [4, 6, 9], "p": [3, 1, 8]}
     assert record.positions.tolist() == [5, 2, 3, 4]
     assert record.slot_mapping.tolist() == [9 * 2 + 1, 1 * 2, 1 * 2 + 1, 8 * 2]
-    assert record.not_scheduled == {"v": "its own", "w": "the queue's reason"}
+    assert record.not_scheduled == {"v": Reason("policy"), "w": Reason("seats", "max_num_seqs", 1)}
     assert record.events == (
         Event(4, "arrive", "p"),
         Event(4, "abort", "x"),
-        Event(4, "preempt", "v", "no blocks"),
+        Event(4, "preempt", "v", "the KV blocks ran out"),
         Event(4, "admit", "p", "2 tokens found in the prefix cache"),
         Event(4, "finish", "d", "length"),
     )
     assert record.chunk("p").end == 5
     assert record.chunk("d").is_decode
-    with pytest.raises(KeyError, match="not scheduled in step 4: its own"):
+    with pytest.raises(KeyError, match="not scheduled in step 4: left out by the policy"):
         record.chunk("v")
     with pytest.raises(KeyError, match="not waiting either"):
         record.chunk("nobody")

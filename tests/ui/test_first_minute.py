@@ -381,7 +381,7 @@ def test_why_was_a_request_not_scheduled_is_one_hover(page_of):
     x = page.view("(view.panel('gantt').axis().x(argument) + view.panel('gantt').axis().end(argument)) / 2", step)
     row = page.view("view.panel('gantt').shown().findIndex((r) => r.id === argument)", request)
     page.root.locator("[data-panel=gantt] canvas").first.hover(position={"x": x, "y": 18 + row * 16 + 8})
-    assert reason[:80] in page.root.get_by_role("tooltip").text_content()
+    assert str(reason)[:80] in page.root.get_by_role("tooltip").text_content()
 
 
 def test_which_block_holds_a_token_is_one_search(page_of):

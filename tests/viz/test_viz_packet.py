@@ -40,7 +40,7 @@ def check_packet(trace, header, arrays, first, last):
         assert arrays["free_blocks"][row] == record.free_blocks
         assert arrays["num_chunks"][row] == len(record.chunks)
         why = arrays["waiting_reason"][row]
-        assert (strings[why] if why >= 0 else "") == record.waiting_reason
+        assert (header["reasons"][why]["sentence"] if why >= 0 else "") == str(record.waiting_reason or "")
         for chunk in record.chunks:
             at = position["chunk"]
             position["chunk"] += 1
@@ -48,7 +48,7 @@ def check_packet(trace, header, arrays, first, last):
             assert requests[arrays["chunk.request"][at]] == chunk.request_id
             assert (arrays["chunk.start"][at], arrays["chunk.num_tokens"][at]) == (chunk.start, chunk.num_tokens)
             assert ARMS[flags & 3] == chunk.arm and bool(flags & FLAG_PARTIAL) == chunk.is_partial_prefill
-            assert LIMITS[flags >> LIMIT_SHIFT & 7] == chunk.limited_by
+            assert LIMITS[flags >> LIMIT_SHIFT] == chunk.limited_by
             assert arrays["chunk.num_recomputed"][at] == chunk.num_recomputed_tokens
             assert arrays["chunk.num_cached"][at] == chunk.num_cached_tokens
             count = arrays["chunk.num_new_blocks"][at]
@@ -65,7 +65,8 @@ def check_packet(trace, header, arrays, first, last):
             position["event"] += 1
             assert requests[arrays["event.request"][at]] == event.request_id
             reason = arrays["event.reason"][at]
-            assert (strings[reason] if reason >= 0 else "") == event.reason
+            said = header["reasons"][reason]["sentence"] if event.kind == "preempt" else (*strings, "")[reason]
+            assert said == event.reason
     assert position["chunk"] == len(arrays["chunk.start"]) and next(texts, None) is None
 
 

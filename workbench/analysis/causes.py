@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from workbench.ground.field_checks import printable
 from workbench.readings.metrics import amount
+from workbench.trace.reasons import Reason
 
 OWN = "own computation"
 RECOMPUTED = "computed again after a preemption"
@@ -28,29 +29,88 @@ BETWEEN = "between steps"
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
 
-NOT_A_CULPRIT = (OWN, BETWEEN)
-"""Parts that are no cause of slowness: the request's work, and time in which the engine took no step."""
+_WORDS = {
+    "own": OWN,
+    "recomputed": RECOMPUTED,
+    "prompts": PROMPTS,
+    "decodes": DECODES,
+    "in_progress": IN_PROGRESS,
+    "passed_over": PASSED_OVER,
+    "between": BETWEEN,
+    "token_budget": BUDGET,
+    "kv_blocks": BLOCKS,
+    "partial_prefills": PARTIAL,
+    "state_boundary": "waiting for a state of recurrent layers",
+    "output_in_flight": "waiting for its output in flight",
+    "preempted": PREEMPTED,
+    "policy": "left out by the scheduling policy",
+    "grammar": "waiting for its grammar",
+    "adapter": "waiting for a slot for its adapter",
+    "transfer": "waiting for the transfer of its KV",
+    "encoder": "waiting for the encoder",
+}
 
 
-class Part(NamedTuple):
-    """A part of a latency.
+class Cause(NamedTuple):
+    """A cause of a part of a latency.
 
     Attributes:
-        cause: One of the causes of this module.
-        amount: Seconds, or steps where the trace has no clock.
-        culprits: The requests behind it, the one with the largest share first.
-        steps: The steps in which it happened.
+        kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
+            "in_progress", "passed_over", "between", or "cut" for a chunk that a limit cut small.
+        limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" the field of EngineConfig.
     """
 
+    kind: str
+    limit: str = ""
+
+    @classmethod
+    def of(cls, reason: Reason) -> Cause:
+        """The cause of a step in which a request waits."""
+        return cls(reason.root, reason.limit if reason.root == "seats" else "")
+
+    @property
+    def words(self) -> str:
+        """The cause as a part of an explanation shows it."""
+        if self.kind == "cut":
+            return f"{CUT} {self.limit}"
+        if self.kind == "seats":
+            return f"waiting for a seat ({self.limit})" if self.limit else SEATS
+        return _WORDS.get(self.kind, OTHER_WAIT)
+
+
+class _PartFields(NamedTuple):
     cause: str
     amount: float
     culprits: tuple[str, ...]
     steps: tuple[int, ...]
 
+
+class Part(_PartFields):
+    """A part of a latency.
+
+    Attributes:
+        cause: The cause as it is shown.
+        amount: Seconds, or steps where the trace has no clock.
+        culprits: The requests behind it, the one with the largest share first.
+        steps: The steps in which it happened.
+        kind: The kind of the cause, see `Cause`.
+        limit: Its limit, "" for none.
+    """
+
+    kind: str
+    limit: str
+
+    @classmethod
+    def of(cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...]) -> Part:
+        """The part of a cause."""
+        part = cls(cause.words, amount, culprits, steps)
+        part.kind, part.limit = cause
+        return part
+
     @property
     def is_culprit(self) -> bool:
         """Whether it made the request slow: it is neither the request's work nor time in which no step was taken."""
-        return self.cause not in NOT_A_CULPRIT
+        return self.kind not in ("own", "between")
 
 
 @dataclass(frozen=True)

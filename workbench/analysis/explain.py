@@ -16,30 +16,12 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from workbench.analysis.causes import (
-    BETWEEN,
-    BLOCKS,
-    BUDGET,
-    CUT,
-    DECODES,
-    IN_PROGRESS,
-    OTHER_WAIT,
-    OWN,
-    PARTIAL,
-    PASSED_OVER,
-    PREEMPTED,
-    PROMPTS,
-    RECOMPUTED,
-    SEATS,
-    Confirmation,
-    Explanation,
-    Part,
-    Span,
-)
+from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
 from workbench.analysis.fork import fork, recorded_config
 from workbench.costs.cost_model import CostModel, StepCost
 from workbench.readings.metrics import TraceMetrics
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
+from workbench.trace.reasons import UNKNOWN, Reason
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""
@@ -174,9 +156,9 @@ class Explainer:
 
     def _parts(self, states: _States, begin: float, end: float) -> tuple[Part, ...]:
         """The parts of a stretch of time; their amounts add up to its length."""
-        amounts: dict[str, float] = defaultdict(float)
-        culprits: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        steps: dict[str, list[int]] = defaultdict(list)
+        amounts: dict[Cause, float] = defaultdict(float)
+        culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        steps: dict[Cause, list[int]] = defaultdict(list)
         first = bisect_right(self._pieces, begin, key=attrgetter("end"))
         for piece in self._pieces[first:]:
             if piece.begin >= end:
@@ -195,52 +177,52 @@ class Explainer:
                     culprits[cause][request_id] += share * length * weight / whole
         outside = (end - begin) - math.fsum(amounts.values())
         if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
-            cause = BETWEEN if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
+            cause = Cause("between") if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
             amounts[cause] += outside
             steps[cause] = steps[cause] or [self.trace[0].step]
         return tuple(
-            Part(cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause]))
+            Part.of(
+                cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause])
+            )
             for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
         )
 
-    def _causes(self, states: _States, piece: _Piece) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+    def _causes(self, states: _States, piece: _Piece) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
         """The causes of a piece of time: cause, share of the piece, and the weight of each request behind it."""
         record = piece.record
         if not piece.is_step:
-            yield BETWEEN, 1.0, {}
+            yield Cause("between"), 1.0, {}
             return
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
         elif states.is_preempted_in(record.step):
             since = states.last_preemption(record.step)
-            yield PREEMPTED, 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id)
+            yield Cause("preempted"), 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id)
         elif record.step < states.first_seen:
-            yield IN_PROGRESS, 1.0, self._weights(record.chunks)
+            yield Cause("in_progress"), 1.0, self._weights(record.chunks)
         elif states.request_id in record.running:
-            yield PASSED_OVER, 1.0, self._weights(record.chunks)
+            yield Cause("passed_over"), 1.0, self._weights(record.chunks)
         else:
-            yield from self._waiting(states.request_id, record)
+            reason = record.passed_over.get(states.request_id) or record.waiting_reason or UNKNOWN
+            yield Cause.of(reason), 1.0, self._in_the_way(states.request_id, reason, record)
 
     def _weights(self, chunks: tuple[Chunk, ...]) -> dict[str, float]:
         """The share of each request in a step's work."""
         return {chunk.request_id: float(chunk.num_tokens) for chunk in chunks}
 
-    def _waiting(self, request_id: str, record: StepRecord) -> Iterator[tuple[str, float, Mapping[str, float]]]:
-        reason = record.passed_over.get(request_id, record.waiting_reason)
-        if "token budget" in reason:
-            yield BUDGET, 1.0, self._weights(record.chunks)
-        elif "max_num_seqs" in reason or "max_num_active_seqs" in reason:
-            yield SEATS, 1.0, dict.fromkeys(record.running, 1.0)
-        elif "partial_prefills" in reason:
-            partial = {chunk.request_id: 1.0 for chunk in record.chunks if chunk.is_partial_prefill}
-            yield PARTIAL, 1.0, partial or self._weights(record.chunks)
-        elif "block" in reason or "preempted" in reason:
-            yield BLOCKS, 1.0, _holders(record, request_id)
-        else:
-            yield OTHER_WAIT, 1.0, self._weights(record.chunks)
+    def _in_the_way(self, request_id: str, reason: Reason, record: StepRecord) -> dict[str, float]:
+        """The requests behind a reason to wait, with their weights."""
+        if reason.root == "seats":
+            return dict.fromkeys(record.running, 1.0)
+        if reason.root == "partial_prefills":
+            named = reason.requests or [chunk.request_id for chunk in record.chunks if chunk.is_partial_prefill]
+            return dict.fromkeys(named, 1.0) or self._weights(record.chunks)
+        if reason.root in ("kv_blocks", "preempted"):
+            return _holders(record, request_id)
+        return self._weights(record.chunks)
 
-    def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[tuple[str, float, Mapping[str, float]]]:
+    def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
         """A step that computed the request, divided between its chunk, prompts of others and decodes of others."""
         others = [chunk for chunk in record.chunks if chunk.request_id != own.request_id]
         prompts = {chunk.request_id: float(chunk.num_tokens) for chunk in others if not chunk.is_decode}
@@ -263,12 +245,12 @@ class Explainer:
         if own.is_partial_prefill and own.limited_by in CAPS:
             cut = min(mine, of_each_step)
             mine -= cut
-            yield f"{CUT} {own.limited_by}", cut, {}
+            yield Cause("cut", own.limited_by), cut, {}
         again = mine * min(1.0, own.num_recomputed_tokens / own.num_tokens)
-        yield OWN, mine - again, {}
-        yield RECOMPUTED, again, {}
-        yield PROMPTS, of_prompts, prompts
-        yield DECODES, of_decodes, decodes
+        yield Cause("own"), mine - again, {}
+        yield Cause("recomputed"), again, {}
+        yield Cause("prompts"), of_prompts, prompts
+        yield Cause("decodes"), of_decodes, decodes
 
     # -- without the cause -----------------------------------------------------------------------------------------
 
@@ -282,7 +264,7 @@ class Explainer:
             words, arguments = change
             # A policy in Python is not in the trace: nothing can be simulated under it, and only its absence is known.
             as_it_was = "scheduling_policy" not in self.trace.config
-            if not as_it_was and part.cause != f"{CUT} policy":
+            if not as_it_was and (part.kind, part.limit) != ("cut", "policy"):
                 return None
             before = latency_of(self._simulated({}) if as_it_was else self.metrics, is_ttft)
             after = latency_of(self._simulated(arguments), is_ttft)
@@ -304,22 +286,24 @@ class Explainer:
     def _without(self, part: Part, request_id: str) -> tuple[str, dict[str, Any]] | None:
         """The fork without a cause: its words and its arguments."""
         config = recorded_config(self.trace)
-        if part.cause == SEATS:
-            seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)
-            return f"with max_num_seqs={seats}", {"max_num_seqs": seats}
-        if part.cause in (BLOCKS, PREEMPTED, RECOMPUTED):
-            return f"with num_blocks={config.num_blocks * 4}", {"num_blocks": config.num_blocks * 4}
-        if part.cause == f"{CUT} long_prefill_token_threshold":
-            return "with long_prefill_token_threshold=0", {"long_prefill_token_threshold": 0}
-        if part.cause == f"{CUT} policy":
-            return "with policy='fcfs'", {"policy": "fcfs"}
-        if part.cause == PARTIAL:  # without any limit it would wait for the budget instead
-            slots = config.max_num_partial_prefills or 0
-            changes = {"max_num_partial_prefills": slots * 2 or None, "max_long_partial_prefills": None}
-            return f"with {f'max_num_partial_prefills={slots * 2}' if slots else 'any number of long prompts'}", changes
-        if part.cause == f"{CUT} partial_prefill_slot":
-            limits = {"max_num_partial_prefills": None, "max_long_partial_prefills": None}
-            return "without limits on partial prefills", limits
+        match part.kind, part.limit:
+            case "seats", _:
+                seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)
+                return f"with max_num_seqs={seats}", {"max_num_seqs": seats, "max_num_active_seqs": None}
+            case "kv_blocks" | "preempted" | "recomputed", _:
+                return f"with num_blocks={config.num_blocks * 4}", {"num_blocks": config.num_blocks * 4}
+            case "cut", "long_prefill_token_threshold":
+                return "with long_prefill_token_threshold=0", {"long_prefill_token_threshold": 0}
+            case "cut", "policy":
+                return "with policy='fcfs'", {"policy": "fcfs"}
+            case "partial_prefills", _:  # without any limit it would wait for the budget instead
+                slots = config.max_num_partial_prefills or 0
+                changes = {"max_num_partial_prefills": slots * 2 or None, "max_long_partial_prefills": None}
+                which = f"max_num_partial_prefills={slots * 2}" if slots else "any number of long prompts"
+                return f"with {which}", changes
+            case "cut", "partial_prefill_slot":
+                limits = {"max_num_partial_prefills": None, "max_long_partial_prefills": None}
+                return "without limits on partial prefills", limits
         culprits = [culprit for culprit in part.culprits if culprit != request_id]
         if not culprits:
             return None

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from workbench.ground.on_demand import extra_for
+from workbench.readings.narrate import shown
 from workbench.trace.records import Chunk, StepRecord
 from workbench.trace.storage import replaced_when_complete
 
@@ -142,7 +143,7 @@ def _engine_events(
         "chunks": len(record.chunks),
         "running": len(record.running),
         "waiting": len(record.waiting),
-        "waiting_reason": record.waiting_reason,
+        "waiting_reason": shown(record.waiting_reason),
     }
     yield _event("X", f"step {record.step}", _ENGINE, 1, start, dur=duration, args=facts)
     tokens = {"decode": record.num_decode_tokens, "prefill": record.num_prefill_tokens}

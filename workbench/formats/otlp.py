@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from workbench.trace.errors import TraceError
+from workbench.readings.narrate import shown
 from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
@@ -86,8 +87,10 @@ def _spans(trace: Trace) -> Iterator[dict[str, Any]]:
             for request_id in request_ids:
                 events[request_id].append((record.time, name, {"step": record.step}))
         for request_id in record.preempted:
-            reason = record.preempt_reasons.get(request_id, "")
-            events[request_id].append((record.time, "preempted", {"step": record.step, "reason": reason}))
+            facts: dict[str, Any] = {"step": record.step}
+            if (reason := record.preempt_reasons.get(request_id)) is not None:
+                facts |= {"reason": shown(reason), "reason.kind": reason.kind}
+            events[request_id].append((record.time, "preempted", facts))
     for request_id, info in trace.requests.items():
         request = metrics.requests[request_id]
         if request.e2e is None or request.e2e.seconds is None:

@@ -8,6 +8,9 @@ from itertools import zip_longest
 from math import inf
 from typing import TYPE_CHECKING
 
+from workbench.readings.narrate import shown
+from workbench.trace.reasons import UNKNOWN
+
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
@@ -114,10 +117,10 @@ def _describe(trace: Trace, request_id: str, step: int, scheduled: Scheduled | N
         return "has ended"
     record = trace[position]
     if request_id in record.preempted:
-        return f"preempts it ({record.preempt_reasons.get(request_id, 'no reason recorded')})"
-    reason = record.not_scheduled.get(request_id)
-    if reason is not None:
-        return f"lets it wait ({reason})" if reason else "lets it wait"
+        reason = record.preempt_reasons.get(request_id)
+        return f"preempts it ({shown(reason) if reason else 'no reason recorded'})"
+    if (reason := record.not_scheduled.get(request_id)) is not None:
+        return f"lets it wait ({shown(reason)})" if reason != UNKNOWN else "lets it wait"
     return "does not schedule it" if scheduled is not None or request_id in record.running else "has finished it"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from workbench.ground.field_checks import counted
+from workbench.trace.reasons import Reason, describe
 
 if TYPE_CHECKING:
     from workbench.trace.records import Chunk, StepRecord
@@ -15,7 +16,7 @@ MAX_NAMES = 3
 """Maximum number of requests that a sentence names; more are counted."""
 
 MAX_NAME_CHARACTERS = 24
-MAX_REASON_CHARACTERS = 120
+MAX_REASON_CHARACTERS = 240
 
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -120,27 +121,28 @@ def _waiting(step: StepRecord) -> list[str]:
         names = [request_id for request_id in names if request_id not in step.preempted]
     if names and not step.passed_over:
         return [_waits(names, _reason(step.waiting_reason))]
-    by_reason: dict[str, list[str]] = {}
-    words: dict[str, str] = {}  # most requests wait for the same reason
+    by_reason: dict[Reason | None, list[str]] = {}
     for request_id in names:
-        reason = step.passed_over.get(request_id, step.waiting_reason)
-        if reason not in words:
-            words[reason] = _reason(reason)
-        by_reason.setdefault(words[reason], []).append(request_id)
-    return [_waits(request_ids, reason) for reason, request_ids in list(by_reason.items())[:2]]
+        by_reason.setdefault(step.passed_over.get(request_id, step.waiting_reason), []).append(request_id)
+    return [_waits(request_ids, _reason(reason)) for reason, request_ids in list(by_reason.items())[:2]]
 
 
 def _waits(request_ids: Sequence[str], reason: str) -> str:
     return f"{_names(request_ids)} {'waits' if len(request_ids) == 1 else 'wait'}" + (f": {reason}" if reason else "")
 
 
-def _reason(reason: str) -> str:
+def _reason(reason: Reason | None) -> str:
     """A scheduler's reason as part of a sentence."""
-    if reason.startswith("token budget used up"):
+    if reason is not None and reason.kind == "token_budget" and reason.needed is None:
         return "the token budget is used up"
-    if seats := re.fullmatch(r"max_num_seqs reached \((\d+)\)", reason):
-        return f"all {int(seats[1]):,} seats are taken (max_num_seqs)"
-    return _plain(reason, MAX_REASON_CHARACTERS).rstrip(".")
+    if reason is not None and reason.kind == "seats":
+        return f"all {reason.value:,} seats are taken ({reason.limit})"
+    return shown(reason)
+
+
+def shown(reason: Reason | None) -> str:
+    """A reason as a view shows it: of bounded length, without control characters; "" for none."""
+    return "" if reason is None else _plain(describe(reason, _names), MAX_REASON_CHARACTERS).rstrip(".")
 
 
 def _names(request_ids: Iterable[str]) -> str:
@@ -148,7 +150,7 @@ def _names(request_ids: Iterable[str]) -> str:
     shown = [_name(request_id) for request_id in ids[: MAX_NAMES if len(ids) <= MAX_NAMES else MAX_NAMES - 1]]
     if more := len(ids) - len(shown):
         shown.append(f"{more:,} more")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def _name(request_id: str) -> str:

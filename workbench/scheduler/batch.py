@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from workbench.scheduler.request import Request
 from workbench.trace.frozen import EMPTY
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
+from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
 
 _NO_TOKENS: tuple[int, ...] = ()
@@ -80,18 +81,6 @@ class FeatureChunk(ScheduledChunk, gc=False):
     other_groups: tuple[TableChange, ...] = ()
 
 
-class Refusal(NamedTuple):
-    """Why a waiting request is not admitted now.
-
-    Attributes:
-        reason: The reason as the record gives it.
-        may_be_overtaken: Whether the requests behind it may be admitted all the same.
-    """
-
-    reason: str
-    may_be_overtaken: bool = False
-
-
 @dataclass(slots=True)
 class ScheduledBatch:
     """The chunks of one step in scheduling order, with every decision and its reason.
@@ -122,12 +111,12 @@ class ScheduledBatch:
     admitted: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
-    preempt_reasons: dict[str, str] = field(default_factory=dict)
+    preempt_reasons: dict[str, Reason] = field(default_factory=dict)
     unscheduled_block_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
-    waiting_reason: str = ""
-    passed_over: dict[str, str] = field(default_factory=dict)
+    waiting_reason: Reason | None = None
+    passed_over: dict[str, Reason] = field(default_factory=dict)
     free_blocks: int = 0
     cached_block_ids: tuple[int, ...] = ()
     finish_reasons: dict[str, str] = field(default_factory=dict)
@@ -163,20 +152,11 @@ class ScheduledBatch:
         """True when any chunk is more than the next token of a request whose prefill is complete."""
         return any(chunk.arm != "decode" for chunk in self.chunks)
 
-    def explain_waiting(self, budget: int, no_seat: str) -> None:
-        """Give every waiting request a reason that scheduling has not given it already.
-
-        Args:
-            budget: Tokens left in the budget.
-            no_seat: The reason that remains when nothing else was in the way.
-        """
-        if self.preempted:
-            self.waiting_reason = f"{', '.join(self.preempted)} preempted in this step: nobody is admitted"
-            for request_id, reason in self.preempt_reasons.items():
-                self.passed_over[request_id] = f"preempted in this step: {reason}"
-        elif not self.waiting_reason:
-            used = self.token_budget - budget
-            self.waiting_reason = f"token budget used up ({used} of {self.token_budget})" if budget <= 0 else no_seat
+    def explain_preemption(self) -> None:
+        """Give every waiting request its reason in a step that preempted some, and therefore admitted nobody."""
+        for request_id, reason in self.preempt_reasons.items():
+            self.passed_over[request_id] = reason.as_preempted()
+        self.waiting_reason = msgspec.structs.replace(reason, rule="preemption", requests=tuple(self.preempted))
 
     def to_record(self, *, kernel: KernelLaunch | None = None, **times: Any) -> StepRecord:
         """The immutable record of the step.

@@ -10,7 +10,6 @@ from itertools import islice
 
 from workbench._moved import Renamed
 from workbench.config import EngineConfig
-from workbench.scheduler.batch import Refusal
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 from workbench.scheduler.kv_cache_groups import (
     CachedState,
@@ -24,6 +23,7 @@ from workbench.scheduler.kv_cache_groups import (
 )
 from workbench.scheduler.request import Request
 from workbench.trace.pool_change import PoolChange
+from workbench.trace.reasons import Reason
 from workbench.trace.records import Layout, TableChange
 
 
@@ -54,7 +54,7 @@ class KVCacheManager:
         """Apply the settings that may change while blocks are in use."""
         self.enable_prefix_caching = config.enable_prefix_caching
         self._admit_whole_requests = config.scheduler_reserve_full_isl
-        self._num_watermark_blocks = int(config.watermark * config.num_pool_blocks)
+        self._watermark, self._num_watermark_blocks = config.watermark, int(config.watermark * config.num_pool_blocks)
         self._num_lookahead_tokens = config.speculation.num_lookahead_tokens
         self.num_hash_lookahead_tokens = config.speculation.num_hash_lookahead_tokens
         self._drops_last_cached_block = config.speculation.drops_last_cached_block
@@ -333,7 +333,7 @@ class KVCacheManager:
 
     # -- admission -------------------------------------------------------------------------------------------
 
-    def refuse(self, request: Request, hit: PrefixHit, num_tokens: int, *, others_run: bool) -> Refusal | None:
+    def refuse(self, request: Request, hit: PrefixHit, num_tokens: int, *, others_run: bool) -> Reason | None:
         """Whether a waiting request cannot get its blocks now; None when it can.
 
         ``num_tokens`` have to fit with the lookahead; with ``scheduler_reserve_full_isl`` also all tokens of the
@@ -357,12 +357,16 @@ class KVCacheManager:
             [group.num_admission_blocks(request, num_slots, num_tokens, hit, whole=whole) for group in self.groups]
         )
 
-    def _refusal(self, needed: int, num_tokens: int, reserve: int) -> Refusal:
+    def _refusal(self, needed: int, num_tokens: int, reserve: int) -> Reason:
         if needed > self.block_pool.num_blocks and self._states:
-            return Refusal("its prefix ends at a state that another request computes in this step")
-        kept = f", {reserve} of them kept by the watermark" if reserve else ""
-        free = f"{self.num_free_blocks} free{kept}"
-        return Refusal(f"no free KV blocks: needs {needed} for {num_tokens} tokens, {free}")
+            return Reason("state_boundary", rule="same_step")
+        num_free = self.num_free_blocks
+        reserved = min(reserve, num_free)
+        limit: str = "num_blocks"
+        value: float = self.block_pool.num_blocks
+        if needed <= num_free:
+            limit, value = "watermark", self._watermark
+        return Reason("kv_blocks", limit, value, needed, num_free - reserved, num_tokens=num_tokens, reserved=reserved)
 
 
 def _specification(group: object) -> tuple[object, ...]:

@@ -28,10 +28,11 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from workbench.config import EngineConfig
-from workbench.scheduler.batch import Refusal, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import Request
+from workbench.trace.reasons import Reason, Rule
 from workbench.trace.records import LimitedBy
 
 OVERTAKING_SHARE = 0.07
@@ -125,11 +126,11 @@ class PartialPrefills(ServiceOrder):
             num_tokens, limited_by = self.share, "partial_prefill_slot"
         return self._order.limit_chunk(request, num_tokens, limited_by, batch, budget)
 
-    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, str]:
+    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
         """The victim of the order below."""
         return self._order.victim(batch, budget)
 
-    def refuse(self, request: Request, num_uncached: int, budget: int) -> Refusal | None:
+    def refuse(self, request: Request, num_uncached: int, budget: int) -> Reason | None:
         """Whether the next waiting request has to wait on; None when it may be admitted.
 
         Args:
@@ -139,14 +140,20 @@ class PartialPrefills(ServiceOrder):
         """
         if self._max_long is not None and self._is_long(num_uncached) and self._num(self._long) >= self._max_long:
             self._pass_over(request, num_uncached)
-            names = ", ".join(other.request_id for other in self._long if other.is_prefill)
-            return Refusal(f"long prompt: max_long_partial_prefills ({self._max_long}) in progress, {names}", True)
+            return self._full("max_long_partial_prefills", self._max_long, "long_prompt", self._long)
         stays_partial = num_uncached > min(budget, self.share)
         if self._max_num is not None and stays_partial and self._num(self._in_progress) >= self._max_num:
-            return Refusal(f"max_num_partial_prefills ({self._max_num}) in progress")
+            return self._full("max_num_partial_prefills", self._max_num, "", self._in_progress)
         if num_uncached > self._slack:
-            return Refusal("a long prompt in front has been overtaken as often as it may be")
+            limit = "max_long_partial_prefills"
+            return Reason("partial_prefills", limit, self._max_long, num_uncached, self._slack, rule="overtaken")
         return None
+
+    @staticmethod
+    def _full(limit: str, value: int, rule: Rule, in_progress: Sequence[Request]) -> Reason:
+        """The reason for which a prompt has no slot: those that take them are in progress."""
+        names = tuple([request.request_id for request in in_progress if request.is_prefill])
+        return Reason("partial_prefills", limit, value, 1, 0, rule=rule, requests=names)
 
     def admit(self, request: Request, num_uncached: int) -> None:
         """Take note of a request that is admitted, before its first chunk is."""

@@ -26,6 +26,7 @@ from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import Request
+from workbench.trace.reasons import Rule
 from workbench.trace.records import LimitedBy
 
 T = TypeVar("T")
@@ -200,7 +201,7 @@ class PolicyOrder(ServiceOrder):
         limit = self._ask("max_chunk", ask, None)
         return (num_tokens, limited_by) if limit is None or limit >= num_tokens else (limit, "policy")
 
-    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, str]:
+    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
         """The policy's victim."""
         view = self._view(batch, budget)
 
@@ -210,7 +211,7 @@ class PolicyOrder(ServiceOrder):
                 raise ValueError(f"must be one of view.victims, got {answer!r}")
             return _own(answer)
 
-        return self._ask("victim", ask, _own(view.victims[-1])), f"chosen by {self.policy!r}"
+        return self._ask("victim", ask, _own(view.victims[-1])), "policy"
 
     def _view(self, batch: ScheduledBatch, budget: int) -> PolicyView:
         """The present state, as the policy may see it."""

@@ -13,6 +13,7 @@ from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.request import FinishReason, Request
+from workbench.trace.reasons import Rule
 from workbench.trace.records import LimitedBy
 
 
@@ -200,12 +201,11 @@ class ServiceOrder:
             return batch.long_prefill_cap, "long_prefill_token_threshold"
         return num_tokens, limited_by
 
-    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, str]:
+    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
         """The running request that loses its blocks when they run out, and the rule that chose it."""
         if self.config.policy == "fcfs":
-            return self.queues.running[-1], "last admitted"
-        victim = max(self.queues.running, key=lambda request: (request.priority, request.arrival_time))
-        return victim, f"lowest priority ({victim.priority})"
+            return self.queues.running[-1], "last_admitted"
+        return max(self.queues.running, key=lambda request: (request.priority, request.arrival_time)), "priority"
 
     def rehearsal(self, queues: Queues, kv_cache: KVCacheManager) -> Self:
         """The same order over a copy of the queues and of the KV blocks."""

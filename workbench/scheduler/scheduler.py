@@ -23,7 +23,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from workbench.config import EngineConfig
-from workbench.scheduler.batch import FeatureChunk, Refusal, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.batch import FeatureChunk, ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy
@@ -32,6 +32,7 @@ from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.state_boundaries import StateBoundaries
 from workbench.trace.frozen import EMPTY
 from workbench.trace.lines import Keyframe
+from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
 
 
@@ -79,6 +80,10 @@ class Scheduler:
         self.max_running = config.max_num_active_seqs or config.max_num_seqs
         self.max_model_len = config.max_model_len or sys.maxsize
         self._token_budget = config.token_budget
+        budget_field = "max_num_scheduled_tokens" if config.max_num_scheduled_tokens else "max_num_batched_tokens"
+        self._budget_spent = Reason("token_budget", budget_field, self._token_budget, available=0)
+        seats_field = "max_num_active_seqs" if config.max_num_active_seqs else "max_num_seqs"
+        self._no_seat = Reason("seats", seats_field, self.max_running, 1, 0)
         self._num_drafts = config.num_speculative_tokens
         self._draft_slots = config.speculation.num_draft_slots
         self._is_async = config.async_scheduling
@@ -196,8 +201,10 @@ class Scheduler:
         if self.partial_prefills is not None:
             budget = self.partial_prefills.use_up(batch, budget, self._advance, self._schedule_waiting)
         if queues.waiting:
-            seats = "max_num_active_seqs" if self.config.max_num_active_seqs else "max_num_seqs"
-            batch.explain_waiting(budget, f"{seats} reached ({self.max_running})")
+            if batch.preempted:
+                batch.explain_preemption()
+            elif batch.waiting_reason is None:
+                batch.waiting_reason = self._why_not_reached(batch, budget)
         batch.running, batch.waiting = queues.running_ids(), queues.waiting_ids()
         batch.free_blocks = kv_cache.num_free_blocks
         batch.pool, batch.cached_block_ids = kv_cache.take_change()
@@ -267,9 +274,7 @@ class Scheduler:
             removed = () if kv_cache.is_plain else kv_cache.remove_skipped_blocks(request)
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free_blocks and request.status == "running":
-                blocks = "block" if num_new_blocks == 1 else "blocks"
-                reason = f"{request.request_id} needs {num_new_blocks} more KV {blocks}, {self.num_free_blocks} free"
-                budget += self._make_room(batch, budget, reason)
+                budget += self._make_room(batch, budget, request, num_new_blocks)
             if request.status == "running":
                 arm: Arm = "cached_final" if request.is_prefill else "decode"
                 block_ids, changes = kv_cache.allocate_slots(request, start + num_tokens, removed=removed)
@@ -293,7 +298,7 @@ class Scheduler:
             Tokens left in the budget.
         """
         queues, kv_cache, limits = self.queues, self.kv_cache, self.partial_prefills
-        batch.waiting_reason = ""
+        batch.waiting_reason = None
         num_seats = max(0, self.max_running - len(queues.running))
         any_continued = bool(batch.chunks)
         for request in self.order.waiting_order(batch, budget, num_seats):
@@ -301,7 +306,7 @@ class Scheduler:
             if available <= 0 or len(queues.running) >= self.max_running:
                 break
             if request.num_stale_output_tokens:
-                batch.passed_over[request.request_id] = "its output of the step in flight has not come in yet"
+                batch.passed_over[request.request_id] = Reason("output_in_flight", "async_scheduling", True)
                 continue
             hit = kv_cache.get_computed_blocks(request)
             start, request.shared_prefix_boundary = hit.num_tokens, hit.shared_prefix_boundary
@@ -311,9 +316,9 @@ class Scheduler:
             if num_uncached == 1 and self._num_drafts and (any_continued or start):
                 num_wanted += self._num_padding(batch, start)
                 if num_wanted > available:
-                    refusal = Refusal(f"{num_wanted} tokens with padding drafts, {available} of the token budget left")
+                    refusal = self._over_budget(num_wanted, available, "padding_drafts")
             if refusal is None and num_wanted > available and not self.config.enable_chunked_prefill:
-                refusal = Refusal(f"{num_uncached} tokens in one step, {available} of the token budget left")
+                refusal = self._over_budget(num_uncached, available, "whole_prompt")
             if refusal is None:
                 num_tokens, limited_by = self._chunk_size(request, num_wanted, batch, available)
                 if self._states is not None:
@@ -321,14 +326,14 @@ class Scheduler:
                     if num_tokens < num_wanted and num_uncached == 1:
                         num_wanted, num_tokens = 1, min(num_tokens, 1)
                 if num_tokens <= 0:
-                    refusal = Refusal("no state can be reached with the rest of the token budget")
+                    refusal = self._over_budget(num_wanted, available, kind="state_boundary")
                 else:
                     refusal = kv_cache.refuse(request, hit, start + num_tokens, others_run=bool(queues.running))
             if refusal is not None:
-                batch.passed_over[request.request_id] = refusal.reason
-                if refusal.may_be_overtaken:
+                batch.passed_over[request.request_id] = refusal
+                if refusal.rule == "long_prompt":  # others may overtake it
                     continue
-                batch.waiting_reason = f"waiting behind {request.request_id}: {refusal.reason}"
+                batch.waiting_reason = refusal.for_those_behind(request.request_id)
                 break
             kv_cache.allocate_slots(request, start + num_tokens, hit)
             resumed = request.status == "preempted"
@@ -350,6 +355,21 @@ class Scheduler:
             self._advance(chunk)
             budget -= num_tokens
         return budget
+
+    def _over_budget(self, needed: int, available: int, rule: Rule = "", kind: Kind = "token_budget") -> Reason:
+        """The reason of a request that the rest of the budget is too small for."""
+        spent = self._budget_spent
+        return Reason(kind, spent.limit, spent.value, needed, available, rule=rule)
+
+    def _why_not_reached(self, batch: ScheduledBatch, budget: int) -> Reason:
+        """The reason of the waiting requests that the admissions of a step did not come to."""
+        if self._available(batch, budget) <= 0:
+            return self._budget_spent
+        if len(self.queues.running) >= self.max_running:
+            return self._no_seat
+        if self.policy is not None:
+            return Reason("policy", "policy", self.config.policy, text=repr(self.policy))
+        return UNKNOWN if self.partial_prefills is None else Reason("partial_prefills", rule="not_considered")
 
     def _available(self, batch: ScheduledBatch, budget: int) -> int:
         """Tokens that the next chunk may have: the rest of the budget, less the rows of the proposer of drafts."""
@@ -400,13 +420,30 @@ class Scheduler:
                 request.num_output_placeholders += 1 + len(chunk.drafts)
                 request.draft_token_ids = (-1,) * self._num_drafts
 
-    def _make_room(self, batch: ScheduledBatch, budget: int, reason: str) -> int:
+    def _make_room(self, batch: ScheduledBatch, budget: int, request: Request, num_blocks: int) -> int:
         """Preempt a running request, and take its chunk out of the batch if it has one already.
+
+        Args:
+            batch: The step that is being scheduled.
+            budget: Tokens left in the budget.
+            request: The running request that lacks blocks.
+            num_blocks: The number of them.
 
         Returns:
             Tokens that go back to the budget.
         """
         victim, rule = self.order.victim(batch, budget)
+        reason = Reason(
+            "kv_blocks",
+            "num_blocks",
+            self.config.num_pool_blocks,
+            num_blocks,
+            self.num_free_blocks,
+            rule=rule,
+            requests=(request.request_id,),
+            priority=victim.priority if rule == "priority" else None,
+            text=repr(self.policy) if rule == "policy" else "",
+        )
         refund = 0
         chunk = next((chunk for chunk in batch.chunks if chunk.request is victim), None)
         if chunk is not None:
@@ -426,7 +463,7 @@ class Scheduler:
             batch.chunks.remove(chunk)
         self._preempt(victim)
         batch.preempted.append(victim.request_id)
-        batch.preempt_reasons[victim.request_id] = f"{reason}; {rule}"
+        batch.preempt_reasons[victim.request_id] = reason
         return refund
 
     def _preempt(self, victim: Request) -> None:

@@ -12,20 +12,19 @@ import gzip
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import msgspec
 from msgspec.structs import astuple, replace
 
-from workbench.trace.assumed_pool import AssumedPool
-from workbench.trace.checks import groups_of
 from workbench.trace.errors import TraceError
 from workbench.trace.gunzip import Gunzip
-from workbench.trace.lines import SCHEMA_VERSION, Keyframe, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.lines import SCHEMA_VERSION, TraceEnd, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.old_versions import OldLines, OldTraceLine
+from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk, StepRecord
-from workbench.trace.step_span import with_span
 
 log = logging.getLogger("workbench")
 
@@ -47,9 +46,7 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
-
-_DEFAULTS = Chunk.__struct_defaults__
-_NUM_REQUIRED = len(Chunk.__struct_fields__) - len(_DEFAULTS)
+_old_decoder = msgspec.json.Decoder(OldTraceLine)
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """The exceptions of a decoder for a damaged line, or for a value that no trace may have."""
@@ -60,19 +57,31 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 def encode_line(line: TraceLine) -> bytes:
     """A line of a trace file, newline included. Text that is not valid Unicode is written with U+FFFD in its place."""
-    if isinstance(line, StepRecord) and line.chunks:
-        line = replace(line, chunks=tuple(map(_without_defaults, line.chunks)))
+    if isinstance(line, StepRecord):
+        line = _shortened(line)
     try:
         return _encoder.encode(line) + b"\n"
     except UnicodeEncodeError:
         return _encoder.encode(_without_surrogates(msgspec.to_builtins(line, enc_hook=_plain))) + b"\n"
 
 
-def _without_defaults(chunk: Chunk) -> tuple[Any, ...]:
-    """A chunk as it is written: without the fields at its end that have their default."""
-    values = astuple(chunk)
-    last = len(values)
-    while last > _NUM_REQUIRED and values[last - 1] == _DEFAULTS[last - 1 - _NUM_REQUIRED]:
+def _shortened(record: StepRecord) -> StepRecord:
+    """A record as it is written: chunks and reasons without the fields at their end that have their default."""
+    short: dict[str, Any] = {}
+    if record.chunks:
+        short["chunks"] = tuple(map(_without_defaults, record.chunks))
+    if record.waiting_reason is not None:
+        short["waiting_reason"] = _without_defaults(record.waiting_reason)
+    for name in ("passed_over", "preempt_reasons"):
+        if reasons := getattr(record, name):
+            short[name] = {request_id: _without_defaults(reason) for request_id, reason in reasons.items()}
+    return replace(record, **short) if short else record
+
+
+def _without_defaults(value: Chunk | Reason) -> tuple[Any, ...]:
+    values, defaults = astuple(value), value.__struct_defaults__
+    last, num_required = len(values), len(values) - len(defaults)
+    while last > num_required and values[last - 1] == defaults[last - 1 - num_required]:
         last -= 1
     return values[:last]
 
@@ -100,9 +109,8 @@ class LineDecoder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.number = 0
         self._path = path
-        self._version = SCHEMA_VERSION
-        self._pool = AssumedPool(())
-        self._previous_end = 0.0
+        self._decode: Callable[[bytes], Any] = _decoder.decode
+        self._old: OldLines | None = None
 
     def decode(self, raw: bytes) -> list[TraceLine]:
         """Decode the next line.
@@ -117,28 +125,20 @@ class LineDecoder:
             TraceError: Not a trace, a version that cannot be read, or a damaged line, with its number.
         """
         self.number += 1
-        if self.number == 1:
-            self._version = _version_of(self._path, raw)
+        if self.number == 1 and (version := _version_of(self._path, raw)) < SCHEMA_VERSION:
+            self._decode, self._old = _old_decoder.decode, OldLines(version)
         try:
-            line = _decoder.decode(raw)
+            line = self._decode(raw)
         except _UNDECODABLE as problem:
             raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
         if isinstance(line, TraceMeta) and self.number > 1:
             raise TraceError(f"{self._path}, line {self.number}: the meta line must be the first, and only the first")
-        if self._version == SCHEMA_VERSION:
+        if self._old is None:
             return [line]
-        if isinstance(line, TraceMeta):
-            try:
-                self._pool = AssumedPool(groups_of(line))
-            except TraceError as problem:
-                raise TraceError(f"{self._path}, line 1: {problem}") from None
-            return [replace(line, schema_version=SCHEMA_VERSION)]
-        if isinstance(line, Keyframe):
-            self._pool.start_from(line)
-        elif isinstance(line, StepRecord):
-            line = with_span(self._pool.complete(line), self._previous_end)
-            self._previous_end = line.end
-        return [line] if self._version > 1 else _from_version_1(line)
+        try:
+            return self._old.convert(line)
+        except TraceError as problem:
+            raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
 
 
 class _Header(msgspec.Struct):
@@ -166,21 +166,6 @@ def _version_of(path: str | os.PathLike[str], raw: bytes) -> int:
             f"{SCHEMA_VERSION}: open it with the workbench that wrote it, or record it again"
         )
     return header.schema_version
-
-
-def _from_version_1(line: TraceLine) -> list[TraceLine]:
-    """Convert a line of version 1.
-
-    Version 1 kept the result of a shadow launch in its step's kernel details, with "pending" until it was known.
-    """
-    if not isinstance(line, StepRecord) or line.kernel is None or "shadow" not in line.kernel.details:
-        return [line]
-    details = dict(line.kernel.details)
-    found = details.pop("shadow")
-    record = replace(line, kernel=replace(line.kernel, details=details))
-    if not isinstance(found, dict) or found.get("pending"):
-        return [record]
-    return [record, Supplement(line.step, "shadow", found)]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------

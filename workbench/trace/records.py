@@ -23,6 +23,7 @@ from workbench.ground.on_demand import np
 from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
+from workbench.trace.reasons import UNKNOWN, Reason
 
 _set = msgspec.structs.force_setattr
 
@@ -243,7 +244,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         aborted: Requests aborted before this step was scheduled.
         running: Running requests after scheduling, in admission order.
         waiting: Waiting requests after scheduling, in queue order.
-        waiting_reason: Why the waiting requests that are not named in ``passed_over`` were left out.
+        waiting_reason: Why the waiting requests that are not named in ``passed_over`` were left out; None if the record
+            does not know, or none wait.
         passed_over: Individual reasons for waiting requests that ``waiting_reason`` does not explain.
         finish_reasons: "length", "stop", "error" or "abort" for each request in ``finished``.
         preempt_reasons: Why each request in ``preempted`` was chosen.
@@ -279,10 +281,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     aborted: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
-    waiting_reason: str = ""
-    passed_over: Mapping[str, str] = EMPTY
+    waiting_reason: Reason | None = None
+    passed_over: Mapping[str, Reason] = EMPTY
     finish_reasons: Mapping[str, str] = EMPTY
-    preempt_reasons: Mapping[str, str] = EMPTY
+    preempt_reasons: Mapping[str, Reason] = EMPTY
     unscheduled_block_ids: Mapping[str, tuple[BlockId, ...]] = EMPTY
     unscheduled_changes: Mapping[str, tuple[TableChange, ...]] = EMPTY
     free_blocks: Count = 0
@@ -444,9 +446,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         return {chunk.request_id: chunk.end for chunk in self.chunks}
 
     @property
-    def not_scheduled(self) -> dict[str, str]:
+    def not_scheduled(self) -> dict[str, Reason]:
         """The reason for every waiting request that was left out, in queue order."""
-        return {rid: self.passed_over.get(rid, self.waiting_reason) for rid in self.waiting}
+        others = self.waiting_reason or UNKNOWN
+        return {rid: self.passed_over.get(rid, others) for rid in self.waiting}
 
     @property
     def cu_seqlens_q(self) -> list[int]:
@@ -518,7 +521,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         return (
             *(Event(self.step, "arrive", rid) for rid in self.arrived),
             *(Event(self.step, "abort", rid) for rid in self.aborted),
-            *(Event(self.step, "preempt", rid, self.preempt_reasons.get(rid, "")) for rid in self.preempted),
+            *(Event(self.step, "preempt", rid, str(self.preempt_reasons.get(rid, ""))) for rid in self.preempted),
             *(Event(self.step, "admit", rid, hit(rid)) for rid in self.admitted),
             *(Event(self.step, "resume", rid, hit(rid)) for rid in self.resumed),
             *(Event(self.step, "finish", rid, self.finish_reasons.get(rid, "")) for rid in self.finished),

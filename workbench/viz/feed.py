@@ -84,7 +84,8 @@ class Feed:
         """Forget what has been sent of the trace."""
         self._sent = 0
         self._sent_requests = -1
-        self._known_requests = self._known_strings = self._known_kernels = self._known_supplements = 0
+        self._known_requests = self._known_strings = self._known_reasons = 0
+        self._known_kernels = self._known_supplements = 0
 
     # -- to the view -----------------------------------------------------------------------------------------
 
@@ -124,13 +125,15 @@ class Feed:
                 num_steps,
                 first_request=0 if complete else self._known_requests,
                 first_string=0 if complete else self._known_strings,
+                first_reason=0 if complete else self._known_reasons,
                 first_kernel=0 if complete else self._known_kernels,
                 first_supplement=0 if complete else self._known_supplements,
                 extra={"facts": trace_facts(self.trace)} if complete else None,
             )
             self._sent, self._sent_requests, self._resend = num_steps, num_requests, False
             self._known_requests, self._known_supplements = num_requests, num_supplements
-            self._known_strings, self._known_kernels = len(columns.strings), len(columns.kernels)
+            self._known_strings, self._known_reasons = len(columns.strings), len(columns.reasons)
+            self._known_kernels = len(columns.kernels)
             return packet
 
     def update(self, view: Any) -> None:

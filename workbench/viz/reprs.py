@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from workbench.ground.field_checks import counted
+from workbench.readings.narrate import shown
 from workbench.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
@@ -107,7 +108,8 @@ def step_html(record: StepRecord) -> str:
     if record.events:
         parts.append(f"<h5>Events</h5>{events_table(record.events)}")
     if record.not_scheduled:
-        parts.append("<h5>Not scheduled</h5>" + table(("request", "why"), list(record.not_scheduled.items())[:20]))
+        reasons = [(svg.shorten(rid, 40), shown(reason)) for rid, reason in list(record.not_scheduled.items())[:20]]
+        parts.append("<h5>Not scheduled</h5>" + table(("request", "why"), reasons))
     return fragment(*parts)
 
 

@@ -34,6 +34,7 @@ from workbench.integrations.recorder.queues import LiveRequest, Queues
 from workbench.trace.kv_groups import read_groups
 from workbench.trace.lines import RequestInfo
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog
+from workbench.trace.reasons import UNKNOWN, Reason
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
 from workbench.trace.step_span import StepSpan
 
@@ -118,13 +119,21 @@ class Assembler:
         self._adaptive = bool(config.get("long_prefill_token_threshold_adaptive"))
         self._caches_prefixes = bool(config.get("enable_prefix_caching"))
         self._samples = samples
+        num_blocks = config.get("num_blocks")
+        self._no_blocks = Reason("kv_blocks", "num_blocks", num_blocks if isinstance(num_blocks, int) else None)
+        self._no_block_free = msgspec.structs.replace(self._no_blocks, available=0)
+        self._cache_reset = Reason("preempted", rule="cache_reset")
+        limit = "max_num_scheduled_tokens" if config.get("max_num_scheduled_tokens") else "max_num_batched_tokens"
+        self._budget_spent = Reason("token_budget", limit, self._token_budget, available=0)
+        limit = "max_num_active_seqs" if config.get("max_num_active_seqs") else "max_num_seqs"
+        self._no_seat = Reason("seats", limit, self._max_running, 1, 0)
         self._queues = Queues(by_priority=config.get("policy") == "priority", max_waiting=max_waiting)
         self._open: deque[_OpenStep] = deque()
         self._next_step = 0
         self._scheduled_ids: list[str] = []
         self._arrived: list[str] = []
         self._aborted: list[str] = []
-        self._preempted: dict[str, str] = {}
+        self._preempted: dict[str, Reason] = {}
         self._unscheduled: dict[str, tuple[int, ...]] = {}
         self._unscheduled_changes: dict[str, tuple[TableChange, ...]] = {}
         self._ended_in_update: dict[str, str] = {}
@@ -172,7 +181,7 @@ class Assembler:
         others = [table[len(before) :] for table, before in zip(message.other_tables, request.other_tables)]
         if any(others):
             self._unscheduled_changes[message.request_id] = tuple([TableChange(tuple(table)) for table in others])
-        self._preempted[message.request_id] = message.reason
+        self._preempted[message.request_id] = self._cache_reset if message.is_reset else self._no_blocks
         request.lose_blocks()
 
     def _end(self, message: End) -> None:
@@ -300,18 +309,19 @@ class Assembler:
         before = (request.request_id, start, num_tokens, is_partial, arm)
         return before, (limited_by, tuple(new_block_ids), num_cached, num_recomputed)
 
-    def _explain_waiting(self, num_tokens: int, free_blocks: int) -> tuple[str, dict[str, str]]:
+    def _explain_waiting(self, num_tokens: int, free_blocks: int) -> tuple[Reason | None, dict[str, Reason]]:
         """A record's ``waiting_reason`` and ``passed_over``, as far as they can be known from outside the engine."""
         if not self._queues.num_waiting:
-            return "", {}
+            return None, {}
         if self._preempted:
-            passed_over = {rid: f"preempted in this step: {reason}" for rid, reason in self._preempted.items()}
-            return f"{', '.join(self._preempted)} preempted in this step: nobody is admitted", passed_over
+            passed_over = {rid: reason.as_preempted() for rid, reason in self._preempted.items()}
+            names = tuple(self._preempted)
+            return msgspec.structs.replace(self._no_blocks, rule="preemption", requests=names), passed_over
         if num_tokens >= self._token_budget > 0:
-            return f"token budget used up ({num_tokens} of {self._token_budget})", {}
+            return self._budget_spent, {}
         if self._queues.num_running >= self._max_running:
-            return f"max_num_seqs reached ({self._max_running})", {}
-        return f"not admitted by the engine, with {free_blocks} KV blocks free", {}
+            return self._no_seat, {}
+        return UNKNOWN if free_blocks else self._no_block_free, {}
 
     # -- after the forward pass ------------------------------------------------------------------------------
 

@@ -169,13 +169,12 @@ class SchedulerRecorder:
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         tables = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        reason = "the prefix cache was reset" if self.in_reset else "the KV blocks ran out"
         self._record_next_step()
         others = []
         if self._tables is not None:
             self._tables.forget(request.request_id)
             others = list(tables[1:])
-        self.messages.append(Preemption(request.request_id, tables[self._group], reason, others))
+        self.messages.append(Preemption(request.request_id, tables[self._group], self.in_reset, others))
 
     def _record_next_step(self) -> None:
         """Record the next step even if nothing is scheduled in it."""

@@ -66,7 +66,7 @@ export class EventsPanel extends Panel {
   waitingNote() {
     const { store, cursor } = this, waiting = store.value("num_waiting", cursor.step);
     if (!waiting) return "No request is waiting.";
-    const why = store.strings[store.value("waiting_reason", cursor.step)];
+    const why = store.reasons[store.value("waiting_reason", cursor.step)]?.sentence;
     return `${waiting} waiting in this step${why ? `: ${plain(why, 160)}` : ""}`;
   }
 

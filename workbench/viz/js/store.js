@@ -47,6 +47,7 @@ export class Store {
     this.byId = new Map();
     this.shared = undefined; // the beginning of all ids
     this.strings = [];
+    this.reasons = [];
     this.kernels = [];
     this.supplements = { shadow: new Map(), top_tokens: new Map() }; // name -> step -> facts
     this.columns = new Map(); // "token_budget" or "chunk.start" -> Column
@@ -78,6 +79,7 @@ export class Store {
     if (this.misses(header)) return false;
     this.addRequests(header);
     this.strings.push(...header.strings.slice(this.strings.length - header.first_string));
+    this.reasons.push(...header.reasons.slice(this.reasons.length - header.first_reason));
     this.kernels.push(...header.kernels.slice(this.kernels.length - header.first_kernel));
     for (const [step, name, facts] of header.supplements) this.supplements[name]?.set(step, facts);
     this.sentences.push(...header.sentences.slice(Math.max(0, this.numSteps - header.first_step)));
@@ -93,7 +95,8 @@ export class Store {
   /** Whether a packet begins after the end of what is here. */
   misses(header) {
     return header.first_step > this.numSteps || header.first_request > this.requests.length ||
-      header.first_string > this.strings.length || header.first_kernel > this.kernels.length;
+      header.first_string > this.strings.length || header.first_reason > this.reasons.length ||
+      header.first_kernel > this.kernels.length;
   }
 
   /** The arrays of a packet without the steps that are here already; the header's step count and texts follow. */
@@ -277,7 +280,7 @@ export class Store {
       arm: ARMS[flags & 3],
       decode: (flags & 3) === 0,
       partial: (flags & codes.partial) > 0,
-      limitedBy: codes.limits[(flags >> codes.limit_shift) & 7],
+      limitedBy: codes.limits[flags >> codes.limit_shift],
       sampled: get("sampled"),
       cached: get("num_cached"),
       recomputed: get("num_recomputed"),
@@ -303,12 +306,9 @@ export class Store {
     const [from, to] = this.span("event", step), result = [];
     const get = (name, e) => this.column(`event.${name}`)[e];
     for (let e = from; e < to; e++) {
-      result.push({
-        step,
-        kind: this.facts.codes.events[get("kind", e)],
-        request: this.requests[get("request", e)],
-        reason: this.strings[get("reason", e)] || "",
-      });
+      const kind = this.facts.codes.events[get("kind", e)], index = get("reason", e);
+      const reason = kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index];
+      result.push({ step, kind, request: this.requests[get("request", e)], reason: reason || "" });
     }
     return result;
   }
@@ -448,14 +448,22 @@ export class Store {
     return (this.byGroup = { step, numSteps: this.numSteps, places, held, holes });
   }
 
-  /** The reason why a waiting request was left out of a step. */
-  whyNot(request, step) {
+  /**
+   * The reason why a waiting request was left out of a step: its facts and its sentence, null if it is not known.
+   * A view shows the sentence, and decides by the facts.
+   */
+  reasonOf(request, step) {
     const [from, to] = this.span("passed_over", step);
     for (let p = from; p < to; p++) {
       if (this.column("passed_over.request")[p] === request.index) {
-        return this.strings[this.column("passed_over.reason")[p]];
+        return this.reasons[this.column("passed_over.reason")[p]];
       }
     }
-    return this.strings[this.value("waiting_reason", step)] || "";
+    return this.reasons[this.value("waiting_reason", step)] || null;
+  }
+
+  /** The sentence of that reason. */
+  whyNot(request, step) {
+    return this.reasonOf(request, step)?.sentence || "";
   }
 }

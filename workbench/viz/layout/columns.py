@@ -19,9 +19,10 @@ import msgspec
 
 from workbench.readings import top_tokens
 from workbench.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
-from workbench.readings.narrate import narrate
+from workbench.readings.narrate import narrate, shown
 from workbench.trace.lines import RequestInfo
-from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
+from workbench.trace.reasons import Reason
+from workbench.trace.records import Arm, Chunk, Event, LimitedBy, StepRecord, TableChange
 from workbench.viz.layout.miss_texts import MissTexts
 from workbench.viz.layout.pool_changes import PoolChanges
 from workbench.viz.layout.shadow_launch import shadow_facts
@@ -34,8 +35,8 @@ LIMITS = get_args(LimitedBy)
 EVENT_KINDS = ("arrive", "admit", "resume", "preempt", "finish", "abort")
 
 FLAG_PARTIAL = 1 << 2
-FLAG_FIRST_TOKEN = 1 << 6
-LIMIT_SHIFT = 3
+FLAG_FIRST_TOKEN = 1 << 3
+LIMIT_SHIFT = 4
 
 FLAGS = {
     (arm, limit, partial): ARMS.index(arm) | LIMITS.index(limit) << LIMIT_SHIFT | (FLAG_PARTIAL if partial else 0)
@@ -43,7 +44,7 @@ FLAGS = {
     for limit in LIMITS
     for partial in (False, True)
 }
-"""``chunk.flags`` for an arm, a limit, and whether it is a partial prefill."""
+"""``chunk.flags`` for an arm, a limit (all bits from LIMIT_SHIFT on), and whether it is a partial prefill."""
 
 NO_LATENCY = float("nan")
 
@@ -73,14 +74,14 @@ STEP_COLUMNS: dict[str, str] = {
     "num_pool_changes": "i",
     "num_work_items": "i",
 }
-"""One value per step. ``waiting_reason`` and ``kernel`` are indices into a packet's string tables, -1 for none."""
+"""One value per step. ``waiting_reason`` and ``kernel`` are indices into a packet's tables, -1 for none."""
 
 CHILD_COLUMNS: dict[str, dict[str, str]] = {
     "chunk": {
         "request": "i",
         "start": "i",
         "num_tokens": "i",
-        "flags": "B",
+        "flags": "H",
         "sampled": "i",
         "num_cached": "i",
         "num_recomputed": "i",
@@ -106,7 +107,9 @@ CHILD_COLUMNS: dict[str, dict[str, str]] = {
 ``new_block`` holds what a chunk appended to the first KV cache group's block table. ``table_change`` holds the places
 of the tables that became 0, and what was appended to the tables of the other groups. ``chunk.miss`` is an index into
 the strings: why an admission found no more in the prefix cache; -1 for other chunks. ``phase.name`` is one, too, and
-``phase.begin`` is in seconds after the beginning of the step, negative for a phase before it.
+``phase.begin`` is in seconds after the beginning of the step, negative for a phase before it. ``passed_over.reason``
+and, for a preemption, ``event.reason`` are indices into the table of reasons; for other events ``event.reason`` is a
+string.
 
 ``chunk.start`` is the position of the first row that ran. ``sampled_before`` holds the accepted drafts that a chunk
 appended before the token it ``sampled``.
@@ -148,11 +151,13 @@ class TraceColumns:
         self.texts: list[str] = []
         self.sentences: list[str] = []
         self.strings: list[str] = []
+        self.reasons: list[dict[str, Any]] = []
         self.kernels: list[str] = []
         self.supplements: list[tuple[int, str, Any]] = []
         """Index of a step, and name and checked facts of a supplement that the views show, in order."""
         self._index: dict[str, int] = {}
         self._string_index: dict[str, int] = {"": -1}
+        self._reason_index: dict[Reason | None, int] = {None: -1}
         self._kernel_index: dict[str, int] = {}
         self._latencies = LatencyAccumulator()
         self._times: list[RequestTimes] = []
@@ -205,12 +210,37 @@ class TraceColumns:
         return index
 
     def _string(self, text: str) -> int:
-        """Index of a reason in the string table; -1 for no reason."""
+        """Index in the string table; -1 for an empty one."""
         index = self._string_index.get(text)
         if index is None:
             index = self._string_index[text] = len(self.strings)
             self.strings.append(text)
         return index
+
+    def _reason(self, reason: Reason | None) -> int:
+        """Index of a reason in their table; -1 for none. In the table, requests are indices of requests."""
+        index = self._reason_index.get(reason)
+        if index is None:
+            assert reason is not None
+            index = self._reason_index[reason] = len(self.reasons)
+            facts: dict[str, Any] = {
+                "kind": reason.kind,
+                "root": reason.root,
+                "limit": reason.limit,
+                "value": reason.value,
+                "needed": reason.needed,
+                "available": reason.available,
+                "behind": self._index.get(reason.behind, -1),
+                "requests": [self._index[rid] for rid in reason.requests if rid in self._index],
+                "sentence": shown(reason),
+            }
+            self.reasons.append(facts)
+        return index
+
+    def _event_reason(self, event: Event, record: StepRecord) -> int:
+        if event.kind == "preempt":
+            return self._reason(record.preempt_reasons.get(event.request_id))
+        return self._string(event.reason)
 
     def _extend(self, kind: str, rows: Iterable[tuple[Any, ...]]) -> int:
         """Append rows to the columns of one kind and return their number."""
@@ -236,10 +266,13 @@ class TraceColumns:
         )
         num_events = self._extend(
             "event",
-            ((EVENT_KINDS.index(e.kind), self._request(e.request_id), self._string(e.reason)) for e in record.events),
+            (
+                (EVENT_KINDS.index(event.kind), self._request(event.request_id), self._event_reason(event, record))
+                for event in record.events
+            ),
         )
         passed_over = self._extend(
-            "passed_over", ((self._request(rid), self._string(why)) for rid, why in record.passed_over.items())
+            "passed_over", ((self._request(rid), self._reason(why)) for rid, why in record.passed_over.items())
         )
         num_decode_tokens = sum([n for n, arm in zip(chunks["num_tokens"], chunks["arm"]) if arm == "decode"])
         changes = pool.advance(record)
@@ -266,7 +299,7 @@ class TraceColumns:
             "unused_slots": pool.num_unused_slots,
             "num_running": len(record.running),
             "num_waiting": len(record.waiting),
-            "waiting_reason": self._string(record.waiting_reason),
+            "waiting_reason": self._reason(record.waiting_reason),
             "kernel": self._kernel(record),
             "num_chunks": num_chunks,
             "num_phases": num_phases,

@@ -52,6 +52,7 @@ def _parts(parts: Sequence[Any], total: float, unit: str) -> list[dict[str, Any]
     return [
         {
             "cause": part.cause,
+            "kind": part.kind,
             "share": part.amount / total,
             "amount": amount(part.amount, unit),
             "culprits": list(part.culprits[:MAX_CULPRITS]),

@@ -36,6 +36,7 @@ def encode_packet(
     *,
     first_request: int = 0,
     first_string: int = 0,
+    first_reason: int = 0,
     first_kernel: int = 0,
     first_supplement: int = 0,
     extra: dict[str, Any] | None = None,
@@ -48,6 +49,7 @@ def encode_packet(
         last_step: One past the last; all encoded steps by default.
         first_request: First request to describe; the receiver has the earlier ones.
         first_string: First entry of the string table to send.
+        first_reason: First entry of the table of reasons to send.
         first_kernel: First entry of the table of kernel launches to send.
         first_supplement: First entry of the supplements to send.
         extra: Additional facts for the header.
@@ -76,6 +78,8 @@ def encode_packet(
         "requests": [_describe(info) for info in columns.request_infos[first_request:]],
         "first_string": first_string,
         "strings": columns.strings[first_string:],
+        "first_reason": first_reason,
+        "reasons": columns.reasons[first_reason:],
         "first_kernel": first_kernel,
         "kernels": [msgspec.Raw(text.encode()) for text in columns.kernels[first_kernel:]],
         "first_supplement": first_supplement,

@@ -1,0 +1,348 @@
+"""Reasons are facts: names of requests and words of sentences change no answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench import Trace, simulate
+from workbench.costs.cost_model import CostModel
+from workbench.trace import StepRecord, compare, narrate
+from workbench.trace.file import encode_line
+from workbench.trace.reasons import UNKNOWN, Reason
+from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.packet import decode_packet, encode_packet
+
+COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7)
+DATA = Path(__file__).parents[1] / "data"
+
+CONFIGS = [
+    {"max_num_batched_tokens": 24},
+    {"max_num_batched_tokens": 24, "max_num_scheduled_tokens": 17},
+    {"max_num_seqs": 3},
+    {"max_num_seqs": 6, "max_num_active_seqs": 2, "policy": "priority"},
+    {"num_blocks": 16, "block_size": 4},
+    {"num_blocks": 16, "block_size": 4, "scheduler_reserve_full_isl": False, "policy": "priority"},
+    {"num_blocks": 20, "block_size": 4, "watermark": 0.3},
+    {"max_num_batched_tokens": 32, "enable_chunked_prefill": False},
+    {"max_num_batched_tokens": 24, "max_num_partial_prefills": 1},
+    {"max_num_batched_tokens": 24, "max_num_partial_prefills": 3, "max_long_partial_prefills": 1}
+    | {"long_prefill_token_threshold": 8},
+    {"num_blocks": 16, "block_size": 4, "async_scheduling": True, "scheduler_reserve_full_isl": False},
+    {"num_blocks": 18, "block_size": 4, "num_speculative_tokens": 2, "max_num_seqs": 4},
+]
+"""One of them, at least, reaches each reason of a simulation without recurrent layers."""
+
+HOSTILE = [
+    "token budget used up (5 of 5)",
+    "token budget 7",
+    "max_num_seqs reached (1)",
+    "max_num_seqs-bench",
+    "max_num_active_seqs",
+    "no free KV blocks: needs 4 for 16 tokens, 2 free",
+    "block",
+    "blocks preempted in this step: nobody is admitted",
+    "preempted in this step: a needs 1 more KV block, 0 free; last admitted",
+    "a needs 1 more KV block, 0 free; lowest priority (3)",
+    "waiting behind r0: max_num_partial_prefills (2) in progress",
+    "waiting behind ",
+    "long prompt: max_long_partial_prefills (1) in progress, r0",
+    "max_num_partial_prefills (1) in progress",
+    "a long prompt in front has been overtaken as often as it may be",
+    "its output of the step in flight has not come in yet",
+    "no state can be reached with the rest of the token budget",
+    "20 tokens in one step, 14 of the token budget left",
+    "not admitted by the engine, with 5990 KV blocks free",
+    "long_prefill_token_threshold",
+    "partial_prefills, state_boundary, policy",
+    ": ",
+    ", ",
+    "\x00\x1b[31m\r\n\u202e\u2028",
+    "<b>&amp;</b>'\"",
+    "x" * 10_000,
+    "max_num_seqs " * 700,
+]
+
+
+def requests(seed):
+    """Arrivals that a small configuration cannot serve at once, with the names r0, r1, ..."""
+    rng = random.Random(seed)
+    return [
+        {
+            "id": f"r{index}",
+            "prompt": {"len": rng.randint(4, 40), "seed": index},
+            "max_tokens": rng.randint(1, 14),
+            "arrival_time": rng.randint(0, 12) / 1000,
+            "priority": rng.randint(0, 2),
+        }
+        for index in range(9)
+    ]
+
+
+def run(config, arrivals, names=None):
+    named = [each | {"id": (names or {}).get(each["id"], each["id"])} for each in arrivals]
+    return simulate({"config": config, "requests": named}, cost_model=COST, max_steps=120)
+
+
+def hostile_names(seed):
+    """Other names for r0, r1, ... in the same order: the last resort of the "priority" policy is the name."""
+    names = sorted(random.Random(seed).sample(HOSTILE, 9))
+    return {f"r{index}": name for index, name in enumerate(names)}
+
+
+def plain_packet(trace):
+    """The packet without words, descriptions of requests, and tokens, which a simulation makes of the names."""
+    header, arrays = decode_packet(encode_packet(columns_of(trace)))
+    reasons = [{key: value for key, value in reason.items() if key != "sentence"} for reason in header["reasons"]]
+    columns = {name: array.tobytes() for name, array in arrays.items() if name != "chunk.sampled"}
+    return reasons, header["columns"], columns
+
+
+def answers(trace, changed, back):
+    """Every answer about a trace, with requests under the names that ``back`` gives them."""
+
+    def name(request_id):
+        return back.get(request_id, request_id)
+
+    def of(parts):
+        return [
+            (part.cause, part.kind, part.limit, part.amount, tuple(map(name, part.culprits)), part.steps)
+            for part in parts
+        ]
+
+    answer = {}
+    for request_id in trace.requests:
+        explained = trace.explain(request_id, COST)
+        answer["explain", name(request_id)] = [of(explained.parts), of(explained.ttft.parts if explained.ttft else ())]
+        answer["gaps", name(request_id)] = [of(gap.parts) for gap in explained.gaps]
+        misses = trace.why_missed(request_id)
+        answer["misses", name(request_id)] = [
+            (miss.group, miss.block, miss.reason, miss.tokens, miss.step, name(miss.culprit)) for miss in misses
+        ]
+        metrics = trace.metrics().requests[request_id]
+        answer["metrics", name(request_id)] = [metrics.ttft, metrics.e2e, metrics.token_steps]
+    difference = compare(trace, changed)
+    answer["diff"] = [
+        (name(row.request_id), row.divergence and (row.divergence.step, name(row.divergence.request_id)), row.ttft_b)
+        for row in difference.requests
+    ]
+    answer["steps"] = [narrate(record) for record in trace]
+    answer["packet"] = plain_packet(trace)
+    return answer
+
+
+@pytest.fixture
+def one_name(monkeypatch):
+    """Sentences in which every request has the same name."""
+    monkeypatch.setattr(sys.modules["workbench.readings.narrate"], "_name", lambda request_id: "N")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(config))
+def test_names_of_requests_change_no_answer(config, one_name):
+    kinds = set()
+    for seed in range(2):
+        arrivals, names = requests(seed), hostile_names(seed)
+        back = {name: request_id for request_id, name in names.items()}
+        plain, hostile = run(config, arrivals), run(config, arrivals, names)
+        kinds |= {reason.root for record in plain for reason in record.not_scheduled.values()}
+        other = config | {"max_num_seqs": 2}
+        expected = answers(plain, run(other, arrivals), {})
+        found = answers(hostile, run(other, arrivals, names), back)
+        assert found == expected
+    assert kinds - {"unknown"}, "nobody waited"
+
+
+def test_every_kind_and_rule_of_the_scheduler_is_reached():
+    reasons = [
+        reason
+        for config in CONFIGS
+        for seed in range(4)
+        for record in run(config, requests(seed))
+        for reason in (*record.not_scheduled.values(), *record.preempt_reasons.values())
+    ]
+    assert {"token_budget", "seats", "kv_blocks", "partial_prefills", "preempted"} <= {r.root for r in reasons}
+    rules = {"", "whole_prompt", "preemption", "last_admitted", "priority", "long_prompt"}
+    assert rules <= {reason.rule for reason in reasons}
+    limits = {reason.limit for reason in reasons}
+    assert {"max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_seqs", "max_num_active_seqs"} <= limits
+    assert {"num_blocks", "watermark", "max_long_partial_prefills"} <= limits
+    for reason in reasons:
+        assert reason.needed is None or reason.available is None or reason.needed > reason.available, reason
+        assert (reason.kind == "behind") == bool(reason.behind) == bool(reason.front)
+        assert str(reason).isprintable()
+
+
+def test_what_stands_behind_repeats_the_reason_in_front():
+    trace = run({"num_blocks": 16, "block_size": 4}, requests(0))
+    behind = [(record, reason) for record in trace for reason in record.not_scheduled.values() if reason.behind]
+    assert behind
+    for record, reason in behind:
+        front = record.not_scheduled[reason.behind]
+        fields = ("limit", "value", "needed", "available")
+        assert [getattr(reason, field) for field in fields] == [getattr(front, field) for field in fields]
+        assert reason.root == front.kind and str(reason) == f"waiting behind {reason.behind}: {front}"
+
+
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[4], CONFIGS[9]], ids=lambda config: "-".join(config))
+def test_no_answer_reads_a_sentence(config, monkeypatch):
+    """With random text in place of every sentence all answers are the same, up to the sentences that are shown."""
+    arrivals = requests(1)
+    trace, changed = run(config, arrivals), run(config | {"max_num_seqs": 2}, arrivals)
+    what_if = trace.whatif(COST, max_num_seqs=2)
+    before = answers(trace, changed, {})
+    rng = random.Random(7)
+
+    def nonsense(*_):
+        return rng.choice(HOSTILE)
+
+    monkeypatch.setattr(Reason, "__str__", nonsense)
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("workbench.") and hasattr(module, "describe"):
+            monkeypatch.setattr(module, "describe", nonsense)
+    assert str(Reason("seats", "max_num_seqs", 3)) in HOSTILE
+    fresh, fresh_changed = Trace(trace.meta), Trace(changed.meta)  # columns that are not made yet
+    for copy, original in ((fresh, trace), (fresh_changed, changed)):
+        for info in original.requests.values():
+            copy.add_request(info)
+        for record in original:
+            copy.append(record)
+    after = answers(fresh, fresh_changed, {})
+    shown = after.pop("steps"), before.pop("steps")
+    assert after == before
+    assert [step.split(";")[0] for step in shown[0]] == [step.split(";")[0] for step in shown[1]]
+    assert list(trace.whatif(COST, max_num_seqs=2)) == list(what_if)
+
+
+# -- files of earlier versions ----------------------------------------------------------------------------------------
+
+
+def as_version_3(trace, path):
+    """Write a trace as version 3 did: a sentence for each reason."""
+    trace.save(path)
+    lines = []
+    records = {record.step: record for record in trace}
+    for raw in path.read_bytes().splitlines():
+        line = json.loads(raw)
+        if line["kind"] == "meta":
+            line["schema_version"] = 3
+        if line["kind"] == "step":
+            record = records[line["step"]]
+            if record.waiting_reason is not None:
+                line["waiting_reason"] = str(record.waiting_reason)
+            for field in ("passed_over", "preempt_reasons"):
+                if reasons := getattr(record, field):
+                    line[field] = {request_id: str(reason) for request_id, reason in reasons.items()}
+        lines.append(json.dumps(line))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def all_reasons(record: StepRecord) -> list[Reason]:
+    return [record.waiting_reason or UNKNOWN, *record.passed_over.values(), *record.preempt_reasons.values()]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(config))
+def test_sentences_of_version_3_become_facts(config, tmp_path):
+    """The same facts, but for what the sentence did not say; a name may make them unknown, and never others."""
+    for seed in range(2):
+        for names in (None, hostile_names(seed)):
+            trace = run(config, requests(seed), names)
+            path = tmp_path / "old.jsonl"
+            as_version_3(trace, path)
+            loaded = Trace.load(path)
+            num_facts = num_unknown = 0
+            for old, new in zip(loaded, trace, strict=True):
+                for found, made in zip(all_reasons(old), all_reasons(new), strict=True):
+                    if found.kind == "unknown" != made.kind:
+                        num_unknown += 1
+                        continue
+                    num_facts += found.kind != "unknown"
+                    assert (found.kind, found.front, found.rule) == (made.kind, made.front, made.rule)
+                    assert found.behind == made.behind and str(found) == str(made)
+                    if found.limit and made.limit != "watermark":
+                        assert (found.limit, found.value) == (made.limit, made.value)
+                    if made.rule not in ("overtaken", "long_prompt"):
+                        assert found.needed in (made.needed, None) and found.available in (made.available, None)
+            assert num_facts and num_unknown == 0, "these names leave one reading each"
+            loaded.save(tmp_path / "new.jsonl")
+            assert list(Trace.load(tmp_path / "new.jsonl")) == list(loaded)
+
+
+def test_a_sentence_that_can_be_read_in_two_ways_says_nothing(tmp_path):
+    """Two running requests, and a policy whose repr is a sentence: who needed the blocks cannot be told."""
+    needs = " needs 1 more KV block, 0 free; "
+    text = f"a{needs}chosen by b{needs}last admitted"
+    for running, kind in ((("a", f"a{needs}chosen by b"), "unknown"), (("a", "c"), "kv_blocks")):
+        lines = [{"kind": "meta", "schema_version": 3}]
+        lines += [{"kind": "request", "request_id": name, "num_prompt_tokens": 1} for name in (*running, "v")]
+        step = {"kind": "step", "step": 0, "running": running, "waiting": ["v"], "preempted": ["v"]}
+        lines.append(step | {"preempt_reasons": {"v": text}, "passed_over": {"v": f"preempted in this step: {text}"}})
+        path = tmp_path / "old.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (record,) = Trace.load(path)
+        assert record.preempt_reasons["v"].kind == kind and str(record.preempt_reasons["v"]) == text
+
+
+def test_a_guess_of_an_old_recording_is_unknown(tmp_path):
+    lines = [{"kind": "meta", "schema_version": 3}, {"kind": "request", "request_id": "a", "num_prompt_tokens": 1}]
+    for step, (text, kind) in enumerate(
+        [
+            ("not admitted by the engine, with 5990 KV blocks free", "unknown"),
+            ("not admitted by the engine, with 0 KV blocks free", "kv_blocks"),
+            ("max_num_seqs reached (4)", "unknown"),  # nobody runs: it was what remained
+            ("a sentence of nobody", "unknown"),
+        ]
+    ):
+        lines.append({"kind": "step", "step": step, "waiting": ["a"], "waiting_reason": text})
+        path = tmp_path / "old.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert Trace.load(path)[step].not_scheduled["a"].kind == kind
+    assert str(Trace.load(path)[3].not_scheduled["a"]) == "a sentence of nobody"
+
+
+def test_a_file_of_version_2_loads():
+    """A run of an old scheduler with hostile names."""
+    path = DATA / "trace-version-2" / "hostile.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert lines[0]["schema_version"] == 2
+    trace = Trace.load(path)
+    assert [supplement.step for supplement in trace.supplements] == [3]
+    kinds = set()
+    for line, record in zip([line for line in lines if line["kind"] == "step"], trace, strict=True):
+        for request_id, reason in record.not_scheduled.items():
+            assert str(reason) == line.get("passed_over", {}).get(request_id, line.get("waiting_reason"))
+            kinds.add((reason.kind, reason.root))
+    assert kinds == {
+        ("token_budget", "token_budget"),
+        ("seats", "seats"),
+        ("kv_blocks", "kv_blocks"),
+        ("behind", "kv_blocks"),
+        ("preempted", "preempted"),
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_written_is_short_and_reads_back(data):
+    defaults = Reason.__struct_defaults__
+    reason = Reason(
+        data.draw(st.sampled_from(["seats", "kv_blocks", "behind", "unknown"])),
+        data.draw(st.sampled_from(["", "max_num_seqs"])),
+        data.draw(st.one_of(st.none(), st.integers(0, 9), st.text(max_size=3))),
+        *(data.draw(st.one_of(st.none(), st.integers(0, 9))) for _ in range(2)),
+        data.draw(st.sampled_from(["", "a"])),
+        requests=tuple(data.draw(st.lists(st.text(max_size=2), max_size=2))),
+        text=data.draw(st.sampled_from(["", "words"])),
+    )
+    record = StepRecord(0, waiting_reason=reason, passed_over={"a": reason}, preempt_reasons={"b": reason})
+    line = encode_line(record)
+    assert msgspec.json.decode(line, type=StepRecord) == record
+    for written in (json.loads(line)["waiting_reason"], json.loads(line)["passed_over"]["a"]):
+        assert not written or written[-1] != json.loads(msgspec.json.encode(defaults[len(written) - 1]))
