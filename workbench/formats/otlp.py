@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from workbench.trace.errors import TraceError
 from workbench.readings.narrate import shown
+from workbench.trace.errors import TraceError
 from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
