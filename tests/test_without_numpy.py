@@ -58,6 +58,8 @@ facts = {
     "narrate": narrate(trace[2]),
     "rows": rows,
     "shortest": len(shortest),
+    "fit": str(trace.whatif(max_num_seqs=2).metrics()),
+    "tuned": repr(trace.tune("ttft_p95=1s", grid={"max_num_seqs": [2, 4]})),
     "slice": len(trace[3:]),
 }
 print(json.dumps(facts))

@@ -69,7 +69,7 @@ def test_only_the_counted_requests_make_the_values():
 def test_the_factors_of_a_recording_have_mean_one_over_its_time():
     rng = np.random.default_rng(0)
     rows, predicted = rng.integers(1, 500, 400).astype(float), rng.uniform(0.01, 0.1, 400)
-    slopes = predicted[:, None]
+    slopes = [predicted]
     planted = Drift(0.3, find_drift(rows, predicted, predicted, slopes).center, float(rows.sum()))
     measured = predicted * planted.factors(rows)
     assert measured.sum() == pytest.approx(predicted.sum())
@@ -106,7 +106,8 @@ def recording():
     """The contents of the steps of a run under growing load, with their true durations and slopes."""
     steps = step_costs(simulate(workload(200), cost_model=TRUE))
     coefficients = TRUE.to_dict()
-    return steps.rows, predicted_seconds(coefficients, steps.features), slopes(coefficients, steps.features)
+    predicted = predicted_seconds(coefficients, steps.features)
+    return np.array(steps.rows), np.array(predicted), slopes(coefficients, steps.features)
 
 
 def share_with_a_trend(recording, disturb, planted=0.0, count=200, rule=lambda drift: drift.is_certain):
@@ -115,7 +116,12 @@ def share_with_a_trend(recording, disturb, planted=0.0, count=200, rule=lambda d
     trend = 1 + planted * (np.cumsum(rows) / rows.sum() - 0.5)
     rng = np.random.default_rng(7)
     found = [
-        rule(find_drift(rows, predicted * trend * disturb(rng, len(rows)), predicted, gradients)) for _ in range(count)
+        rule(
+            find_drift(
+                rows.tolist(), (predicted * trend * disturb(rng, len(rows))).tolist(), predicted.tolist(), gradients
+            )
+        )
+        for _ in range(count)
     ]
     return np.mean(found)
 

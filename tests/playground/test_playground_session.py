@@ -13,7 +13,7 @@ from workbench import simulate
 from workbench.playground.presets import POLICIES, PRESETS
 from workbench.playground.session import Session, python_cell, read_policy
 from workbench.playground.site import package_archive
-from workbench.trace import compare
+from workbench.trace import Trace, compare
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]
@@ -140,14 +140,12 @@ def test_a_recording_is_opened_forked_explained_and_closed(tmp_path, ending):
     assert run(session)[0]["summary"]["num_steps"] == len(simulate(PRESETS["chunked"].workload))
 
 
-def test_a_page_without_numpy_says_what_an_explanation_lacks(monkeypatch):
+def test_a_recording_is_explained_with_a_fit_of_its_steps():
     recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
     session = Session()
     facts, _ = ask(session, "open", recording.read_bytes(), name=recording.name)
     request = facts["requests"][-1]
-    assert "numpy" not in ask(session, "explain", request=request)[0]["text"]
-    monkeypatch.setattr("workbench.playground.session.has_numpy", lambda: False)
-    assert "needs\nnumpy" in ask(session, "explain", request=request)[0]["text"]
+    assert ask(session, "explain", request=request)[0]["text"] == repr(Trace.load(recording).explain(request))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
         trace: A trace, of an engine, of a simulation or recorded from another engine.
         request_id: The request.
         cost_model: Divides steps between the requests in them; None to fit it to the trace, or to divide by tokens if
-            there are too few steps for that (or no numpy).
+            there are too few steps for that.
 
     Returns:
         The parts of its time, of its time to first token and of its long gaps.
@@ -85,8 +85,7 @@ class Explainer:
         if cost_model is None and self.unit == "s":
             try:
                 self.model, _ = CostModel.fit(trace)
-            except (ValueError, ModuleNotFoundError):
-                # Too few steps, durations that do not follow from the chunks, or no numpy: divide by tokens.
+            except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
                 self.model = None
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from workbench.analysis.fork import fork, is_acceptance_estimated, recorded_config
@@ -24,8 +25,7 @@ from workbench.costs.drift import Drift
 from workbench.costs.fit import FitReport, without_stalls
 from workbench.costs.step_noise import Replayed, StepNoise
 from workbench.formats.access_log import read_access_log
-from workbench.ground.on_demand import np
-from workbench.readings.metrics import TraceMetrics
+from workbench.readings.metrics import TraceMetrics, percentile
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.simulate import simulate_requests
@@ -68,17 +68,16 @@ def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[
     values: dict[str, float] = {}
     for name in VALUES:
         seconds = columns[name]
-        if len(seconds):
-            percentiles = np.percentile(seconds, (50, 90, 95, 99, 100))
-            values |= {f"{name}_{key}": float(value) for key, value in zip(STATISTICS, (seconds.mean(), *percentiles))}
+        if seconds:
+            percentiles = [percentile(sorted(seconds), percent) for percent in (50, 90, 95, 99, 100)]
+            values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(seconds), *percentiles))}
     values["duration"] = metrics.summary.duration
     values["output_throughput"] = metrics.summary.output_throughput or 0.0
     return values
 
 
-def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, np.ndarray]:
+def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
     columns: dict[str, list[float]] = {name: [] for name in VALUES}
-    gaps: list[np.ndarray] = []
     for request in metrics.requests.values():
         if request_ids is not None and request.request_id not in request_ids:
             continue
@@ -89,9 +88,8 @@ def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> di
         if request.decode is not None and request.num_output_tokens > 1:
             assert request.decode.seconds is not None  # the trace has a clock
             columns["tpot"].append(request.decode.seconds / (request.num_output_tokens - 1))
-        gaps.append(request.itl_seconds)
-    arrays = {name: np.array(values) for name, values in columns.items()}
-    return arrays | {"itl": np.concatenate(gaps) if gaps else np.zeros(0)}
+        columns["itl"] += request.gaps("s")
+    return columns
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class Prediction:
     changes: Mapping[str, Any]
     trace: Trace
     intervals: Mapping[str, Interval]
-    draws: Mapping[str, np.ndarray]
+    draws: Mapping[str, list[float]]
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Interval:
@@ -223,7 +221,7 @@ class Predictor:
         values = values_of(trace, self._counted)
         costs = [Replayed(model, self._drift, self._noise, seed) for seed, model in enumerate(self._models)]
         runs = [values_of(fork(self.trace, cost_model=cost, **changes), self._counted) for cost in costs]
-        draws = {name: np.array([run.get(name, math.nan) for run in runs]) for name in values}
+        draws = {name: [run.get(name, math.nan) for run in runs] for name in values}
         intervals = {name: _interval(value, draws[name], errors.get(name, 0.0)) for name, value in values.items()}
         return Prediction(dict(changes), trace, intervals, draws, self._notes(trace, changes))
 
@@ -238,7 +236,7 @@ class Predictor:
         return tuple(notes)
 
 
-def _interval(value: float, draws: np.ndarray, error: float) -> Interval:
+def _interval(value: float, draws: Sequence[float], error: float) -> Interval:
     """The mean of the draws and their range, wide enough for the error that the unchanged prediction has.
 
     Args:
@@ -246,26 +244,27 @@ def _interval(value: float, draws: np.ndarray, error: float) -> Interval:
         draws: The value in each draw.
         error: Relative error of the unchanged prediction.
     """
-    known = draws[np.isfinite(draws)]
-    if len(known):
-        value = float(known.mean())
+    known = [one for one in draws if math.isfinite(one)]
+    if known:
+        value = fmean(known)
     corrected = value / (1 + error) if error > -0.9 else value
-    values = np.array([value, corrected, *known])
-    return Interval(value, float(values.min()) * (1 - MIN_SPREAD), float(values.max()) * (1 + MIN_SPREAD))
+    values = (value, corrected, *known)
+    return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
 
 
 def _extrapolations(trace: Trace, largest: Mapping[str, int]) -> list[str]:
     """One sentence for each kind of size in which steps go far beyond every measured step."""
-    steps = step_costs(trace).features
+    steps = step_costs(trace)
     if not len(steps):
         return []
-    sizes = {"sequences": steps[:, 0], "rows": steps[:, 0] + steps[:, 1], "kv_tokens": steps[:, 2]}
+    sequences, _, kv_tokens, _ = zip(*steps.features)
+    sizes = {"sequences": sequences, "rows": steps.rows, "kv_tokens": kv_tokens}
     names = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
     return [
         f"extrapolated: {beyond:.0%} of the steps have more than the {largest[name]} {names[name]} of the largest "
-        f"measured step, up to {int(values.max())}"
+        f"measured step, up to {int(max(values))}"
         for name, values in sizes.items()
-        if (beyond := float((values > 1.05 * largest[name]).mean())) >= 0.01
+        if (beyond := fmean(value > 1.05 * largest[name] for value in values)) >= 0.01
     ]
 
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from workbench.analysis.fork import recorded_config
@@ -14,7 +15,7 @@ from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predicto
 from workbench.costs.cost_model import CostModel
 from workbench.ground.attached import picture
 from workbench.ground.field_checks import number
-from workbench.ground.on_demand import np, with_progress
+from workbench.ground.on_demand import with_progress
 from workbench.trace import Trace
 
 NUM_FINALISTS = 4
@@ -318,7 +319,7 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
             score({name: float(candidate.prediction.draws[name][k]) for name in slo}, slo) for candidate in (one, other)
         )
         wins.append(of_one < of_other)
-    return bool(np.mean(wins) >= 0.85) if wins else one.score < other.score
+    return fmean(wins) >= 0.85 if wins else one.score < other.score
 
 
 def _verdict(prediction: Prediction, slo: Mapping[str, float]) -> str:

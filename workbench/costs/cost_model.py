@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from random import Random
 from typing import Any, Protocol
 
 from workbench.costs.durations import measured_steps
 from workbench.costs.fit import FitReport, StepCosts, fit, fit_coefficients
+from workbench.costs.step_model import Features
 from workbench.ground.field_checks import number, shown
-from workbench.ground.on_demand import np
 from workbench.trace import Trace
 from workbench.trace.records import Arm
 
@@ -113,7 +114,7 @@ class CostModel:
         """Number of rows above which arithmetic takes longer than reading the weights; None without overlap."""
         return self.weights / self.per_row if self.overlap > 1 and self.weights and self.per_row else None
 
-    def seconds(self, features: tuple[int, int, int, int]) -> float:
+    def seconds(self, features: Features) -> float:
         """Duration of a step with these features."""
         sequences, prefill_tokens, kv_tokens, cells = features
         added = self.fixed + self.per_sequence * sequences + (self.per_prefill_step if prefill_tokens else 0.0)
@@ -176,7 +177,7 @@ class CostModel:
             count: Number of models.
             seed: Seed of the draws.
         """
-        rng = np.random.default_rng(seed)
+        rng = Random(seed)
         return [cls(**fit_coefficients(steps.resampled(rng).thinned())) for _ in range(count)]
 
 
@@ -184,7 +185,7 @@ def step_costs(*traces: Trace) -> StepCosts:
     """The contents and durations of all measured steps of some traces, one trace after another."""
     measured = [(index, step) for index, trace in enumerate(traces) for step in measured_steps(trace)]
     return StepCosts(
-        features=np.array([step_features(step.record.chunks) for _, step in measured], np.float64).reshape(-1, 4),
-        seconds=np.array([step.seconds for _, step in measured], np.float64),
-        places=np.array([(index, step.record.step) for index, step in measured], np.int64).reshape(-1, 2),
+        features=[step_features(step.record.chunks) for _, step in measured],
+        seconds=[step.seconds for _, step in measured],
+        places=[(index, step.record.step) for index, step in measured],
     )

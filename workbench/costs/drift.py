@@ -11,9 +11,14 @@ a jackknife: the trend is estimated again without each of a few long stretches o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from statistics import fmean
 
-from workbench.ground.on_demand import np
+from workbench.costs.least_squares import Vector, dot, solve
+from workbench.costs.step_model import scaled
 
 MIN_CHANGE = 0.05
 """A smaller change of speed matters less than other errors and is left alone."""
@@ -58,40 +63,55 @@ class Drift:
         progress = min(1.0, rows / self.num_rows)
         return min(FASTEST, max(SLOWEST, 1 + self.change * (progress - self.center)))
 
-    def factors(self, rows: np.ndarray) -> np.ndarray:
-        """The same of the steps of a recording, float64 [steps].
+    def factors(self, rows: Vector) -> list[float]:
+        """The same of the steps of a recording.
 
         Args:
-            rows: Rows of each step, float64 [steps].
+            rows: Rows of each step.
         """
-        return np.array([self.factor(done) for done in np.cumsum(rows)])
+        return [self.factor(done) for done in accumulate(rows)]
 
 
-def find_drift(rows: np.ndarray, measured: np.ndarray, predicted: np.ndarray, slopes: np.ndarray) -> Drift:
+def find_drift(rows: Vector, measured: Vector, predicted: Vector, slopes: Sequence[Vector]) -> Drift:
     """The trend of measured against predicted durations, with its error.
 
     The coefficients of the model and the trend are estimated together, so the effect of a load that grows is not taken
     for a trend.
 
     Args:
-        rows: Rows of each step, float64 [steps].
-        measured: Durations, float64 [steps].
-        predicted: Durations according to a model without a trend, float64 [steps].
-        slopes: Derivatives of these durations with respect to the model's coefficients, float64 [steps, coefficients].
+        rows: Rows of each step.
+        measured: Durations.
+        predicted: Durations according to a model without a trend.
+        slopes: Derivatives of these durations with respect to the model's coefficients, a column for each.
     """
-    progress = np.cumsum(rows) / rows.sum()
-    center = float(np.average(progress, weights=predicted))
-    matrix = np.column_stack([slopes, predicted * (progress - center)]) / np.sqrt(predicted)[:, None]
-    matrix /= (scale := np.sqrt((matrix**2).sum(axis=0)))
-    target = measured / np.sqrt(predicted)
-    stretches = np.array_split(np.arange(len(rows)), STRETCHES)
-    products = np.array([matrix[stretch].T @ matrix[stretch] for stretch in stretches])
-    right = np.array([matrix[stretch].T @ target[stretch] for stretch in stretches])
-    level = measured.sum() / predicted.sum()
+    total = sum(rows)
+    progress = [done / total for done in accumulate(rows)]
+    level = sum(predicted)
+    center = dot(progress, predicted) / level
+    trend = [seconds * (done - center) for seconds, done in zip(predicted, progress)]
+    roots = [1 / math.sqrt(seconds) for seconds in predicted]
+    matrix = [scaled(column, roots) for column in (*slopes, trend)]
+    scale = [math.sqrt(dot(column, column)) or 1.0 for column in matrix]
+    target = scaled(measured, roots)
+    products, right = [], []
+    for stretch in stretches(len(rows), STRETCHES):
+        part = [[value / size for value in column[stretch]] for column, size in zip(matrix, scale)]
+        products.append([[dot(one, other) for other in part] for one in part])
+        right.append([dot(column, target[stretch]) for column in part])
+    faster = scale[-1] * sum(measured) / level
 
-    def change(products: np.ndarray, right: np.ndarray) -> float:
-        return float(np.linalg.lstsq(products, right, rcond=1e-12)[0][-1] / scale[-1] / level)
+    def change(left_out: int | None = None) -> float:
+        kept = [k for k in range(STRETCHES) if k != left_out]
+        matrix = [[sum(cells) for cells in zip(*(products[k][i] for k in kept))] for i in range(len(scale))]
+        return solve(matrix, [sum(cells) for cells in zip(*(right[k] for k in kept))])[-1] / faster
 
-    without = np.array([change(products.sum(0) - product, right.sum(0) - one) for product, one in zip(products, right)])
-    error = float(np.sqrt((STRETCHES - 1) * ((without - without.mean()) ** 2).mean()))
-    return Drift(change(products.sum(0), right.sum(0)), center, float(rows.sum()), error)
+    without = [change(k) for k in range(STRETCHES)]
+    mean = fmean(without)
+    error = math.sqrt((STRETCHES - 1) * fmean((one - mean) ** 2 for one in without))
+    return Drift(change(), center, total, error)
+
+
+def stretches(length: int, count: int) -> list[slice]:
+    """A sequence of this length, cut into so many stretches of nearly equal length."""
+    ends = [length * k // count for k in range(count + 1)]
+    return [slice(begin, end) for begin, end in pairwise(ends)]

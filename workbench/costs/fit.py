@@ -7,24 +7,30 @@ simulated run is neither too short nor too long, and steps with and without prom
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
+from statistics import fmean, median
 
-from workbench.costs.drift import Drift, find_drift
+from workbench.costs.drift import Drift, find_drift, stretches
+from workbench.costs.least_squares import Vector, combined, dot, non_negative_least_squares
 from workbench.costs.step_model import (
     ADDED,
     COMPUTE,
     LINEAR,
     MEMORY,
+    Features,
     columns,
     overlapped,
     predicted_seconds,
+    scaled,
     shares,
     slopes,
     summed,
 )
 from workbench.ground.field_checks import counted
-from workbench.ground.on_demand import np
+from workbench.readings.metrics import percentile
 
 HELD_OUT_EVERY = 5
 """Every fifth step is held out of the fit that the errors are measured on."""
@@ -75,40 +81,45 @@ class StepCosts:
     """Measured steps.
 
     Attributes:
-        features: Sequences, prefill tokens, KV positions and attention cells of each step, float64 [steps, 4].
-        seconds: Duration of each step, float64 [steps].
-        places: Index of the trace, and step, int64 [steps, 2].
+        features: Sequences, prefill tokens, KV positions and attention cells of each step.
+        seconds: Duration of each step.
+        places: Index of the trace, and step.
     """
 
-    features: np.ndarray
-    seconds: np.ndarray
-    places: np.ndarray
+    features: list[Features]
+    seconds: list[float]
+    places: list[tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     @property
-    def rows(self) -> np.ndarray:
-        """Rows of each step, float64 [steps]."""
-        return self.features[:, 0] + self.features[:, 1]
+    def rows(self) -> list[float]:
+        """Rows of each step."""
+        return [sequences + prefill for sequences, prefill, _, _ in self.features]
 
     def without(self, drift: Drift) -> StepCosts:
         """The steps as they would have been without a trend."""
-        return replace(self, seconds=self.seconds / drift.factors(self.rows)) if drift.change else self
+        if not drift.change:
+            return self
+        return replace(self, seconds=[one / factor for one, factor in zip(self.seconds, drift.factors(self.rows))])
 
-    def take(self, index: np.ndarray) -> StepCosts:
-        """Some of the steps, by their indices or by a mask."""
-        return StepCosts(self.features[index], self.seconds[index], self.places[index])
+    def take(self, index: Iterable[int]) -> StepCosts:
+        """Some of the steps, by their indices."""
+        kept = list(index)
+        return StepCosts(
+            [self.features[i] for i in kept], [self.seconds[i] for i in kept], [self.places[i] for i in kept]
+        )
 
     def thinned(self) -> StepCosts:
         """Every n-th step, so that no more than MAX_SEARCHED are left."""
-        return self.take(np.arange(0, len(self), -(-len(self) // MAX_SEARCHED)))
+        return self.take(range(0, len(self), -(-len(self) // MAX_SEARCHED)))
 
-    def resampled(self, rng: np.random.Generator) -> StepCosts:
+    def resampled(self, rng: Random) -> StepCosts:
         """As many stretches of the recording as there are, drawn with replacement."""
-        stretches = np.array_split(np.arange(len(self)), min(STRETCHES, len(self)))
-        drawn = rng.integers(0, len(stretches), len(stretches))
-        return self.take(np.concatenate([stretches[i] for i in drawn]))
+        parts = stretches(len(self), min(STRETCHES, len(self)))
+        indices = range(len(self))
+        return self.take(i for part in rng.choices(parts, k=len(parts)) for i in indices[part])
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,7 @@ def fit_coefficients(steps: StepCosts) -> dict[str, float]:
     best, start = added, None
     for overlap in OVERLAPS:
         start = _fit_overlapped(searched, overlap, start)
-        misfit = _misfit(searched, start) + EXACT * float(searched.seconds.sum())
+        misfit = _misfit(searched, start) + EXACT * sum(searched.seconds)
         if misfit < smallest:
             best, smallest = start, misfit
     if len(searched) == len(steps):
@@ -165,19 +176,25 @@ def fit_coefficients(steps: StepCosts) -> dict[str, float]:
 
 def _misfit(steps: StepCosts, coefficients: Mapping[str, float]) -> float:
     predicted = predicted_seconds(coefficients, steps.features)
-    return float((np.abs(predicted - steps.seconds) / np.sqrt(np.maximum(predicted, 1e-3 * steps.seconds))).sum())
+    return sum(
+        abs(one - seconds) / math.sqrt(max(one, 1e-3 * seconds)) for one, seconds in zip(predicted, steps.seconds)
+    )
+
+
+def _weights(predicted: Vector, seconds: Vector) -> list[float]:
+    """Weights of steps whose variance is proportional to their duration."""
+    return [1 / (one if one > 1e-3 * measured else 1e-3 * measured) for one, measured in zip(predicted, seconds)]
 
 
 def _fit_added(steps: StepCosts) -> dict[str, float]:
     """The best coefficients of a model that adds all times."""
     parts = columns(steps.features)
-    matrix = np.column_stack([parts[name] for name in LINEAR])
+    matrix = [parts[name] for name in LINEAR]
     predicted = steps.seconds
     for _ in range(4):
-        weights = 1 / np.maximum(predicted, 1e-3 * steps.seconds)
-        coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
-        predicted = matrix @ coefficients
-    return dict(zip(LINEAR, map(float, coefficients))) | {"overlap": 1.0}
+        coefficients = non_negative_least_squares(matrix, steps.seconds, _weights(predicted, steps.seconds))
+        predicted = combined(matrix, coefficients)
+    return dict(zip(LINEAR, coefficients)) | {"overlap": 1.0}
 
 
 def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float] | None) -> dict[str, float]:
@@ -192,41 +209,51 @@ def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float]
         start: Coefficients to begin with; None to begin with several guesses of the knee.
     """
     parts = columns(steps.features)
-    rows = parts["per_row"]
     best: dict[str, float] = {}
-    smallest = np.inf
+    smallest = math.inf
     if start is not None:
-        first = [shares(summed(start, parts, MEMORY), summed(start, parts, COMPUTE), overlap)]
+        memory, compute = summed(start, parts, MEMORY), summed(start, parts, COMPUTE)
+        first = [shares(memory, compute, overlapped(memory, compute, overlap), overlap)]
     else:
-        first = [(np.where(rows > knee, 0.0, 1.0), np.where(rows > knee, 1.0, 0.0)) for knee in _knees(rows)]
+        first = [_on_sides_of(knee, parts["per_row"]) for knee in _knees(parts["per_row"])]
     for memory_share, compute_share in first:
-        weights = 1 / steps.seconds
-        error = np.inf
+        weights = [1 / seconds for seconds in steps.seconds]
+        error = math.inf
         for _ in range(MAX_ITERATIONS):
             shared = {name: parts[name] for name in ADDED}
-            shared |= {name: parts[name] * memory_share for name in MEMORY}
-            shared |= {name: parts[name] * compute_share for name in COMPUTE}
-            matrix = np.column_stack(list(shared.values()))
-            coefficients = non_negative_least_squares(matrix, steps.seconds, weights)
-            values = dict(zip(shared, map(float, coefficients)))
-            weights = 1 / np.maximum(matrix @ coefficients, 1e-3 * steps.seconds)
-            memory, compute = summed(values, parts, MEMORY), summed(values, parts, COMPUTE)
-            memory_share, compute_share = shares(memory, compute, overlap)
-            predicted = summed(values, parts, ADDED) + overlapped(memory, compute, overlap)
-            with np.errstate(over="ignore"):  # iterations that diverge have an infinite error: another start wins
-                before, error = error, float(((predicted - steps.seconds) ** 2 * weights).sum())
+            shared |= {name: scaled(parts[name], memory_share) for name in MEMORY}
+            shared |= {name: scaled(parts[name], compute_share) for name in COMPUTE}
+            values = dict(zip(shared, non_negative_least_squares(list(shared.values()), steps.seconds, weights)))
+            added, memory, compute = (summed(values, parts, names) for names in (ADDED, MEMORY, COMPUTE))
+            linear = [
+                one + part * share + other * rest
+                for one, part, share, other, rest in zip(added, memory, memory_share, compute, compute_share)
+            ]
+            weights = _weights(linear, steps.seconds)
+            joined = overlapped(memory, compute, overlap)
+            memory_share, compute_share = shares(memory, compute, joined, overlap)
+            predicted = [one + other for one, other in zip(added, joined)]
+            # Iterations that diverge have an infinite error: another start wins.
+            differences = [one - seconds for one, seconds in zip(predicted, steps.seconds)]
+            before, error = error, dot(scaled(differences, differences), weights)
             if abs(before - error) <= CONVERGED * error:
                 break
         if error < smallest or not best:
             # The last solution belongs to the shares before it: scale it so that the sums agree.
-            scale = float(steps.seconds.sum() / predicted.sum())
+            scale = sum(steps.seconds) / sum(predicted)
             best, smallest = {name: value * scale for name, value in values.items()}, error
     return best | {"overlap": overlap}
 
 
-def _knees(rows: np.ndarray) -> np.ndarray:
+def _knees(rows: Vector) -> list[float]:
     """Guesses of the number of rows above which arithmetic takes longer than reading memory."""
-    return np.unique(np.quantile(rows, (0.5, 0.75, 0.9)))
+    ordered = sorted(rows)
+    return sorted({percentile(ordered, percent) for percent in (50, 75, 90)})
+
+
+def _on_sides_of(knee: float, rows: Vector) -> tuple[list[float], list[float]]:
+    """Shares of memory and arithmetic: memory alone up to the knee, arithmetic alone above it."""
+    return [float(one <= knee) for one in rows], [float(one > knee) for one in rows]
 
 
 def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]:
@@ -246,16 +273,18 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
             "a cost model, or use fork(), which answers in steps"
         )
     steps, stalls = without_stalls(steps)
-    held_out = np.arange(len(steps)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-    seen, unseen = steps.take(~held_out), steps.take(held_out)
+    unseen = steps.take(range(HELD_OUT_EVERY - 1, len(steps), HELD_OUT_EVERY))
+    seen = steps.take(i for i in range(len(steps)) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1)
     predicted, actual = predicted_seconds(fit_coefficients(seen), unseen.features), unseen.seconds
-    errors = np.abs(predicted - actual) / actual
-    spread = float(((actual - actual.mean()) ** 2).sum())
-    median, total = float(np.median(errors)), float(abs(predicted.sum() - actual.sum()) / actual.sum())
+    errors = sorted(abs(one - seconds) / seconds for one, seconds in zip(predicted, actual))
+    mean = fmean(actual)
+    spread = sum((seconds - mean) ** 2 for seconds in actual)
+    missed = sum((one - seconds) ** 2 for one, seconds in zip(predicted, actual))
+    median_error, total_error = median(errors), abs(sum(predicted) - sum(actual)) / sum(actual)
     coefficients, drift = _fit_level(steps) if num_traces == 1 else (fit_coefficients(steps), Drift())
-    if median > MAX_MEDIAN_ERROR or total > MAX_TOTAL_ERROR:
-        raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median, total))
-    sizes = steps.features.max(axis=0).astype(int)
+    if median_error > MAX_MEDIAN_ERROR or total_error > MAX_TOTAL_ERROR:
+        raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median_error, total_error))
+    sizes = [int(max(column)) for column in zip(*steps.features)]
     notes = []
     if drift.change:
         slower = "slower" if drift.change > 0 else "faster"
@@ -268,14 +297,14 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
     return coefficients, FitReport(
         num_fitted=len(seen),
         num_held_out=len(unseen),
-        median_error=median,
-        p90_error=float(np.percentile(errors, 90)),
-        total_error=total,
-        r_squared=1 - float(((predicted - actual) ** 2).sum()) / spread if spread else 0.0,
+        median_error=median_error,
+        p90_error=percentile(errors, 90),
+        total_error=total_error,
+        r_squared=1 - missed / spread if spread else 0.0,
         num_traces=num_traces,
         drift=drift,
         stalls=stalls,
-        largest={"sequences": int(sizes[0]), "rows": int(steps.rows.max()), "kv_tokens": int(sizes[2])},
+        largest={"sequences": sizes[0], "rows": int(max(steps.rows)), "kv_tokens": sizes[2]},
         notes=tuple(notes),
     )
 
@@ -284,21 +313,24 @@ def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
     """The steps without those that took many times as long as predicted, and the steps left out."""
     # The fit by relative errors hardly follows a stall.
     parts = columns(steps.features)
-    matrix = np.column_stack([parts[name] for name in LINEAR])
-    predicted = matrix @ non_negative_least_squares(matrix, steps.seconds, steps.seconds**-2.0)
-    stalled = steps.seconds > STALL_FACTOR * predicted
-    if not stalled.any() or stalled.mean() > MAX_STALLED:
+    matrix = [parts[name] for name in LINEAR]
+    weights = [seconds**-2 for seconds in steps.seconds]
+    predicted = combined(matrix, non_negative_least_squares(matrix, steps.seconds, weights))
+    stalled = {i for i, one in enumerate(predicted) if steps.seconds[i] > STALL_FACTOR * one}
+    if len(stalled) > MAX_STALLED * len(steps):
         return steps, ()
-    return steps.take(~stalled), tuple(map(int, steps.places[stalled, 1]))
+    return steps.take(i for i in range(len(steps)) if i not in stalled), tuple(
+        steps.places[i][1] for i in sorted(stalled)
+    )
 
 
-def _refusal(steps: StepCosts, predicted: np.ndarray, median: float, total: float) -> str:
-    worst = int(np.argmax(np.abs(predicted - steps.seconds)))
+def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_error: float) -> str:
+    worst = max(range(len(steps)), key=lambda i: abs(predicted[i] - steps.seconds[i]))
     trace, step = steps.places[worst]
-    sequences, prefill, kv_tokens, _ = steps.features[worst].astype(int)
+    sequences, prefill, kv_tokens, _ = steps.features[worst]
     return (
         f"the durations of the steps do not follow from their contents: on steps that the fit has not seen the median "
-        f"error is {median:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of their sum {total:.0%} (allowed "
+        f"error is {median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of their sum {total_error:.0%} (allowed "
         f"{MAX_TOTAL_ERROR:.0%}). Step {step} of trace {trace} shows it most: {sequences} sequences with "
         f"{prefill} prompt tokens and {kv_tokens} KV positions took {steps.seconds[worst]:.4g} s, predicted are "
         f"{predicted[worst]:.4g} s. Record longer, on a machine that runs nothing else"
@@ -315,45 +347,3 @@ def _fit_level(steps: StepCosts) -> tuple[dict[str, float], Drift]:
     if not drift.is_certain:
         return fit_coefficients(steps), Drift()
     return fit_coefficients(steps.without(drift)), drift
-
-
-def non_negative_least_squares(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The x >= 0 that minimises the weighted sum of squares of matrix @ x - target.
-
-    Lawson and Hanson's active-set method (Solving Least Squares Problems, 1974, chapter 23).
-
-    Args:
-        matrix: Columns of non-negative numbers, float64 [rows, columns].
-        target: float64 [rows].
-        weights: Weight of each row, float64 [rows].
-    """
-    roots = np.sqrt(weights)
-    scaled = matrix * roots[:, None]
-    scale = np.maximum(np.sqrt((scaled**2).sum(axis=0)), 1e-300)  # columns differ by ten orders of magnitude
-    scaled, goal = scaled / scale, target * roots
-    products, right = scaled.T @ scaled, scaled.T @ goal
-    tolerance = 1e-10 * float(np.linalg.norm(goal))
-    count = matrix.shape[1]
-    solution, active = np.zeros(count), np.zeros(count, bool)
-    for _ in range(10 * count):
-        gradient = np.where(active, -np.inf, right - products @ solution)
-        candidate = int(np.argmax(gradient))
-        if gradient[candidate] <= tolerance:
-            break
-        active[candidate] = True
-        while True:
-            trial = np.zeros(count)
-            trial[active] = np.linalg.lstsq(products[np.ix_(active, active)], right[active], rcond=None)[0]
-            negative = active & (trial <= 0)
-            if not negative.any():
-                break
-            part = float((solution[negative] / np.maximum(solution[negative] - trial[negative], 1e-300)).min())
-            solution += part * (trial - solution)
-            active &= solution > 1e-15 * solution.max(initial=0)
-            solution[~active] = 0
-        solution = trial
-    if active.any():  # the products lose half of the digits
-        exact = np.linalg.lstsq(scaled[:, active], goal, rcond=None)[0]
-        if (exact >= 0).all():
-            solution[active] = exact
-    return solution / scale

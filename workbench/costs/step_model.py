@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from operator import mul
 
-from workbench.ground.on_demand import np
+from workbench.costs.least_squares import Vector, combined
+
+Features = tuple[float, float, float, float]
+"""Sequences, prefill tokens, KV positions and attention cells of a step."""
 
 ADDED = ("fixed", "per_sequence", "per_prefill_step")
 """Coefficients of the part of a step that nothing overlaps."""
@@ -22,58 +26,72 @@ LINEAR = ("fixed", "per_sequence", "per_prefill_token", "per_kv_token", "per_att
 """Coefficients of a model without overlap: the weights are then part of ``fixed``."""
 
 
-def columns(features: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns that coefficients multiply, by name, float64 [steps].
-
-    Args:
-        features: Sequences, prefill tokens, KV positions and attention cells, float64 [steps, 4].
-    """
-    sequences, prefill, kv_tokens, cells = features.T
-    ones = np.ones(len(features))
+def columns(features: Sequence[Features]) -> dict[str, Vector]:
+    """The columns that coefficients multiply, by name, with one number per step."""
+    sequences, prefill, kv_tokens, cells = map(list, zip(*features))
+    ones = [1.0] * len(features)
     return {
         "fixed": ones,
         "weights": ones,
         "per_sequence": sequences,
         "per_prefill_token": prefill,
-        "per_row": sequences + prefill,
+        "per_row": [one + other for one, other in zip(sequences, prefill)],
         "per_kv_token": kv_tokens,
         "per_attention_cell": cells,
-        "per_prefill_step": (prefill > 0).astype(float),
+        "per_prefill_step": [float(tokens > 0) for tokens in prefill],
     }
 
 
-def overlapped(memory: np.ndarray, compute: np.ndarray, overlap: float) -> np.ndarray:
+def overlapped(memory: Vector, compute: Vector, overlap: float) -> list[float]:
     """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``."""
-    larger = np.maximum(np.maximum(memory, compute), 1e-12)
-    return larger * (1 + (np.minimum(memory, compute) / larger) ** overlap) ** (1 / overlap)
+    # Without max() and min(), which take longer than the arithmetic.
+    root = 1 / overlap
+    return [
+        one * (1 + (other / one) ** overlap) ** root
+        if one > other
+        else other * (1 + (one / other) ** overlap) ** root
+        if other > 0
+        else 1e-12
+        for one, other in zip(memory, compute)
+    ]
 
 
-def shares(memory: np.ndarray, compute: np.ndarray, overlap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The partial derivatives of the overlapped time."""
-    joined = overlapped(memory, compute, overlap)
-    return (memory / joined) ** (overlap - 1), (compute / joined) ** (overlap - 1)
+def shares(memory: Vector, compute: Vector, joined: Vector, overlap: float) -> tuple[list[float], list[float]]:
+    """The partial derivatives of the overlapped time ``joined``."""
+    power = overlap - 1
+    return (
+        [(part / whole) ** power for part, whole in zip(memory, joined)],
+        [(part / whole) ** power for part, whole in zip(compute, joined)],
+    )
 
 
-def predicted_seconds(coefficients: Mapping[str, float], features: np.ndarray) -> np.ndarray:
-    """The durations that coefficients give to steps, float64 [steps]."""
+def predicted_seconds(coefficients: Mapping[str, float], features: Sequence[Features]) -> list[float]:
+    """The durations that coefficients give to steps."""
     parts = columns(features)
     memory, compute = summed(coefficients, parts, MEMORY), summed(coefficients, parts, ALL_COMPUTE)
-    return summed(coefficients, parts, ADDED) + overlapped(memory, compute, coefficients["overlap"])
+    joined = overlapped(memory, compute, coefficients["overlap"])
+    return [one + other for one, other in zip(summed(coefficients, parts, ADDED), joined)]
 
 
-def slopes(coefficients: Mapping[str, float], features: np.ndarray) -> np.ndarray:
-    """The derivatives of the durations with respect to each positive coefficient, float64 [steps, coefficients].
+def slopes(coefficients: Mapping[str, float], features: Sequence[Features]) -> list[Vector]:
+    """The derivatives of the durations with respect to each positive coefficient: a column for each.
 
     Times the coefficients they add up to the durations, because the overlapped time is homogeneous in its two parts.
     """
     parts = columns(features)
     memory, compute = summed(coefficients, parts, MEMORY), summed(coefficients, parts, ALL_COMPUTE)
-    memory_share, compute_share = shares(memory, compute, coefficients["overlap"])
+    overlap = coefficients["overlap"]
+    memory_share, compute_share = shares(memory, compute, overlapped(memory, compute, overlap), overlap)
     share = dict.fromkeys(MEMORY, memory_share) | dict.fromkeys(ALL_COMPUTE, compute_share)
     positive = [name for name, value in coefficients.items() if value > 0 and name in parts]
-    return np.column_stack([parts[name] * share.get(name, 1.0) for name in positive])
+    return [scaled(parts[name], share[name]) if name in share else parts[name] for name in positive]
 
 
-def summed(coefficients: Mapping[str, float], parts: Mapping[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
+def scaled(column: Vector, factors: Vector) -> list[float]:
+    """A column, each row times its factor."""
+    return list(map(mul, column, factors))
+
+
+def summed(coefficients: Mapping[str, float], parts: Mapping[str, Vector], names: Sequence[str]) -> list[float]:
     """The sum of some terms of the model; a coefficient that it lacks is 0."""
-    return np.sum([coefficients.get(name, 0.0) * parts[name] for name in names], axis=0)
+    return combined([parts[name] for name in names], [coefficients.get(name, 0.0) for name in names])

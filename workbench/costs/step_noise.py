@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
+from statistics import fmean
 from typing import Any
 
 from workbench.costs.cost_model import CostModel, StepCost, step_features
 from workbench.costs.drift import Drift
 from workbench.costs.fit import StepCosts
-from workbench.ground.on_demand import np
 
 NUM_DEVIATIONS = 4096
 """Number of deviations that a simulation draws before it begins again with the first."""
@@ -29,19 +30,21 @@ class StepNoise:
     deviations of short steps, times the duration of a long one, would make it far too long.
 
     Attributes:
-        deviations: (measured - predicted) / sqrt(predicted) of each step, with mean 0, float64 [steps].
+        deviations: (measured - predicted) / sqrt(predicted) of each step, with mean 0.
         smallest: Smallest ratio of a measured duration to the predicted one.
     """
 
-    deviations: np.ndarray
+    deviations: list[float]
     smallest: float
 
     @classmethod
     def of(cls, model: CostModel, steps: StepCosts) -> StepNoise:
         """The noise of measured steps around a model."""
-        predicted = np.array([model.seconds(tuple(row)) for row in steps.features])
-        deviations = (steps.seconds - predicted) / np.sqrt(predicted)
-        return cls(deviations - deviations.mean(), float((steps.seconds / predicted).min()))
+        predicted = [model.seconds(row) for row in steps.features]
+        deviations = [(seconds - one) / math.sqrt(one) for seconds, one in zip(steps.seconds, predicted)]
+        mean = fmean(deviations)
+        smallest = min(seconds / one for seconds, one in zip(steps.seconds, predicted))
+        return cls([one - mean for one in deviations], smallest)
 
 
 class Replayed:
@@ -59,8 +62,8 @@ class Replayed:
         self._drift = drift
         self._deviations, self._smallest = [0.0], 1.0
         if noise is not None:
-            drawn = np.random.default_rng(seed).integers(0, len(noise.deviations), NUM_DEVIATIONS)
-            self._deviations, self._smallest = noise.deviations[drawn].tolist(), noise.smallest
+            self._deviations = Random(seed).choices(noise.deviations, k=NUM_DEVIATIONS)
+            self._smallest = noise.smallest
         self._num_steps = 0
         self._num_rows = 0
 

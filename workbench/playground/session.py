@@ -7,7 +7,6 @@ bytes beside it. An answer is JSON, the packet of the run on display and the pac
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import logging
 import tempfile
@@ -37,11 +36,6 @@ from workbench.viz.layout.packet import encode_packet, trace_facts
 
 MAX_STEPS = 20_000
 """Maximum number of steps of a simulation in the page."""
-
-NO_FIT = """
-Not shown: the same run without the largest cause. Its times would come from a fit to the recorded steps, which needs
-numpy, and this page has none; a step's time is divided by tokens. trace.explain(...) in Python has both."""
-"""Added to an explanation of a recording where step costs cannot be fitted."""
 
 POLICY_FILE = "your policy"
 """Name of the policy's source in error messages."""
@@ -181,10 +175,7 @@ class Session:
         if self.trace is None:
             raise ValueError("there is no run to explain yet")
         model = self._cost_model if self._recording is None else None
-        text = repr(explain(self.trace, request, model))
-        if model is None and not has_numpy() and self.trace.metrics().summary.unit == "s":
-            text += NO_FIT
-        return Answer(json.dumps({"text": text}))
+        return Answer(json.dumps({"text": repr(explain(self.trace, request, model))}))
 
     def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, policy: str = "") -> Answer:
         """The cell of a notebook that does what the page does."""
@@ -233,15 +224,6 @@ class _Notes(logging.Handler):
         problem = record.exc_info[1] if record.exc_info else None
         why = "".join(traceback.format_exception_only(problem)).strip() if problem else ""
         self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
-
-
-def has_numpy() -> bool:
-    """Whether step costs can be fitted here."""
-    try:
-        importlib.import_module("numpy")
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def _summary(trace: Trace) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Distribution:
         ordered = sorted(map(float, values))
         if not ordered:
             return cls(0)
-        p50, p95, p99 = (_percentile(ordered, percent) for percent in (50, 95, 99))
+        p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
         return cls(len(ordered), fmean(ordered), p50, p95, p99, ordered[-1])
 
     @property
@@ -266,7 +266,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float:
+def percentile(ordered: Sequence[float], percent: float) -> float:
     """A percentile of sorted values, interpolated as ``numpy.percentile`` does by default."""
     place = (len(ordered) - 1) * (percent / 100)
     index = int(place)

@@ -7,7 +7,6 @@ polls travel in one packet.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import threading
 import time
@@ -32,9 +31,6 @@ log = logging.getLogger("workbench")
 
 ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 """Optional attributes of a controller."""
-
-HAS_NUMPY = importlib.util.find_spec("numpy") is not None
-"""Whether times can be predicted here: the fit needs numpy."""
 
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
@@ -201,7 +197,7 @@ class Feed:
 
     def _answers(self) -> dict[str, Any]:
         """The questions that the trace itself answers, and the newest answers."""
-        return {"explains": True, "explained": self._explained, "tunes": HAS_NUMPY, "tuned": self._tuned}
+        return {"explains": True, "explained": self._explained, "tuned": self._tuned}
 
     def _follow_phase(self) -> None:
         """Describe the latest phase of an incomplete step, taken from any view; for a layer also a row's weights."""

@@ -140,7 +140,7 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
-    this.tune.hidden = !status.tunes || !store.timed();
+    this.tune.hidden = !status.explains || !store.timed();
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));
     });
