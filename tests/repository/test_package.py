@@ -1,11 +1,14 @@
 """The package works without the repository: the contents of the wheel and the sdist, and a run from the wheel."""
 
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import urllib.request
 import zipfile
 from email.parser import Parser
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from workbench.playground.runtime import is_fetched
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = "workbench/course/notebooks"
@@ -27,6 +31,13 @@ workload = {"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}
 workbench.simulate(workload).to_html("trace.html")
 raise SystemExit(main(["notebooks", "course"]))
 """
+
+
+WORKLOAD = {
+    "config": {"max_num_batched_tokens": 64},
+    "cost_model": {"fixed": 0.01},
+    "requests": [{"id": "a", "prompt": {"len": 150}, "max_tokens": 30}, {"id": "b", "prompt": {"len": 40}}],
+}
 
 
 def setuptools_is_too_old():
@@ -124,3 +135,113 @@ def test_it_runs_from_an_empty_folder_without_the_repository(built, tmp_path):
     assert (tmp_path / "empty" / "trace.html").stat().st_size > 50_000
     copied = {path.name for path in (tmp_path / "empty" / "course").glob("*.ipynb")}
     assert copied == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} and len(copied) >= 13
+
+
+@pytest.fixture(scope="module")
+def base(built, tmp_path_factory):
+    """An empty environment with the wheel and what it needs, and a folder to run in; no extras."""
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if uv is None:
+        pytest.skip("uv is not installed: pip install uv")
+    folder = tmp_path_factory.mktemp("base")
+    for command in (["venv", "env"], ["pip", "install", "--link-mode=copy", "--python", "env", str(built[0])]):
+        done = subprocess.run([uv, "--quiet", *command], cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    shutil.copy(ROOT / "notebooks/data/vllm_served.jsonl.gz", folder / "run.jsonl.gz")
+    (folder / "workload.json").write_text(json.dumps(WORKLOAD))
+    return folder
+
+
+def run_in(base, *command):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [base / "env" / "bin" / command[0], *command[1:]],
+        cwd=base,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_base_is_small_and_quick_to_import(base):
+    size = sum(path.stat().st_size for path in (base / "env").rglob("*") if path.is_file() and not path.is_symlink())
+    assert size < 60e6
+    measure = "import time; began = time.process_time(); import workbench; print(time.process_time() - began)"
+    run_in(base, "python", "-c", measure)  # compiles
+    times = sorted(float(run_in(base, "python", "-c", measure)) for _ in range(5))
+    assert times[2] < 0.15, times
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("simulate workload.json --trace simulated.jsonl", "2 of 2 requests ended"),
+        ("simulate workload.json --sweep max_num_seqs=1,2 --out sweep.csv --jobs 1", ""),
+        ("simulate workload.json --cost-from run.jsonl.gz", "2 of 2 requests ended"),
+        ("trace info run.jsonl.gz", "61 of 61 requests ended"),
+        ("trace explain run.jsonl.gz", "waiting for the token budget"),
+        ("trace whatif run.jsonl.gz --set max_num_seqs=16", "vllm serve MODEL --max-num-seqs 16"),
+        ("trace tune run.jsonl.gz --slo ttft_p95=2s --sweep max_num_seqs=8,16", "take: max_num_seqs=16"),
+        ("trace html run.jsonl.gz page.html", "wrote page.html"),
+        ("notebooks course", "the course is in course"),
+        ("doctor", "pip install 'inference-workbench[engine]'"),
+    ],
+)
+def test_the_base_runs(base, command, shown):
+    assert shown in run_in(base, "workbench", *command.split())
+
+
+def test_the_base_serves_the_playground(base):
+    command = [base / "env/bin/workbench", "playground", "--no-browser", "--port", str(port := free_port())]
+    with subprocess.Popen(command, cwd=base, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            if not is_fetched():  # the page's own Python comes from npm
+                assert server.wait(60) == 2 and "workbench playground --fetch" in server.stderr.read()
+                return
+            assert f"http://127.0.0.1:{port}/" in server.stdout.readline()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as page:
+                assert b"<title>" in page.read()
+        finally:
+            server.terminate()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+WITHOUT_POSIX = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+import os, tempfile, subprocess, http.server, webbrowser, multiprocessing  # Python's own modules look for these
+for name in ("fork", "register_at_fork", "getuid", "geteuid", "sched_getaffinity", "getloadavg", "uname"):
+    delattr(os, name)
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules.pop(name, None)
+sys.meta_path.insert(0, Absent())
+import importlib, pkgutil, workbench
+from workbench.cli import main
+ROOMS = ("trace", "readings", "scheduler", "costs", "simulation", "analysis", "viz.layout", "playground")
+ROOMS += ("integrations.recorder",)
+for room in ROOMS:
+    package = importlib.import_module(f"workbench.{room}")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+for command in ("simulate workload.json", "trace info run.jsonl.gz", "trace html run.jsonl.gz page2.html",
+                "trace explain run.jsonl.gz", "notebooks course2"):
+    assert main(command.split()) == 0, command
+"""
+
+
+def test_the_base_needs_nothing_that_only_posix_has(base):
+    run_in(base, "python", "-c", WITHOUT_POSIX)
