@@ -18,7 +18,12 @@ CONTRACT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["i
 LAYERS = [re.findall(r"\w+", layer) for layer in reversed(CONTRACT["layers"])]
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
-PURE_PYTHON = [ROOT / "config.py", ROOT / "simulation" / "simulate.py", *(ROOT / "scheduler").glob("*.py")]
+PURE_PYTHON = [
+    ROOT / "config.py",
+    ROOT / "simulation" / "simulate.py",
+    *(ROOT / "laws").glob("*.py"),
+    *(ROOT / "scheduler").glob("*.py"),
+]
 
 
 def imports(source, *, at_import_time):

@@ -40,6 +40,7 @@ _HOMES = {
 
 attached.TABLE.update(
     {
+        "Trace.check": "workbench.laws.replay:check",
         "Trace.explain": "workbench.analysis.explain:explain",
         "Trace.figure": "workbench.viz.figures:trace_figure",
         "Trace.fork": "workbench.analysis.fork:fork",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workbench.analysis import misses, predict
     from workbench.analysis import tune as tuning
     from workbench.formats import export
+    from workbench.laws import replay
     from workbench.readings import metrics_collector
     from workbench.readings import pool_state as pool
     from workbench.viz import export_html, figures, widget
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     class TraceMethods:
         """Of a Trace."""
 
+        check = replay.check
         explain = explaining.explain
         figure = figures.trace_figure
         fork = forking.fork

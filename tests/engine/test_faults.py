@@ -19,6 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from law_runs import assert_laws
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
 from workbench.engine.sampler import Logits
@@ -62,7 +63,7 @@ def check_afterwards(engine, right, hit):
     ended = [request_id for record in engine.trace for request_id in (*record.finished, *record.aborted)]
     assert sorted(ended) == sorted(engine.outputs), "a request ended twice, or never"
     assert engine.scheduler.num_free_blocks == CONFIG.num_usable_blocks
-    engine.scheduler.check_integrity()
+    assert_laws(engine.scheduler)
     for index in hit:
         again = engine.add_request(PROMPTS[index], GREEDY)
         engine.run(progress=False)
@@ -251,7 +252,7 @@ def test_a_client_goes_away_at_any_moment(engine, right, steps, phases):
     ended = [request_id for record in engine.trace for request_id in (*record.finished, *record.aborted)]
     assert sorted(ended) == sorted(ids)
     assert engine.scheduler.num_free_blocks == CONFIG.num_usable_blocks
-    engine.scheduler.check_integrity()
+    assert_laws(engine.scheduler)
 
 
 def test_the_last_client_goes_away(engine):

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from exactness import plain_logits
+from law_runs import assert_laws
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -65,7 +66,7 @@ def run(loaded, prompts, params, mode=None, *, arrivals=None, preempt_at=None, *
                     engine.scheduler._preempt(request)
             if engine.step() is None and not waiting:
                 break
-        engine.scheduler.check_integrity()
+        assert_laws(engine.scheduler)
         assert_chunks_follow(engine.trace)
         return {name: engine.output(name).token_ids for name in prompts}, engine.trace
 
@@ -392,7 +393,7 @@ def test_a_failed_forward_pass_ends_its_requests_and_no_others(tiny_llama, mode)
         for name, tokens in prompts.items():
             engine.add_request(tokens, GREEDY, request_id=name)
         assert {output.request_id: output.token_ids for output in engine.run(progress=False)} == reference
-        engine.scheduler.check_integrity()
+        assert_laws(engine.scheduler)
 
 
 @pytest.mark.parametrize("mode", ["ngram", "async", "async ngram"])

@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from law_runs import assert_pool
 
+from workbench.laws import LawError
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 
 
@@ -65,7 +67,7 @@ def test_a_hit_takes_a_free_block_out_of_the_queue():
     assert [pool.ref_count(block) for block in hits] == [2, 2]
     pool.free_blocks(hits)
     assert pool.num_free_blocks == 3
-    pool.check_integrity([hits])
+    assert_pool(pool, [hits])
 
 
 def test_the_first_published_of_equal_blocks_is_found():
@@ -105,30 +107,31 @@ def test_a_copy_is_independent():
     clone.free_blocks(table)
     clone.get_new_blocks(1)
     assert pool.get_cached_blocks(chain) == [table[0]] and pool.free_queue == [3, 4, 5]
-    pool.check_integrity([table])
+    assert_pool(pool, [table])
 
 
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ([[1]], "reference counts differ"),
-        ([[1, 2], [2]], "reference counts differ"),
-        ([[0, 1, 2]], "block 0 was handed out"),
+        ([[1]], "2 are free and 1 held of 4"),
+        ([[1, 2], [2]], "block 2 counts 1 references, 2 tables hold it"),
+        ([[0, 1, 2]], "block 0 is handed out"),
+        ([[1, 2, 3]], "block 3 is held and free"),
     ],
 )
-def test_integrity_sees_wrong_tables(tables, message):
+def test_the_laws_see_wrong_tables(tables, message):
     pool = BlockPool(5)
     pool.get_new_blocks(2)
-    with pytest.raises(AssertionError, match=message):
-        pool.check_integrity(tables)
+    with pytest.raises(LawError, match=message):
+        assert_pool(pool, tables)
 
 
-def test_integrity_sees_a_block_shared_without_a_hash():
+def test_the_laws_see_a_block_shared_without_a_hash():
     pool = BlockPool(5)
     table = pool.get_new_blocks(1)
     pool.touch(table)
-    with pytest.raises(AssertionError, match="a block without a hash is shared"):
-        pool.check_integrity([table, table])
+    with pytest.raises(LawError, match="block 1 is shared and is not in the prefix cache"):
+        assert_pool(pool, [table, table])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -149,4 +152,4 @@ def test_random_use_keeps_the_books(actions):
                 for block, digest in zip(fresh, chain[len(hits) :]):
                     pool.cache(block, digest)
                 tables.append(hits + fresh)
-        pool.check_integrity(tables)
+        assert_pool(pool, tables)

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
 from scheduler_helpers import CheckedKVCache, next_token, sample, tokens
 
 from workbench.config import EngineConfig, SamplingParams
+from workbench.scheduler.checked import CheckedScheduler
 from workbench.scheduler.request import Request
-from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord
 
 BLOCK_SIZE = 4
@@ -41,7 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def begin(self, config):
         self.config = config
-        self.scheduler = Scheduler(config, clock=lambda: 0.0)
+        self.scheduler = CheckedScheduler(config, clock=lambda: 0.0)
         self.kv_cache = CheckedKVCache(BLOCK_SIZE)
         self.all: dict[str, Request] = {}
         self.records: list[StepRecord] = []
@@ -127,7 +127,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected = self.scheduler.peek_next_batch()
         batch = self.scheduler.schedule()
         assert expected == (batch.has_prefill, batch.num_tokens)
-        self.scheduler.check_integrity()
         self.kv_cache.forward(batch)
         self.check(batch, self.scheduler.update(batch, sample(batch)).to_record())
 
@@ -159,11 +158,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduled_ids = {chunk.request_id for chunk in record.chunks}
         assert not scheduled_ids & set(record.waiting) and not scheduled_ids & set(record.preempted)
         self.records.append(record)
-
-    @invariant()
-    def books_agree(self):
-        if hasattr(self, "scheduler"):
-            self.scheduler.check_integrity()
 
     def teardown(self):
         """Nobody starves: with nothing more to come, every request ends; and its tokens do not depend on the rest."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from law_runs import assert_laws
 from serve_helpers import ENGINE, ChatTokenizer, make_chat_model, serving, wait_for
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed (extra: test)")
@@ -285,7 +286,7 @@ def test_a_thousand_clients_that_go_away(server):
     wait_for(lambda: engine.state == "idle" and not bridge.num_open)
     assert bridge.metrics.finished["abort"] > aborted + 63
     assert engine.scheduler.num_free_blocks == free == ENGINE["num_blocks"] - 1
-    engine.scheduler.check_integrity()
+    assert_laws(engine.scheduler)
     assert not engine.outputs and len(engine.trace) <= 200
     assert engine.trace[0].step > 0 and len(engine.trace.requests) < 1008, "the trace forgets the oldest of them"
     assert server.ask("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200

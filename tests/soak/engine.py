@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from law_runs import assert_laws
 from word_llama import make_tiny_llama
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
@@ -234,7 +235,7 @@ class Soak:
                 f"drained: {free} blocks free, {len(self.ended)} requests open, {len(self.engine.outputs)} kept"
             )
         try:
-            scheduler.check_integrity()
+            assert_laws(scheduler)
         except AssertionError as problem:
             self.problem(f"drained: {problem}")
         self.ended.clear()

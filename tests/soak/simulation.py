@@ -20,6 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from law_runs import assert_laws
+
 from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
@@ -165,7 +169,7 @@ class Run:
 
     def _check_books(self, when: str) -> None:
         try:
-            self.scheduler.check_integrity()
+            assert_laws(self.scheduler)
         except AssertionError as problem:
             self.problems.append(f"{when}: {problem}")
         self.counts["integrity_checks"] += 1

@@ -36,6 +36,7 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
 
 if TYPE_CHECKING:
+    from workbench.laws import Broken
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ class Engine(Shortcuts):
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
+        check_laws: Check the laws (`workbench.laws`) after every step; ``broken_laws`` and the log have what is broken.
         **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
@@ -66,6 +68,7 @@ class Engine(Shortcuts):
         model: The model, its tokenizer and facts about it.
         runner: Runs the model; ``runner.mode`` says how its attention is served.
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
+        broken_laws: The laws that steps broke, with ``check_laws``.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
 
     Raises:
@@ -95,6 +98,7 @@ class Engine(Shortcuts):
         weights: Weights | None = None,
         activations: Activations | None = None,
         clock: Callable[[], float] | None = None,
+        check_laws: bool = False,
         **config_fields: Any,
     ) -> None:
         if isinstance(policy, str):
@@ -113,6 +117,8 @@ class Engine(Shortcuts):
         self._started = self._clock()
         self.breakpoints = Breakpoints()
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
+        self.broken_laws: list[Broken] = []
+        self._checks_laws = check_laws
         self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, options))
         self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
 
@@ -133,7 +139,7 @@ class Engine(Shortcuts):
         self.config = (
             self.runner.config
         )  # with the model's KV cache groups, and the number of blocks that "auto" stands for
-        self.scheduler = Scheduler(self.config, clock=self._clock, policy=policy)
+        self.scheduler = self._make_scheduler(policy)
         self._outputs = OutputProcessor(self.model)
         trace = Trace(
             TraceMeta(
@@ -151,6 +157,18 @@ class Engine(Shortcuts):
         self._step = self._make_step(*parts, keep_steps=keep_steps, shadow=shadow, speculator=speculator)
         self._stepper: Stepper | AsyncStepper
         self._stepper = AsyncStepper(self._step) if self.config.async_scheduling else Stepper(self._step)
+
+    def _make_scheduler(self, policy: SchedulingPolicy | None) -> Scheduler:
+        if not self._checks_laws:
+            return Scheduler(self.config, clock=self._clock, policy=policy)
+        from workbench.scheduler.checked import CheckedScheduler
+
+        def report(broken: Sequence[Broken]) -> None:
+            self.broken_laws.extend(broken)
+            for each in broken:
+                log.error("a law is broken: %s", each)
+
+        return CheckedScheduler(self.config, clock=self._clock, policy=policy, on_broken=report)
 
     def _check_features(self, config: EngineConfig) -> None:
         """Refuse a configuration that this kind of engine cannot serve; an engine over several ranks refuses more.

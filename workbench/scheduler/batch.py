@@ -68,6 +68,16 @@ class ScheduledChunk(msgspec.Struct, gc=False):
     removed = _NO_TOKENS
     other_groups = _NO_CHANGES
 
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def is_partial_prefill(self) -> bool:
+        """More of the prompt follows in a later step."""
+        return not self.samples
+
 
 class FeatureChunk(ScheduledChunk, gc=False):
     """A chunk under drafts, asynchronous steps, or KV cache groups other than one of full attention."""

@@ -173,29 +173,3 @@ class BlockPool:
             self._blocks_of[digest] = others
         else:
             del self._blocks_of[digest]
-
-    def check_integrity(self, block_tables: Iterable[Sequence[int]], *, holes: bool = False) -> None:
-        """Assert that counts, free queue and prefix cache agree with the block tables in use.
-
-        Args:
-            block_tables: The tables of all requests that hold blocks.
-            holes: Whether a table may have places that are not held, where it has block 0.
-
-        Raises:
-            AssertionError: A block is lost, held and free at once, counted wrongly, or shared without a hash.
-        """
-        held = [0] * self.num_blocks
-        for table in block_tables:
-            for block in table:
-                held[block] += 1
-        if holes:
-            held[0] = 0
-        num_held = sum(count > 0 for count in held)
-        assert held[0] == 0 and 0 not in self._free, "block 0 was handed out"
-        assert held == self._ref_counts, "reference counts differ from the block tables in use"
-        assert len(self._free) + num_held == self.num_blocks - 1, "free + held blocks differ from the pool's size"
-        assert not any(held[block] for block in self._free), "a block is free and held at the same time"
-        shared = [block for block, count in enumerate(held) if count > 1]
-        assert all(block in self._hash_of for block in shared), "a block without a hash is shared"
-        found = {block: digest for digest, blocks in self._blocks_of.items() for block in blocks}
-        assert found == self._hash_of, "the two sides of the prefix cache disagree"

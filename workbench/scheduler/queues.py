@@ -156,18 +156,6 @@ class Queues:
         clone.arrived, clone.aborted, clone._snapshot = self.arrived.copy(), self.aborted.copy(), None
         return clone
 
-    def check_integrity(self) -> None:
-        """Assert that every unfinished request is in exactly one queue.
-
-        Raises:
-            AssertionError: The message says what is wrong.
-        """
-        queued = sorted(request.request_id for request in [*self.running, *self.waiting])
-        assert queued == sorted(self.requests), "a request is lost or queued twice"
-        assert all(request.status == "running" for request in self.running), "the running list holds others"
-        assert self.running_ids() == tuple(request.request_id for request in self.running), "stale running ids"
-        assert self.waiting_ids() == tuple(request.request_id for request in self.waiting), "stale waiting ids"
-
 
 class ServiceOrder:
     """vLLM V1's order of service: which requests are looked at first, how long a chunk may be, which one gives way.

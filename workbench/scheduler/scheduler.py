@@ -710,23 +710,6 @@ class Scheduler:
             cached_block_ids=tuple(sorted(pool.cached_blocks)),
         )
 
-    def check_integrity(self) -> None:
-        """Assert that requests, queues and KV blocks agree; for tests and for an idle engine.
-
-        Raises:
-            AssertionError: The message says what is wrong.
-        """
-        self.queues.check_integrity()
-        queued = list(self.queues.requests.values())
-        for request in queued:
-            for group, table in zip(self.kv_cache.groups, request.block_tables):
-                if group.group.is_attention:
-                    held, num_blocks = -(-request.num_kv_computed // group.block_size), len(table)
-                    fits = num_blocks == held if self._takes_short_path else num_blocks >= held
-                    assert fits, f"{request} holds {num_blocks} blocks, not {held}"
-        tables = [table for request in queued for table in request.block_tables]
-        self.kv_cache.block_pool.check_integrity(tables, holes=not self.kv_cache.is_plain)
-
 
 _FIXED = (
     "block_size",

@@ -1,0 +1,156 @@
+"""The subject of the laws: a scheduler's state as a neutral object, and the limits in force.
+
+A scheduler of any kind can be checked: its adapter gives a :class:`SchedulerState` and a step in the form of a
+`workbench.trace.StepRecord`. The live batch of our scheduler has the same attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from workbench.trace.kv_groups import KVCacheGroup, read_groups
+
+
+class RequestState(Protocol):
+    """An unfinished request; `workbench.scheduler.request.Request` says what each attribute means."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    arrival_time: float
+    cache_salt: str
+    status: Any
+    num_kv_computed: int
+    block_tables: list[list[int]]
+    num_output_placeholders: int
+    num_in_flight_tokens: int
+    num_stale_output_tokens: int
+
+
+Step = Any
+"""A `workbench.trace.StepRecord`, or a live batch, which has the same attributes and may still be incomplete."""
+
+Chunk = Any
+"""One of its chunks."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits in force, from a configuration by field name: an EngineConfig's, or that of a recording.
+
+    Attributes:
+        token_budget: Tokens of a step; 0 if it is not known.
+        max_running: Seats; None if it is not known.
+        max_model_len: Longest sequence in tokens; None for no limit.
+        groups: The KV cache groups.
+        policy: "fcfs" or "priority".
+        has_policy: A policy object decides the order of service.
+        has_own_order: It does, or the limits on partial prefills do.
+        asynchronous: A step is scheduled while the one before it is in flight.
+        num_drafts: Maximum number of drafts of a request in a step.
+        writes_ahead: The proposer of drafts writes KV behind a chunk, or may do so.
+        prefix_caching: Blocks are found again by their content.
+        chunked_prefill: Prompts may be split over steps.
+        admits_whole: A request is admitted only if all of its tokens fit into free blocks.
+        num_watermark_blocks: Blocks that an admission leaves free while others run.
+        num_blocks: KV blocks of the pool, block 0 included; None if it is not known.
+        max_partial_prefills: ``max_num_partial_prefills``.
+        max_long_partial_prefills: The field of this name.
+        long_threshold: Tokens beyond which a prompt is long.
+    """
+
+    token_budget: int
+    max_running: int | None
+    max_model_len: int | None
+    groups: tuple[KVCacheGroup, ...]
+    policy: str
+    has_policy: bool
+    has_own_order: bool
+    asynchronous: bool
+    num_drafts: int
+    writes_ahead: bool
+    prefix_caching: bool
+    chunked_prefill: bool
+    admits_whole: bool
+    num_watermark_blocks: int
+    num_blocks: int | None
+    max_partial_prefills: int | None
+    max_long_partial_prefills: int | None
+    long_threshold: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Limits:
+        """Read a configuration; what it does not contain is not limited."""
+        batched = config.get("max_num_batched_tokens") or 0
+        budget = config.get("max_num_scheduled_tokens") or batched
+        num_blocks = config.get("num_blocks")
+        num_blocks = num_blocks if isinstance(num_blocks, int) else None
+        partial, long = config.get("max_num_partial_prefills"), config.get("max_long_partial_prefills")
+        num_drafts = config.get("num_speculative_tokens") or config.get("num_spec_tokens") or 0
+        given = config.get("speculative", {"method": ""})  # a recording does not say which
+        method = (given or {}).get("method", "ngram")
+        return cls(
+            token_budget=budget,
+            max_running=config.get("max_num_active_seqs") or config.get("max_num_seqs"),
+            max_model_len=config.get("max_model_len"),
+            groups=read_groups(config),
+            policy=config.get("policy") or "fcfs",
+            has_policy="scheduling_policy" in config,
+            has_own_order=partial is not None or long is not None or "scheduling_policy" in config,
+            asynchronous=bool(config.get("async_scheduling")),
+            num_drafts=num_drafts,
+            writes_ahead=num_drafts > 0 and method not in ("ngram", "custom"),
+            prefix_caching=bool(config.get("enable_prefix_caching")),
+            chunked_prefill=bool(config.get("enable_chunked_prefill", True)),
+            admits_whole=bool(config.get("scheduler_reserve_full_isl", True)),
+            num_watermark_blocks=int((config.get("watermark") or 0.0) * (num_blocks or 0)),
+            num_blocks=num_blocks,
+            max_partial_prefills=partial,
+            max_long_partial_prefills=long,
+            long_threshold=config.get("long_prefill_token_threshold") or budget,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one KV cache group, of full attention."""
+        return len(self.groups) == 1 and self.groups[0].kind == "full_attention"
+
+    @property
+    def caches_states(self) -> bool:
+        """Whether chunks end where a state of recurrent layers can be cached."""
+        return self.prefix_caching and any(group.kind == "mamba" for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """A scheduler's state at one moment. It refers to the scheduler's own lists and is read at once.
+
+    Attributes:
+        limits: The limits in force.
+        requests: Unfinished requests by id.
+        running: Running requests in the order of their admission.
+        waiting: Waiting requests in queue order.
+        num_blocks: KV blocks of the pool, block 0 included.
+        free_blocks: Ids of the free blocks; a set, or another collection that finds a member at once.
+        ref_counts: Number of tables that hold each block, by block id; None if the scheduler counts none.
+        cached_blocks: The blocks that the prefix cache can find, with their hashes; None if it is not known.
+        blocks_by_hash: The same the other way round; None if it is not known.
+        block_keys: For a request, a KV cache group and a place of its table, the hashes under which the block may be
+            cached: those of its tokens that end inside it, in order, and the number of them in a full block. None if
+            the scheduler's hashes cannot be recomputed.
+    """
+
+    limits: Limits
+    requests: Mapping[str, RequestState]
+    running: Sequence[RequestState]
+    waiting: Collection[RequestState]
+    num_blocks: int
+    free_blocks: Collection[int]
+    ref_counts: Sequence[int] | None = None
+    cached_blocks: Mapping[int, bytes] | None = None
+    blocks_by_hash: Mapping[bytes, Sequence[int]] | None = None
+    block_keys: Callable[[Any, int, int], tuple[Sequence[bytes], int]] | None = None

@@ -1,0 +1,135 @@
+"""A scheduler that checks the laws after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
+from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.block_pool import extend_block_hashes
+from workbench.scheduler.kv_cache_manager import KVCacheManager
+from workbench.scheduler.policy import described
+from workbench.scheduler.request import FinishReason, Request
+from workbench.scheduler.scheduler import Scheduler
+
+
+def raise_broken(broken: Sequence[Broken]) -> None:
+    """Raise LawError."""
+    raise LawError(broken)
+
+
+def state_of(scheduler: Scheduler, limits: Limits | None = None) -> SchedulerState:
+    """A scheduler's state as it is now, as the laws see it.
+
+    Args:
+        scheduler: The scheduler.
+        limits: The limits in force; None for those of its configuration.
+    """
+    queues, kv_cache = scheduler.queues, scheduler.kv_cache
+    pool = kv_cache.block_pool
+    return SchedulerState(
+        limits or Limits.of(described(scheduler.config, scheduler.policy)),
+        queues.requests,
+        queues.running,
+        queues.waiting,
+        pool.num_blocks,
+        pool._free,
+        pool._ref_counts,
+        pool._hash_of,
+        pool._blocks_of,
+        partial(_block_keys, kv_cache),
+    )
+
+
+def _block_keys(kv_cache: KVCacheManager, request: Request, group: int, place: int) -> tuple[list[bytes], int]:
+    """The hashes under which a block of a request may be cached, and how many a full block has."""
+    unit, lookahead, manager = kv_cache._hash_block_size, kv_cache.num_hash_lookahead_tokens, kv_cache.groups[group]
+    num_known = max(0, len(request.token_ids) - lookahead) // unit
+    hashes: list[bytes] = []
+    last = min(num_known, (place + 1) * manager.hashes_per_block)
+    extend_block_hashes(hashes, request.token_ids, last, unit, lookahead, request.cache_salt)
+    return [digest + manager._suffix for digest in hashes[place * manager.hashes_per_block :]], manager.hashes_per_block
+
+
+class CheckedScheduler(Scheduler):
+    """A scheduler whose every step is checked against the laws (`workbench.laws`).
+
+    Args:
+        on_broken: Called with the laws that a step broke.
+        laws: Names of the laws to check; None for all.
+        arguments: As for a Scheduler.
+
+    Attributes:
+        checker: Checks the laws; None in a rehearsal.
+    """
+
+    checker: Checker | None = None
+
+    def __init__(
+        self,
+        *arguments: Any,
+        on_broken: Callable[[Sequence[Broken]], None] = raise_broken,
+        laws: Collection[str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._on_broken = on_broken
+        self.checker = Checker(self._limits(), laws=laws)
+
+    def _limits(self) -> Limits:
+        self._limits_of = self.config
+        return Limits.of(described(self.config, self.policy))
+
+    def _state(self) -> SchedulerState:
+        assert self.checker is not None
+        limits = self.checker.history.limits if self._limits_of is self.config else self._limits()
+        return state_of(self, limits)
+
+    def schedule(self) -> ScheduledBatch:
+        """Schedule a step, and check the laws."""
+        if self.checker is None:
+            return super().schedule()
+        if len(self._in_flight) == self._max_in_flight:
+            self._check_nothing_in_flight("schedule()")
+        try:
+            batch = super().schedule()
+        except Exception as problem:
+            self._report(self.checker.crashed(self.step, problem), problem)
+            raise
+        self._report(self.checker.scheduled(batch, self._state()))
+        return batch
+
+    def update(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[int | Sequence[int] | None],
+        *,
+        finish: Mapping[str, FinishReason] = MappingProxyType({}),
+    ) -> ScheduledBatch:
+        """Take in a step's output, and check the laws."""
+        if self.checker is None:
+            return super().update(batch, sampled, finish=finish)
+        self._check_update(batch, sampled, finish)
+        latest = self._in_flight[-1]
+        ended = set(latest.finish_reasons)
+        try:
+            super().update(batch, sampled, finish=finish)
+        except Exception as problem:
+            self._report(self.checker.crashed(batch.step, problem), problem)
+            raise
+        finished = {name: reason for name, reason in latest.finish_reasons.items() if name not in ended}
+        self._report(self.checker.updated(batch, latest, finished, self._state()))
+        return batch
+
+    def _report(self, broken: Sequence[Broken], cause: BaseException | None = None) -> None:
+        if broken:
+            self._on_broken(broken)
+
+    def _rehearsal(self) -> Scheduler:
+        clone = super()._rehearsal()
+        assert isinstance(clone, CheckedScheduler)
+        clone.checker = None
+        return clone
