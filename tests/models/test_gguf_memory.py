@@ -1,18 +1,12 @@
 """Memory while a GGUF file is loaded, as counts that do not depend on the machine."""
 
-import itertools
-import tracemalloc
-
 import mlx.core as mx
 import pytest
-from gguf_bytes import gguf_bytes
 from gguf_files import random_model, tiny_config, write_model
 
 from workbench.models import load
 from workbench.models.gguf import loader
 from workbench.models.gguf.file import GGUFFile
-from workbench.models.gguf.texts import Texts
-from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.load import load_model
 from workbench.models.packed.pack_model import why_not_packed
 
@@ -65,66 +59,3 @@ def test_the_tokenizers_metadata_is_gone_before_weights_are_read(path, monkeypat
     assert load_model(path).tokenizer.encode("the")
     assert "general.architecture" in keys
     assert not [key for key in keys if key.startswith("tokenizer.")]
-
-
-def kept_and_peak(metadata):
-    """Bytes that a tokenizer of some metadata holds, and those that building it needs at a time."""
-    tokenizer = GGUFTokenizer(metadata)  # compiles
-    assert tokenizer.decode(tokenizer.encode("aback")) == "aback"
-    del tokenizer
-    tracemalloc.start()
-    try:
-        tokenizer = GGUFTokenizer(metadata)
-        assert tokenizer.vocab_size
-        return tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_byte_level_token_and_its_merge_take_few_bytes():
-    letters = [chr(ord("a") + number) for number in range(26)]
-    words = ["".join(word) for size in (2, 3, 4) for word in itertools.product(letters, repeat=size)][:50_000]
-    metadata = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": Texts.of([*letters, *words]),
-        "tokenizer.ggml.token_type": [1] * (26 + len(words)),
-        "tokenizer.ggml.merges": Texts.of(f"{word[:-1]} {word[-1]}" for word in words),
-    }
-    kept, peak = kept_and_peak(metadata)
-    assert kept < 36 * len(words)
-    assert peak < 48 * len(words)
-
-
-def test_a_sentencepiece_token_takes_few_bytes():
-    letters = [chr(ord("a") + number) for number in range(26)]
-    tokens = [
-        "<unk>",
-        *letters,
-        *("".join(word) for size in (2, 3, 4) for word in itertools.product(letters, repeat=size)),
-    ]
-    tokens = tokens[:100_000]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": Texts.of(tokens),
-        "tokenizer.ggml.scores": [-float(number) for number in range(len(tokens))],
-        "tokenizer.ggml.token_type": [2] + [1] * (len(tokens) - 1),
-        "tokenizer.ggml.add_space_prefix": False,
-    }
-    kept, peak = kept_and_peak(metadata)
-    assert kept < 32 * len(tokens)
-    assert peak < 110 * len(tokens)
-
-
-def test_texts_of_a_file_take_few_bytes(tmp_path):
-    tokens = [f"{number:06}" for number in range(20_000)]
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes({"tokenizer.ggml.tokens": tokens}, []))
-    tracemalloc.start()
-    try:
-        file = GGUFFile(tmp_path / "m.gguf")
-        kept, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert file.metadata["tokenizer.ggml.tokens"] == tokens
-    assert kept < 12 * len(tokens)
-    assert peak < 48 * len(tokens)

@@ -153,15 +153,16 @@ def library_tokenizer(metadata):
 
 @st.composite
 def vocabularies(draw):
-    """Metadata of few short tokens, some with equal scores, and every type of token."""
+    """Metadata of few short tokens of every type."""
     words = draw(st.lists(st.text("ab▁é", min_size=2, max_size=4), min_size=8, max_size=40, unique=True))
-    letters = [letter for letter in draw(st.permutations("ab▁é")) if draw(st.integers(0, 9))]
+    # Of letters without a token, sentencepiece joins a token, and the library with a list of merges does not.
+    letters = draw(st.permutations("ab▁é"))
     others = ["<unk>", "<s>", "<tool>", "▁▁▁▁▁▁"]
     # With some of the bytes, the library writes an unknown character after the bytes that follow it.
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(draw(st.sampled_from([0, 256])))]
     num_texts = len(words) + len(letters)
-    kinds = draw(st.lists(st.sampled_from([1] * 9 + [5, 4]), min_size=num_texts, max_size=num_texts))
-    scores = draw(st.lists(st.integers(-2, 0).map(float), min_size=num_texts, max_size=num_texts))
+    kinds = [draw(st.sampled_from([1] * 9 + [5, 4])) for _ in words] + [1] * len(letters)
+    scores = [-float(place) for place in draw(st.permutations(range(num_texts)))]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [*others, *byte_tokens, *words, *letters],
@@ -192,3 +193,32 @@ def test_random_vocabularies_equal_the_library_with_a_list_of_merges():
 
     check()
     assert num_compared > 100
+
+
+@pytest.mark.parametrize(("score", "expected"), [(0.0, ["ab", "c"]), (1.0, ["a", "bc"])])
+def test_of_equal_scores_the_left_neighbours_are_joined_first(score, expected):
+    tokens = ["<unk>", "bc", "a", "b", "c", "ab", "other"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0, score, -1.0, -1.0, -1.0, 0.0, -2.0],
+        "tokenizer.ggml.token_type": [2] + [1] * 6,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    assert [tokens[token] for token in GGUFTokenizer(metadata).encode("abc")] == expected
+
+
+@pytest.mark.parametrize("bytes_known", [0, 255])
+def test_characters_without_a_token_are_one_unknown_token_or_none(bytes_known):
+    """Only all 256 bytes can stand for characters; without an unknown token these are left out."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(bytes_known)]
+    for kind, expected in ((2, ["a", "?", "a"]), (3, ["a", "a"])):
+        tokens = ["?", "a", "", *byte_tokens]
+        metadata = {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": [kind, 1, 1] + [6] * bytes_known,
+            "tokenizer.ggml.add_space_prefix": False,
+        }
+        assert [tokens[token] for token in GGUFTokenizer(metadata).encode("a日éa")] == expected

@@ -7,10 +7,10 @@ tokenizer.json files.
 import json
 import random
 import unicodedata
-from itertools import pairwise
 
 import pytest
 import regex
+from byte_level_bpe import numbered, reference_bpe
 from hypothesis import given, settings
 from tokenizer_texts import CORPUS, HARD_TEXTS, texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -43,46 +43,6 @@ ORIGINAL_PATTERNS = {
 }
 
 
-def letter_of_byte() -> dict[int, str]:
-    """GPT-2's encoding of bytes as printable characters."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = (byte for byte in range(256) if byte not in printable)
-    return {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}
-
-
-LETTERS = letter_of_byte()
-
-
-def cut(text: str, pattern: str) -> list[str]:
-    """A text cut into the matches of a pattern and the pieces between them."""
-    pieces, end = [], 0
-    for match in regex.finditer(pattern, text):
-        pieces += [text[end : match.start()], match.group()]
-        end = match.end()
-    return [piece for piece in (*pieces, text[end:]) if piece]
-
-
-def reference_bpe(text, patterns, tokens, merges, whole_words):
-    """Byte-level BPE from its definition."""
-    ids = {token: index for index, token in enumerate(tokens)}
-    ranks = {merge: rank for rank, merge in enumerate(merges)}
-    pieces = [text]
-    for pattern in patterns:
-        pieces = [part for piece in pieces for part in cut(piece, pattern)]
-    found = []
-    for piece in pieces:
-        word = [LETTERS[byte] for byte in piece.encode()]
-        if whole_words and "".join(word) in ids:
-            word = ["".join(word)]
-        while len(word) > 1:
-            rank, place = min((ranks.get(f"{a} {b}", 1 << 30), i) for i, (a, b) in enumerate(pairwise(word)))
-            if rank == 1 << 30:
-                break
-            word[place : place + 2] = [word[place] + word[place + 1]]
-        found += [ids[token] for token in word]
-    return found
-
-
 @pytest.fixture(scope="module")
 def bpe_metadata():
     """A vocabulary of 256 bytes and some 500 merges, trained on Python's own documentation."""
@@ -108,7 +68,7 @@ def bpe_metadata():
 @pytest.mark.parametrize("name", ORIGINAL_PATTERNS)
 def test_byte_level_bpe_equals_its_definition(bpe_metadata, name):
     tokenizer = GGUFTokenizer({**bpe_metadata, "tokenizer.ggml.pre": name})
-    tokens, merges = bpe_metadata["tokenizer.ggml.tokens"], bpe_metadata["tokenizer.ggml.merges"]
+    tokens, merges = (numbered(bpe_metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "merges"))
     whole_words = name in ("llama-bpe", "tekken")
 
     @settings(max_examples=150, deadline=None, derandomize=True)
@@ -131,7 +91,7 @@ def test_pre_tokenizers_differ(bpe_metadata):
         name: tuple(GGUFTokenizer({**bpe_metadata, "tokenizer.ggml.pre": name}).encode(text))
         for name in ORIGINAL_PATTERNS
     }
-    tokens, merges = bpe_metadata["tokenizer.ggml.tokens"], bpe_metadata["tokenizer.ggml.merges"]
+    tokens, merges = (numbered(bpe_metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "merges"))
     assert ids["llama-bpe"] != tuple(reference_bpe(text, [GPT2], tokens, merges, False))
 
 

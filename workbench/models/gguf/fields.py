@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.models.gguf.texts import Texts
-
 
 class GGUFError(ValueError):
     """The GGUF file is damaged, or something in it cannot be loaded; the message names the cause."""
@@ -23,7 +21,7 @@ MAX_SIZE = 2**24
 
 def shown(value: Any, limit: int = 80) -> str:
     """A value for a message, shortened to ``limit`` characters."""
-    text = repr(value[:limit] if isinstance(value, str | list | Texts) else value)
+    text = repr(value[:limit] if isinstance(value, str | list) else value)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
@@ -91,7 +89,7 @@ def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | Non
     Args:
         metadata: The metadata.
         key: The key.
-        kind: int or float; an integer is accepted for a float.
+        kind: int, float or str; an integer is accepted for a float.
         length: Required number of items, None for any.
 
     Raises:
@@ -106,17 +104,3 @@ def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | Non
     if length is not None and len(value) != length:
         raise GGUFError(f"metadata {key} has {len(value)} entries, it must have {length}")
     return value
-
-
-def texts(metadata: Mapping[str, Any], key: str) -> Texts | None:
-    """A list of texts; None if the key is missing.
-
-    Raises:
-        GGUFError: It is something else.
-    """
-    value = metadata.get(key)
-    if value is None or isinstance(value, Texts):
-        return value
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise GGUFError(f"metadata {key}={shown(value)} must be a list of texts")
-    return Texts.of(value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from workbench.models.gguf.fields import GGUFError, shown, whole_number
-from workbench.models.gguf.texts import Texts
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -36,6 +34,7 @@ MAX_NESTING = 3
 # Value types of the metadata, by the number that precedes the value.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class GGUFFile:
     Attributes:
         path: The file.
         paths: All files of the model.
-        metadata: Metadata values by key; arrays are lists, those of texts `Texts`.
+        metadata: Metadata values by key; arrays are lists.
         tensors: Tensors by name, in file order.
 
     Raises:
@@ -268,24 +267,18 @@ class _Cursor:
         return value
 
     def string(self) -> str:
-        return self._stored_string().decode()
+        return self._strings(1)[0]
 
-    def _stored_string(self) -> bytes:
-        length = self.scalar("<Q")
-        end = self.position + length
-        if end > len(self.buffer):
-            raise IndexError(f"a text of {length} bytes at byte {self.position}")
-        stored = self.buffer[self.position : end]
+    def _strings(self, count: int) -> list[str]:
+        texts, end, size = [], self.position, len(self.buffer)
+        for _ in range(count):  # of which a vocabulary has many
+            start = end + _LENGTH.size
+            end = start + _LENGTH.unpack_from(self.buffer, end)[0]
+            if end > size:
+                raise IndexError(f"a text of {end - start} bytes at byte {start}")
+            texts.append(self.buffer[start:end].decode())
         self.position = end
-        return stored
-
-    def _strings(self, count: int) -> Texts:
-        joined, lengths = bytearray(), array("q")
-        for _ in range(count):
-            stored = self._stored_string()
-            joined += stored
-            lengths.append(len(stored))
-        return Texts(bytes(joined), np.array(lengths))
+        return texts
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -296,7 +289,7 @@ class _Cursor:
             raise IndexError(f"metadata value type {kind} at byte {self.position}")
         return self.scalar(_SCALARS[kind])
 
-    def _array(self, depth: int) -> list[Any] | Texts:
+    def _array(self, depth: int) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if depth > MAX_NESTING:
             raise IndexError(f"arrays within arrays, more than {MAX_NESTING} deep, at byte {self.position}")

@@ -1,40 +1,26 @@
-"""SentencePiece's BPE: neighbours are merged whose concatenation is a token, those of the highest score first.
+"""SentencePiece's BPE with PyPI ``sentencepiece``: neighbours are merged whose concatenation is a token.
 
-SentencePiece has no list of merges. PyPI ``tokenizers`` needs every way to cut a token into two as a merge: for the
-262,144 tokens of Gemma it holds 70 MiB, and building it takes 3 seconds. Here a merge is looked up in the vocabulary.
-Special tokens and the text of tokens are the library's part.
+Those of the highest score are merged first, of equal ones the left ones, as in llama.cpp. PyPI ``tokenizers`` has no
+scores: it would need every way to cut a token into two as a merge, 80 MiB and 3 s for the 262,144 tokens of Gemma. It
+finds special tokens, and writes tokens as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-from tokenizers import decoders
+from gguf import TokenType
+from sentencepiece import SentencePieceProcessor
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from workbench.cpu.attention.compiled import entry_point
-from workbench.cpu.attention.simd import jit
 from workbench.models.gguf.fields import GGUFError
-from workbench.models.gguf.special_tokens import Splitter
-from workbench.models.gguf.texts import Texts
-from workbench.models.gguf.vocabulary import Vocabulary, find, make_vocabulary, merge_neighbours, token_of, tokens_of
 
 _SPACE = "▁"
-
-
-class Scored(NamedTuple):
-    """The tokens with what decides about merges, for compiled code.
-
-    Attributes:
-        vocabulary: The tokens.
-        scores: float64 [num_tokens].
-        merged: bool [num_tokens], whether two neighbours may be joined to the token.
-    """
-
-    vocabulary: Vocabulary
-    scores: np.ndarray
-    merged: np.ndarray
+_BPE = 2  # sentencepiece's TrainerSpec.model_type
+_LONG_TEXT = 4096
+_PIECES_AT_A_TIME = 8192
+"""Parts of a text that become Python's numbers in one call, which holds Python's lock. No part is dropped."""
 
 
 class SentencePieceBPE:
@@ -43,29 +29,28 @@ class SentencePieceBPE:
     Args:
         tokens: The text of each token; special tokens as they are written in a text.
         scores: Their scores.
-        merged: Whether two neighbours may be joined to the token.
+        types: Their types, `gguf.TokenType`; neighbours are joined to NORMAL and UNUSED ones.
         special: Ids of tokens that are found in a text before it is cut.
-        unknown: Id of the token for characters that have no token and no tokens of their bytes, or None.
         add_prefix: Whether a text begins with a space, also after a special token.
 
     Raises:
-        GGUFError: A token occurs twice, or the order of merges is unknown.
+        GGUFError: The order of merges is unknown.
     """
 
     def __init__(
         self,
-        tokens: Texts,
+        tokens: Sequence[str],
         scores: Sequence[float],
-        merged: Sequence[bool],
+        types: Sequence[int],
         special: Sequence[int],
-        unknown: int | None,
         add_prefix: bool,
     ) -> None:
-        self._tokens, self._unknown = tokens, -1 if unknown is None else unknown
-        self._scored = Scored(make_vocabulary(tokens), np.array(scores, np.float64), np.array(merged, np.bool_))
-        _check_order(tokens, self._scored)
-        self._byte_tokens = tokens_of(self._scored.vocabulary, Texts.of(f"<0x{byte:02X}>" for byte in range(256)))
-        self._splitter = Splitter([tokens[token] for token in special], special)
+        self._tokens = tokens
+        self._special = special
+        self._processor = SentencePieceProcessor(model_proto=_model(tokens, scores, types))
+        self._splitter = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+        self._splitter.enable_truncation(_PIECES_AT_A_TIME)
+        self._splitter.add_special_tokens([AddedToken(tokens[token], normalized=False) for token in special])
         self._prefix = _SPACE if add_prefix else ""
         strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
         self._decoder = decoders.Sequence(
@@ -75,81 +60,56 @@ class SentencePieceBPE:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Other threads can run meanwhile."""
         found: list[int] = []
-        for part in self._splitter.parts(text):
+        for part in self._parts(text):
             if isinstance(part, int):
                 found.append(part)
-                continue
-            stored = (self._prefix + part.replace(" ", _SPACE)).encode()
-            ids = np.empty(len(stored), np.int32)
-            encode_part(np.frombuffer(stored, np.uint8), self._scored, self._byte_tokens, self._unknown, ids)
-            found += ids[ids >= 0].tolist()
+            else:
+                found += [token for token in self._processor.encode(self._prefix + part) if token < len(self._tokens)]
         return found
+
+    def _parts(self, text: str) -> Iterator[str | int]:
+        """The parts of a text: a special token's id, or text between such tokens."""
+        if len(text) < _LONG_TEXT:
+            first = self._splitter.encode(text, add_special_tokens=False)
+        else:  # releases Python's lock, unlike the other
+            first = self._splitter.encode_batch([text], add_special_tokens=False)[0]
+        for cut in (first, *first.overflowing):
+            for number, (start, end) in zip(cut.ids, cut.offsets):
+                yield self._special[number - 1] if number else text[start:end]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
         return self._decoder.decode([self._tokens[token] for token in ids if 0 <= token < len(self._tokens)])
 
 
-def _check_order(tokens: Texts, scored: Scored) -> None:
-    """Refuse scores that say nothing about the order of merges."""
-    lengths = np.diff(tokens.starts)
-    first = np.append(scored.vocabulary.text, np.uint8(0))[tokens.starts[:-1]]
-    of_one_character = 1 + (first >= 0xC0).astype(np.int32) + (first >= 0xE0) + (first >= 0xF0)
-    of_merges = scored.scores[scored.merged & (lengths > of_one_character)]
-    if of_merges.size > 1 and np.all(of_merges == of_merges[0]):
-        raise GGUFError("tokenizer.ggml.scores are all the same, so the order of merges is unknown")
+def _model(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> bytes:
+    """The model that sentencepiece reads.
 
-
-# -- compiled code -------------------------------------------------------------------------------------------------
-
-
-@jit
-def _joined(scored, left, right):
-    """The priority of joining two neighbours, and the token they become; -1 for none."""
-    text, starts = scored.vocabulary.text, scored.vocabulary.starts
-    token = scored.vocabulary.table[
-        find(scored.vocabulary, text, starts[left], starts[left + 1], text, starts[right], starts[right + 1])
-    ]
-    return (-scored.scores[token], token) if token >= 0 and scored.merged[token] else (0.0, np.int32(-1))
-
-
-@jit
-def _characters(text, vocabulary, byte_tokens, unknown, ids):
-    """Write the token of each character, or those of its bytes; neighbours without one become one unknown token."""
-    count, start, after_unknown = 0, 0, False
-    while start < text.size:
-        first = text[start]
-        end = start + (1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4)
-        token = token_of(vocabulary, text, start, end)
-        has_bytes = True
-        for index in range(start, end):
-            has_bytes = has_bytes and byte_tokens[text[index]] >= 0
-        if token >= 0:
-            ids[count] = token
-            count += 1
-        elif has_bytes:
-            for index in range(start, end):
-                ids[count] = byte_tokens[text[index]]
-                count += 1
-        elif unknown >= 0 and not after_unknown:
-            ids[count] = unknown
-            count += 1
-        after_unknown = token < 0 and not has_bytes
-        start = end
-    return count
-
-
-@entry_point
-def encode_part(text, scored, byte_tokens, unknown, ids):
-    """Token ids of a text without special tokens.
-
-    Args:
-        text: uint8, valid UTF-8.
-        scored: The tokens.
-        byte_tokens: int32 [256], the token of each byte, -1 for none.
-        unknown: The unknown token, -1 for none.
-        ids: int32 [len(text)]; written: the ids with -1 between and after them.
+    Tokens that merges do not reach get a name with a space, which no text has after sentencepiece has replaced its
+    spaces. Sentencepiece needs an unknown token, so a vocabulary without one gets another token at its end.
     """
-    count = _characters(text, scored.vocabulary, byte_tokens, unknown, ids)
-    ids[count:] = -1
-    merge_neighbours(_joined, scored, ids[:count])
+    merged = (TokenType.NORMAL, TokenType.UNUSED)
+    of_merges = [score for token, score, kind in zip(tokens, scores, types) if kind in merged and len(token) > 1]
+    if len(of_merges) > 1 and len(set(of_merges)) == 1:
+        raise GGUFError("tokenizer.ggml.scores are all the same, so the order of merges is unknown")
+    model = ModelProto()
+    unknown = types.index(TokenType.UNKNOWN) if TokenType.UNKNOWN in types else len(tokens)
+    has_bytes = {token for token, kind in zip(tokens, types) if kind == TokenType.BYTE} >= _BYTES
+    reached = (*merged, TokenType.BYTE) if has_bytes else merged
+    for index, (token, score, kind) in enumerate(zip(tokens, scores, types)):
+        piece = model.pieces.add()
+        piece.score = score
+        if kind in reached and token and "\0" not in token:
+            piece.piece, piece.type = token, kind
+        else:
+            piece.piece, piece.type = f" {index}", TokenType.UNKNOWN if index == unknown else TokenType.CONTROL
+    if unknown == len(tokens):
+        model.pieces.add(piece=f" {unknown}", type=TokenType.UNKNOWN)
+    model.trainer_spec.model_type = _BPE
+    model.trainer_spec.byte_fallback = has_bytes
+    model.normalizer_spec.add_dummy_prefix = False
+    model.normalizer_spec.remove_extra_whitespaces = False
+    return model.SerializeToString()
+
+
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}

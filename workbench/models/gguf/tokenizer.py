@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
+from gguf import TokenType
 
-from workbench.models.gguf.fields import GGUFError, flag, list_of, text, texts, whole_number
+from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
-from workbench.models.gguf.texts import Texts
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 if TYPE_CHECKING:
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from workbench.models.gguf.sentencepiece import SentencePieceBPE
 
 T = TypeVar("T")
-
-# tokenizer.ggml.token_type
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 MAX_TOKEN_CHARACTERS = 512
 """Maximum length of a token."""
@@ -56,19 +52,20 @@ class GGUFTokenizer:
         }
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
-        tokens = _required("tokenizer.ggml.tokens", texts(metadata, "tokenizer.ggml.tokens"))
-        long = np.flatnonzero(np.diff(tokens.starts) > MAX_TOKEN_CHARACTERS).tolist()  # in bytes
-        if (longest := max((len(tokens[token]) for token in long), default=0)) > MAX_TOKEN_CHARACTERS:
+        tokens = _required("tokenizer.ggml.tokens", list_of(metadata, "tokenizer.ggml.tokens", str))
+        if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
             raise GGUFError(
                 f"tokenizer.ggml.tokens contains a token of {longest} characters; the maximum is {MAX_TOKEN_CHARACTERS}"
             )
-        types = list_of(metadata, "tokenizer.ggml.token_type", int, len(tokens)) or [_NORMAL] * len(tokens)
+        types = list_of(metadata, "tokenizer.ggml.token_type", int, len(tokens)) or [int(TokenType.NORMAL)] * len(
+            tokens
+        )
         try:
             self._tokenizer = builders[kind](metadata, tokens, types)
         except GGUFError:
             raise
-        except Exception as problem:  # PyPI tokenizers raises plain exceptions
-            raise GGUFError(f"tokenizer.ggml: PyPI tokenizers cannot build this tokenizer: {problem}") from problem
+        except Exception as problem:  # the libraries raise plain exceptions
+            raise GGUFError(f"tokenizer.ggml: this tokenizer cannot be built: {problem}") from problem
         self.vocab_size = len(tokens)
         self.bos_token_id = _token_id(metadata, "bos", tokens)
         by_default = True if kind == "llama" else find_pre_tokenizer(metadata["tokenizer.ggml.pre"]).adds_bos
@@ -102,7 +99,7 @@ def _required(key: str, value: T | None) -> T:
     return value
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, tokens: Texts) -> int | None:
+def _token_id(metadata: Mapping[str, Any], name: str, tokens: list[str]) -> int | None:
     """A special token's id from the metadata, None if it has none."""
     token = whole_number(metadata, f"tokenizer.ggml.{name}_token_id", low=0)
     if token is not None and token >= len(tokens):
@@ -110,13 +107,13 @@ def _token_id(metadata: Mapping[str, Any], name: str, tokens: Texts) -> int | No
     return token
 
 
-def _end_tokens(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> frozenset[int]:
+def _end_tokens(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> frozenset[int]:
     named = {_token_id(metadata, name, tokens) for name in ("eos", "eot", "eom")}
-    known = {token for token in _of_type(_CONTROL, tokens, types) if tokens[token] in _END_OF_OUTPUT}
+    known = {token for token in _of_type(TokenType.CONTROL, tokens, types) if tokens[token] in _END_OF_OUTPUT}
     return frozenset(token for token in named | known if token is not None)
 
 
-def _chat_template(metadata: Mapping[str, Any], tokens: Texts) -> ChatTemplate | None:
+def _chat_template(metadata: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
     source = text(metadata, "tokenizer.chat_template")
     if not source:
         return None
@@ -127,36 +124,51 @@ def _chat_template(metadata: Mapping[str, Any], tokens: Texts) -> ChatTemplate |
     return ChatTemplate(source, variables)
 
 
-def _of_type(kind: int, tokens: Texts, types: list[int]) -> list[int]:
+def _of_type(kind: int, tokens: list[str], types: list[int]) -> list[int]:
     """Ids of the tokens of a type that are not empty."""
     return [token for token, its_kind in enumerate(types) if its_kind == kind and tokens[token]]
 
 
-def _special(tokens: Texts, types: list[int]) -> list[int]:
+def _special(tokens: list[str], types: list[int]) -> list[int]:
     """Ids of the tokens that are matched before a text is cut."""
-    return [*_of_type(_CONTROL, tokens, types), *_of_type(_USER_DEFINED, tokens, types)]
+    return [*_of_type(TokenType.CONTROL, tokens, types), *_of_type(TokenType.USER_DEFINED, tokens, types)]
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> ByteLevelBPE:
+def _ids(tokens: list[str]) -> dict[str, int]:
+    """Token ids by their text.
+
+    Raises:
+        GGUFError: A token occurs twice.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    if len(ids) < len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if ids[token] != index)
+        raise GGUFError(f"tokenizer.ggml.tokens contains {twice!r} twice, so the file's tokenizer is not usable")
+    return ids
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> ByteLevelBPE:
     from workbench.models.gguf.byte_level import ByteLevelBPE
 
     pre_tokenizer = find_pre_tokenizer(text(metadata, "tokenizer.ggml.pre"))
-    merges = _required("tokenizer.ggml.merges", texts(metadata, "tokenizer.ggml.merges"))
-    return ByteLevelBPE(tokens, merges, _special(tokens, types), pre_tokenizer)
+    merges = _required("tokenizer.ggml.merges", list_of(metadata, "tokenizer.ggml.merges", str))
+    return ByteLevelBPE(_ids(tokens), merges, [tokens[token] for token in _special(tokens, types)], pre_tokenizer)
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Texts, types: list[int]) -> SentencePieceBPE:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> SentencePieceBPE:
     from workbench.models.gguf.sentencepiece import SentencePieceBPE
 
-    scores = "tokenizer.ggml.scores"
     if flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False):
         raise GGUFError("tokenizer.ggml.remove_extra_whitespaces=True is not supported for a SentencePiece tokenizer")
+    scores = list_of(metadata, "tokenizer.ggml.scores", float, len(tokens))
+    # Tokens of the model's maker are matched in the text itself, in which a space is a space.
+    own = set(_of_type(TokenType.USER_DEFINED, tokens, types))
+    tokens = [token.replace("▁", " ") if index in own else token for index, token in enumerate(tokens)]
+    _ids(tokens)
     return SentencePieceBPE(
-        # Tokens of the model's maker are matched in the text itself, in which a space is a space.
-        tokens.replaced({token: tokens[token].replace("▁", " ") for token in _of_type(_USER_DEFINED, tokens, types)}),
-        _required(scores, list_of(metadata, scores, float, len(tokens))),
-        merged=[kind in (_NORMAL, _UNUSED) for kind in types],
+        tokens,
+        _required("tokenizer.ggml.scores", scores),
+        types,
         special=_special(tokens, types),
-        unknown=next((token for token, kind in enumerate(types) if kind == _UNKNOWN), None),
         add_prefix=flag(metadata, "tokenizer.ggml.add_space_prefix", True),
     )
