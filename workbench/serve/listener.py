@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from tornado.http1connection import HTTP1ConnectionParameters, HTTP1ServerConnection
-from tornado.httpserver import HTTPServer, _HTTPRequestContext
+from tornado.http1connection import HTTP1ConnectionParameters
+from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from workbench.models.file_limit import raise_file_limit
@@ -46,7 +46,6 @@ SWEEP_SECONDS = 0.5
 SPARE_FILES = 192
 """Open files that the process needs besides its connections: model files, pipes, the event loop, a recording."""
 
-_ACCEPTED_AT_ONCE = 128
 _SERVED_AT_ONCE = 2
 _PAUSE_SECONDS = 0.2
 _HEALTH = b"GET /health "
@@ -78,6 +77,7 @@ class Listener(HTTPServer):
         self._max_connections = allowed_connections(settings.max_connections)
         # The sweep does it. Tornado's own timer would cost each request two turns of the event loop.
         self.conn_params.header_timeout = None
+        self._params = self.conn_params
         self._reserve_params = HTTP1ConnectionParameters(
             no_keep_alive=True, max_header_size=MAX_HEADER_BYTES, max_body_size=0, body_timeout=1.0
         )
@@ -92,49 +92,12 @@ class Listener(HTTPServer):
     # -- accepting ---------------------------------------------------------------------------------------------
 
     def add_sockets(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept connections; when the process has no file descriptor left, pause instead of trying again at once."""
-        for listening in sockets:
-            self._sockets[listening.fileno()] = listening
-            self._handlers[listening.fileno()] = self._accept_from(listening)
+        """Accept connections."""
+        super().add_sockets(_Listening(listening, lambda: self._refuse_oldest()) for listening in sockets)
         if self._sweeping is None:
             self._sweeping = asyncio.ensure_future(self._sweep())
 
-    def _accept_from(self, listening: socket.socket) -> Callable[[], None]:
-        loop, removed = IOLoop.current(), False
-
-        def accept(_fd: Any, _events: int) -> None:
-            for _ in range(_ACCEPTED_AT_ONCE):
-                if removed:
-                    return
-                try:
-                    connection, address = listening.accept()
-                except (BlockingIOError, InterruptedError):
-                    return
-                except ConnectionAbortedError:
-                    continue
-                except OSError as problem:
-                    if problem.errno not in _OUT_OF_FILES:
-                        raise
-                    log.warning("no connection can be accepted: %s", problem)
-                    self._refuse_oldest()
-                    loop.remove_handler(listening)
-                    loop.call_later(_PAUSE_SECONDS, resume)
-                    return
-                self._take(connection, address)
-
-        def resume() -> None:
-            if not removed:
-                loop.add_handler(listening, accept, IOLoop.READ)
-
-        def remove() -> None:
-            nonlocal removed
-            removed = True
-            loop.remove_handler(listening)
-
-        resume()
-        return remove
-
-    def _take(self, connection: socket.socket, address: Any) -> None:
+    def _handle_connection(self, connection: socket.socket, address: Any) -> None:
         """Count a connection, and let it wait for its turn unless it asks for /health."""
         client = str(address[0])
         stream: WatchedStream
@@ -186,10 +149,8 @@ class Listener(HTTPServer):
     def _serve(self, stream: WatchedStream) -> None:
         address = self._waiting.pop(stream)
         self._silent.discard(stream)
-        params = self._reserve_params if stream.is_reserve else self.conn_params
-        server_connection = HTTP1ServerConnection(stream, params, _HTTPRequestContext(stream, address, None))
-        self._connections.add(server_connection)
-        server_connection.start_serving(self)
+        self.conn_params = self._reserve_params if stream.is_reserve else self._params
+        self.handle_stream(stream, address)
 
     def _is_full(self, client: str) -> bool:
         if len(self.streams) - len(self._reserve) >= self._max_connections:
@@ -240,6 +201,37 @@ class Listener(HTTPServer):
             stream.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
+
+
+class _Listening(socket.socket):
+    """A listening socket that pauses, instead of trying again at once, if the process has no file descriptor left.
+
+    Args:
+        listening: The socket that it replaces.
+        make_room: Called in the pause.
+    """
+
+    def __init__(self, listening: socket.socket, make_room: Callable[[], None]) -> None:
+        super().__init__(listening.family, listening.type, listening.proto, fileno=listening.detach())
+        self.setblocking(False)
+        self._make_room = make_room
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; in a pause there is none."""
+        try:
+            return super().accept()
+        except OSError as problem:
+            if problem.errno not in _OUT_OF_FILES:
+                raise
+            log.warning("no connection can be accepted: %s", problem)
+            IOLoop.current().update_handler(self, 0)
+            IOLoop.current().call_later(_PAUSE_SECONDS, self._resume)
+            self._make_room()
+            raise BlockingIOError from problem
+
+    def _resume(self) -> None:
+        if self.fileno() >= 0:
+            IOLoop.current().update_handler(self, IOLoop.READ)
 
 
 def allowed_connections(wanted: int) -> int:
