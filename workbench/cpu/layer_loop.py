@@ -67,17 +67,6 @@ class ProductField(IntEnum):
     NUM_FIELDS = 11
 
 
-_QKV, _OUT, _GATE_UP, _DOWN = int(Field.QKV), int(Field.OUT), int(Field.GATE_UP), int(Field.DOWN)
-_INPUT_NORM, _ATTENTION_NORM = int(Field.INPUT_NORM), int(Field.ATTENTION_NORM)
-_MLP_NORM, _DOWN_NORM = int(Field.MLP_NORM), int(Field.DOWN_NORM)
-_Q_NORM, _K_NORM, _ROPE = int(Field.Q_NORM), int(Field.K_NORM), int(Field.ROPE)
-_K_CACHE, _V_CACHE, _LEFT = int(Field.K_CACHE), int(Field.V_CACHE), int(Field.LEFT)
-_CACHE_GROUP = int(Field.CACHE_GROUP)
-_KERNEL, _WEIGHTS, _COLUMNS = (int(ProductField.KERNEL), int(ProductField.WEIGHTS), int(ProductField.NUM_COLUMNS))
-_UNITS, _GROUP, _OUTPUTS = int(ProductField.NUM_UNITS), int(ProductField.GROUP), int(ProductField.NUM_OUTPUTS)
-_FIRST, _TILES, _BIAS = int(ProductField.FIRST_OUTPUT), int(ProductField.NUM_TILES), int(ProductField.BIAS)
-_CODES, _MIDDLE = int(ProductField.CODES), int(ProductField.MIDDLE)
-
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
 
@@ -208,7 +197,9 @@ def _share(count, thread, num_threads):
 @register_jitable
 def input_sizes(product):
     """Elements of a row of a product's prepared input, and of the sums of its groups."""
-    return row_size(product[_UNITS], product[_CODES]), product[_UNITS] * (UNIT // product[_GROUP])
+    return row_size(product[ProductField.NUM_UNITS], product[ProductField.CODES]), product[ProductField.NUM_UNITS] * (
+        UNIT // product[ProductField.GROUP]
+    )
 
 
 @jit
@@ -220,8 +211,8 @@ def _prepare(model, first, last, x, start, num_rows, buffers):
         size, sums_size = input_sizes(product)
         rows = buffers.prepared[at + start * size : at + stop * size].reshape(stop - start, size)
         sums = buffers.sums[sums_at + start * sums_size : sums_at + stop * sums_size].reshape(stop - start, sums_size)
-        codes, middle, group = product[_CODES], product[_MIDDLE], product[_GROUP]
-        prepare_rows(x, product[_COLUMNS], codes, middle, model.factors[index], group, rows, sums)
+        codes, middle, group = product[ProductField.CODES], product[ProductField.MIDDLE], product[ProductField.GROUP]
+        prepare_rows(x, product[ProductField.NUM_COLUMNS], codes, middle, model.factors[index], group, rows, sums)
         at, sums_at = at + num_rows * size, sums_at + num_rows * sums_size
 
 
@@ -240,15 +231,20 @@ def _multiply(model, first, last, y, buffers, thread, num_threads):
     for index in range(first, last):
         product = model.products[index]
         size, sums_size = input_sizes(product)
-        start, stop = _share(product[_TILES], thread, num_threads)
-        outputs = (np.intp(y.ctypes.data + 4 * product[_FIRST]), y.shape[1])
-        sizes = (num_rows, product[_UNITS], product[_OUTPUTS], start, stop)
-        call_kernel(product[_KERNEL], (product[_WEIGHTS], inputs, size, sums, sums_size, *outputs, *sizes))
+        start, stop = _share(product[ProductField.NUM_TILES], thread, num_threads)
+        outputs = (np.intp(y.ctypes.data + 4 * product[ProductField.FIRST_OUTPUT]), y.shape[1])
+        sizes = (num_rows, product[ProductField.NUM_UNITS], product[ProductField.NUM_OUTPUTS], start, stop)
+        call_kernel(
+            product[ProductField.KERNEL],
+            (product[ProductField.WEIGHTS], inputs, size, sums, sums_size, *outputs, *sizes),
+        )
         inputs, sums = inputs + 4 * num_rows * size, sums + 4 * num_rows * sums_size
-        if product[_BIAS] >= 0:
+        if product[ProductField.BIAS] >= 0:
             for row in range(num_rows):
-                for output in range(start * TILE, min(stop * TILE, product[_OUTPUTS])):
-                    y[row, product[_FIRST] + output] += model.numbers[product[_BIAS] + output]
+                for output in range(start * TILE, min(stop * TILE, product[ProductField.NUM_OUTPUTS])):
+                    y[row, product[ProductField.FIRST_OUTPUT] + output] += model.numbers[
+                        product[ProductField.BIAS] + output
+                    ]
 
 
 @jit
@@ -266,7 +262,7 @@ def _place_row(model, layer, row, slot, cosines, sines, shapes, k_cache, v_cache
     """Normalise and rotate a token's queries and keys, and write its keys and values to the pool."""
     head_dim, num_heads, num_kv_heads = shapes.head_dim, shapes.num_heads, shapes.num_kv_heads
     for head in range(num_heads + num_kv_heads):
-        weight = layer[_Q_NORM] if head < num_heads else layer[_K_NORM]
+        weight = layer[Field.Q_NORM] if head < num_heads else layer[Field.K_NORM]
         part = row[head * head_dim : (head + 1) * head_dim]
         if weight >= 0:
             _normalise(part, model.numbers, weight, head_dim, model.epsilon, part)
@@ -325,28 +321,28 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
 
     for index in range(model.layers.shape[0]):
         layer = model.layers[index]
-        k_cache = numba.carray(_float_pointer(layer[_K_CACHE]), pool_size)
-        v_cache = numba.carray(_float_pointer(layer[_V_CACHE]), pool_size)
+        k_cache = numba.carray(_float_pointer(layer[Field.K_CACHE]), pool_size)
+        v_cache = numba.carray(_float_pointer(layer[Field.V_CACHE]), pool_size)
         for row in range(0, num_rows, ROWS):
             count = min(num_rows - row, ROWS)
             start, stop = _share(count, thread, num_threads)
             qkv, attended = buffers.qkv[:count], buffers.attended[row : row + count]
-            own, norm = residual[row + start : row + stop], layer[_INPUT_NORM]
-            _prepare_normed(model, layer[_QKV], layer[_QKV + 1], own, norm, start, count, normed, buffers)
+            own, norm = residual[row + start : row + stop], layer[Field.INPUT_NORM]
+            _prepare_normed(model, layer[Field.QKV], layer[Field.QKV + 1], own, norm, start, count, normed, buffers)
             wait_for_all(barrier, num_threads)
-            _multiply(model, layer[_QKV], layer[_QKV + 1], qkv, buffers, thread, num_threads)
+            _multiply(model, layer[Field.QKV], layer[Field.QKV + 1], qkv, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
             for place in range(start, stop):
-                position, rope = batch.positions[row + place], layer[_ROPE]
+                position, rope = batch.positions[row + place], layer[Field.ROPE]
                 cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
-                slot = batch.slots[layer[_CACHE_GROUP], row + place]
+                slot = batch.slots[layer[Field.CACHE_GROUP], row + place]
                 _place_row(model, layer, qkv[place], slot, cosines, sines, shapes, k_cache, v_cache)
                 attended[place] = qkv[place, : attended.shape[1]]
         wait_for_all(barrier, num_threads)
-        scoring = Scoring(model.scales[index], _ZERO, layer[_LEFT], first_maximum, first_total)
+        scoring = Scoring(model.scales[index], _ZERO, layer[Field.LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)
         items = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]]
-        table = batch.block_tables[layer[_CACHE_GROUP]]
+        table = batch.block_tables[layer[Field.CACHE_GROUP]]
         memory = (queries, k_cache, v_cache, queries, items, table)
         call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
         wait_for_all(barrier, num_threads)
@@ -355,26 +351,28 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             start, stop = _share(count, thread, num_threads)
             own, out = residual[row + start : row + stop], buffers.out[:count]
             attended = buffers.attended[row + start : row + stop]
-            _prepare(model, layer[_OUT], layer[_OUT + 1], attended, start, count, buffers)
+            _prepare(model, layer[Field.OUT], layer[Field.OUT + 1], attended, start, count, buffers)
             wait_for_all(barrier, num_threads)
-            _multiply(model, layer[_OUT], layer[_OUT + 1], out, buffers, thread, num_threads)
+            _multiply(model, layer[Field.OUT], layer[Field.OUT + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-            _add_output(own, out[start:stop], numbers, layer[_ATTENTION_NORM], epsilon, normed)
+            _add_output(own, out[start:stop], numbers, layer[Field.ATTENTION_NORM], epsilon, normed)
         for row in range(0, num_rows, ROWS):
             count = min(num_rows - row, ROWS)
             start, stop = _share(count, thread, num_threads)
             own, out, gate_up = residual[row + start : row + stop], buffers.out[:count], buffers.gate_up[:count]
-            norm = layer[_MLP_NORM]
-            _prepare_normed(model, layer[_GATE_UP], layer[_GATE_UP + 1], own, norm, start, count, normed, buffers)
+            norm = layer[Field.MLP_NORM]
+            _prepare_normed(
+                model, layer[Field.GATE_UP], layer[Field.GATE_UP + 1], own, norm, start, count, normed, buffers
+            )
             wait_for_all(barrier, num_threads)
-            _multiply(model, layer[_GATE_UP], layer[_GATE_UP + 1], gate_up, buffers, thread, num_threads)
+            _multiply(model, layer[Field.GATE_UP], layer[Field.GATE_UP + 1], gate_up, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
             _activate(gate_up[start:stop], model.hidden, model.activation)
-            _prepare(model, layer[_DOWN], layer[_DOWN + 1], gate_up[start:stop], start, count, buffers)
+            _prepare(model, layer[Field.DOWN], layer[Field.DOWN + 1], gate_up[start:stop], start, count, buffers)
             wait_for_all(barrier, num_threads)
-            _multiply(model, layer[_DOWN], layer[_DOWN + 1], out, buffers, thread, num_threads)
+            _multiply(model, layer[Field.DOWN], layer[Field.DOWN + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
-            _add_output(own, out[start:stop], numbers, layer[_DOWN_NORM], epsilon, normed)
+            _add_output(own, out[start:stop], numbers, layer[Field.DOWN_NORM], epsilon, normed)
 
     head = model.products.shape[0] - 1
     for first in range(0, batch.rows.size, ROWS):
