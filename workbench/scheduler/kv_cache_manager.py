@@ -97,8 +97,9 @@ class KVCacheManager:
         sets: dict[object, list[GroupManager]] = {}
         for manager in self.groups:
             sets.setdefault(_specification(manager.group), []).append(manager)
-        # Full attention first: it bounds the others, and is looked up once.
-        self._sets = sorted(sets.values(), key=lambda same: same[0].group.kind != "full_attention")
+        # Full attention bounds the others, and is looked up once: a part of its hit is a hit.
+        self._full_sets = [same for same in sets.values() if same[0].group.kind == "full_attention"]
+        self._other_sets = [same for same in sets.values() if same[0].group.kind != "full_attention"]
         self._no_hit = PrefixHit(0, ((),) * len(groups))
 
     def copy(self) -> KVCacheManager:
@@ -107,7 +108,8 @@ class KVCacheManager:
         clone.block_pool, clone.newly_cached = self.block_pool.copy(), self.newly_cached.copy()
         clone.groups = [manager.copy(clone.block_pool) for manager in self.groups]
         clone._states = [group for group in clone.groups if isinstance(group, CachedState)]
-        clone._sets = [[clone.groups[manager.index] for manager in same] for same in self._sets]
+        clone._full_sets = [[clone.groups[manager.index] for manager in same] for same in self._full_sets]
+        clone._other_sets = [[clone.groups[manager.index] for manager in same] for same in self._other_sets]
         return clone
 
     @property
@@ -226,43 +228,41 @@ class KVCacheManager:
 
     def _agree(self, request: Request, longest: int) -> PrefixHit:
         """The longest hit that all groups have: each shortens it to what it can serve, until none does."""
-        num_hashed = len(request.block_hashes) * self._hash_block_size
         hits: list[Sequence[int]] = [()] * len(self.groups)
-        full_length: dict[int, int] = {}
-        is_simple = len(self._sets) == 2 and self._sets[0][0].group.kind == "full_attention"
         length, longest_found = longest, 0
+        for same in self._full_sets:
+            length = self._find(request, same, length, same[0].drops_last_block, hits)
+            longest_found = max(longest_found, length)
         dropped: set[int] = set()
-        while True:
-            current = length
-            for place, same in enumerate(self._sets):
-                if place in full_length:  # a run of blocks from the start: a shorter one is a part of it
-                    current = min(current, full_length[place])
-                    continue
-                first = same[0]
-                drops = first.drops_last_block and place not in dropped
-                limit = current
-                if drops and first.group.is_attention:
-                    limit = min(current + first.block_size, num_hashed)
-                found, found_length = first.find(request, same, limit, drops)
+        before = sys.maxsize
+        while length < before:
+            before = length
+            for place, same in enumerate(self._other_sets):
+                drops = same[0].drops_last_block and place not in dropped
+                found = self._find(request, same, length, drops, hits)
                 if drops:
                     dropped.add(place)
-                elif found_length < current:
+                elif found < length:
                     dropped.clear()
-                current = found_length
-                for manager, blocks in zip(same, found):
-                    hits[manager.index] = blocks
-                if first.group.kind == "full_attention":
-                    full_length[place] = current
-                longest_found = max(longest_found, current)
-            if current >= length:
-                break
-            length = current
-            if is_simple:
-                break
-        for place in full_length:
-            for manager in self._sets[place]:
-                hits[manager.index] = hits[manager.index][: -(-length // manager.block_size)]
+                length, longest_found = found, max(longest_found, found)
+        for manager in (manager for same in self._full_sets for manager in same):
+            hits[manager.index] = hits[manager.index][: -(-length // manager.block_size)]
         return PrefixHit(length, tuple(hits), longest_found if longest_found > length else 0)
+
+    def _find(
+        self, request: Request, same: list[GroupManager], limit: int, drops: bool, hits: list[Sequence[int]]
+    ) -> int:
+        """Put the longest hit of groups with the same specification into ``hits``, and return its length.
+
+        Attention that drops its last block looks one block further.
+        """
+        first = same[0]
+        if drops and first.group.is_attention:
+            limit = min(limit + first.block_size, len(request.block_hashes) * self._hash_block_size)
+        found, length = first.find(request, same, limit, drops)
+        for manager, blocks in zip(same, found):
+            hits[manager.index] = blocks
+        return length
 
     def cache_full_blocks(self, request: Request, num_computed: int) -> None:
         """Let other requests find the blocks that this step fills with tokens that are known.
