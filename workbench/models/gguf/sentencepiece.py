@@ -100,7 +100,8 @@ def _model(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int])
         piece = model.pieces.add()
         piece.score = score
         if kind in reached and token and "\0" not in token:
-            piece.piece, piece.type = token, kind
+            piece.piece = token
+            piece.type = kind if kind == TokenType.BYTE else TokenType.NORMAL  # sentencepiece splits UNUSED ones again
         else:
             piece.piece, piece.type = f" {index}", TokenType.UNKNOWN if index == unknown else TokenType.CONTROL
     if unknown == len(tokens):
