@@ -19,7 +19,7 @@ from workbench.distributed.ranks import SharedRunner
 from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
-from workbench.engine.step import Phases, Step
+from workbench.engine.step import Step
 from workbench.models.load import LoadedModel
 
 
@@ -78,8 +78,8 @@ class LockstepStep(Step):
         self.agreement: Agreement | None = None
         self.num_dummy_steps = 0
 
-    def begin(self) -> Phases | None:
-        """The phases of the next step; None if no rank has work."""
+    def begin(self) -> bool:
+        """Agree on the next step; whether there is one for this rank. False if no rank has work."""
         while True:
             self.empty_inbox()  # not again before the step, which would then differ from the agreement
             has_prefill, num_tokens = self.scheduler.peek_next_batch()
@@ -91,10 +91,8 @@ class LockstepStep(Step):
             if num_tokens == 0 and num_dummy_tokens > 0:
                 self.runner.forward(dummy_batch(num_dummy_tokens, self.scheduler.config.block_size))
                 self.num_dummy_steps += 1
-            if self.has_work():
-                return self.phases()
-            if num_dummy_tokens == 0:
-                return None
+            if self.has_work() or num_dummy_tokens == 0:
+                return self.has_work()
 
 
 class LockstepEngine(Engine):

@@ -69,7 +69,8 @@ class AsyncStepper:
 
     def _iterate(self) -> StepRecord | None:
         """Schedule a batch, take in the output of the one before, and start the new one; the record of the old one."""
-        batch, timed = self.step.schedule()
+        batch = self.step.scheduler.schedule()
+        timed = Stopwatch(self.step.scheduler.clock, batch.time)
         previous, self._in_flight = self._in_flight, None
         if previous is None:
             self._in_flight = InFlight(batch, timed, self._start(batch, timed))

@@ -179,20 +179,10 @@ def prepare_unified(
     Raises:
         ValueError: A chunk cannot be packed; the message names its request.
     """
-    if len(groups) > 1:
-        first = batch.layout.group or 0
-        tables = [chunk.request.block_tables[first] for chunk in batch.chunks]
-    else:
-        tables = [chunk.request.block_table for chunk in batch.chunks]
+    first = (batch.layout.group or 0) if len(groups) > 1 else 0
+    tables = [chunk.request.block_tables[first] for chunk in batch.chunks]
     segments = [
-        (
-            table,
-            chunk.start,
-            chunk.num_tokens,
-            tokens,
-            chunk.samples,
-            chunk.request.request_id,
-        )
+        (table, chunk.start, chunk.num_tokens, tokens, chunk.samples, chunk.request.request_id)
         if len(tokens := chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]) == chunk.num_tokens
         else _segment_ahead(chunk, table)
         for chunk, table in zip(batch.chunks, tables)
@@ -201,15 +191,21 @@ def prepare_unified(
     if len(groups) > 1:
         packed = _with_groups(packed, batch, groups, previous)
     if any(group.kind == "mamba" for group in groups):
-        requests = [*running, *(chunk.request for chunk in batch.chunks)]
-        held = [
-            [request.block_tables[index][0] for request in requests if request.block_tables[index]]
-            if group.kind == "mamba"
-            else ()
-            for index, group in enumerate(groups)
-        ]
-        packed = replace(packed, held=held)
+        packed = replace(packed, held=_held_blocks(batch, groups, running))
     return packed
+
+
+def _held_blocks(
+    batch: ScheduledBatch, groups: Sequence[KVCacheGroup], running: Sequence[Request]
+) -> list[Sequence[int]]:
+    """For each group of recurrent state the blocks that requests hold, in the batch or not."""
+    requests = [*running, *(chunk.request for chunk in batch.chunks)]
+    return [
+        [request.block_tables[index][0] for request in requests if request.block_tables[index]]
+        if group.kind == "mamba"
+        else ()
+        for index, group in enumerate(groups)
+    ]
 
 
 def _with_groups(

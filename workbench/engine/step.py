@@ -101,10 +101,10 @@ class Step:
         self._keyframe: Keyframe | None = None
         self._end = 0.0  # of the latest step
 
-    def begin(self) -> Phases | None:
-        """The phases of the next step; None when there is nothing to do."""
+    def begin(self) -> bool:
+        """Do the work of the inbox; whether there is a step to take."""
         self.empty_inbox()
-        return self.phases() if self.has_work() else None
+        return self.has_work()
 
     def empty_inbox(self) -> None:
         """Do the work of the inbox; never in the middle of a step, whose requests must stay as they are."""
@@ -115,8 +115,11 @@ class Step:
         """Whether there is a step to take. An abort that leaves no request needs one, without chunks, to be seen."""
         return bool(self.scheduler.queues.requests or self.scheduler.queues.aborted)
 
-    def phases(self) -> Phases:
+    def phases(self, batch: ScheduledBatch) -> Phases:
         """One step, phase by phase.
+
+        Args:
+            batch: Has just been scheduled.
 
         Yields:
             ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), ("sample", sampled tokens),
@@ -124,7 +127,7 @@ class Step:
             between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a
             phase ends the requests of the batch with reason "error", and no others.
         """
-        batch, timed = self.schedule()
+        timed = Stopwatch(self.scheduler.clock, batch.time)
         yield "schedule", batch
         timed.resume()
         computed = Computed()
@@ -143,13 +146,6 @@ class Step:
                 self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
         timed.lap("update")
         yield "record", self.complete(batch, timed, computed)
-
-    def schedule(self) -> tuple[ScheduledBatch, Stopwatch]:
-        """Schedule a batch, whose time has been running since then."""
-        batch = self.scheduler.schedule()
-        timed = Stopwatch(self.scheduler.clock, batch.time)
-        timed.lap("schedule")
-        return batch, timed
 
     def prepare(self, batch: ScheduledBatch, timed: Stopwatch) -> PackedBatch:
         """Pack a batch."""
@@ -275,13 +271,14 @@ class Stopwatch(StepSpan):
 
     Args:
         clock: Returns seconds since the start of the run.
-        start: When the step was scheduled.
+        start: When the scheduler began with the step; its phase "schedule" ends now.
     """
 
     def __init__(self, clock: Callable[[], float], start: float) -> None:
         super().__init__(start)
         self._clock = clock
         self._held = 0.0
+        self.lap("schedule")
 
     def lap(self, phase: str) -> None:
         """End a phase now."""
@@ -321,22 +318,24 @@ class Stepper:
 
     def take(self) -> StepRecord | None:
         """Take what is left of the current step, or a whole one; None when there is nothing to do."""
-        self.step.sampler.num_top_tokens = self.step.record_top_tokens
-        phases, self._phases, self.phase = self._phases or self.step.begin(), None, None
+        step = self.step
+        step.sampler.num_top_tokens = step.record_top_tokens
+        phases, self._phases, self.phase = self._phases, None, None
         record: StepRecord | None = None
-        for _, made in phases or ():
+        for _, made in phases or (step.phases(step.scheduler.schedule()) if step.begin() else ()):
             record = made  # the last phase makes it
         return record
 
     def advance(self, *, stop_at_layers: bool) -> tuple[str, Any] | StepRecord | None:
         """Take the next phase of the current step, or the first of a new one; the record after the last."""
-        self.step.sampler.num_top_tokens = self.step.record_top_tokens or SHOWN_TOP_TOKENS
-        choice = stop_at_layers if self._phases is not None else None  # a generator's first send() takes None
-        phases = self._phases = self._phases or self.step.begin()
-        if phases is None:
-            return None
-        try:
-            name, made = phases.send(choice)  # meanwhile views can read the phase before
+        step, choice = self.step, stop_at_layers if self._phases is not None else None
+        step.sampler.num_top_tokens = step.record_top_tokens or SHOWN_TOP_TOKENS
+        if self._phases is None:
+            if not step.begin():
+                return None
+            self._phases = step.phases(step.scheduler.schedule())
+        try:  # a generator's first send() takes None
+            name, made = self._phases.send(choice)  # meanwhile views can read the phase before
         except BaseException:
             self._phases = self.phase = None
             raise
