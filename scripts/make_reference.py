@@ -14,11 +14,12 @@ from workbench.config import EngineConfig, SamplingParams
 from workbench.readings.metrics import RequestMetrics
 from workbench.trace.lines import RequestInfo, Supplement
 from workbench.trace.pool_change import PoolChange
+from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, StepRecord, WorkItem
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 CONFIGURATIONS = (EngineConfig, SamplingParams)
-RECORDS = (StepRecord, Chunk, PoolChange, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics)
+RECORDS = (StepRecord, Chunk, Reason, PoolChange, RequestInfo, KernelLaunch, WorkItem, Supplement, RequestMetrics)
 BEGINNING = """# Fields by name
 
 The settings of a configuration and the fields of a record, written from the docstrings by `scripts/make_reference.py`.

@@ -116,6 +116,11 @@ class Reason(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def __str__(self) -> str:
         return describe(self)
 
+    def __repr__(self) -> str:
+        names, defaults = self.__struct_fields__, self.__struct_defaults__
+        given = [(name, getattr(self, name), default) for name, default in zip(names, defaults)]
+        return f"Reason({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
+
 
 UNKNOWN = Reason()
 """The reason of a request about which a record does not know more."""
