@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from trace_checks import said
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
 from workbench import simulate
+from workbench.readings.narrate import shown
 from workbench.viz.layout.columns import columns_of
 
 
@@ -76,7 +76,7 @@ def test_the_browser_holds_every_number_of_the_trace(page_of, long_trace, part):
         pool = trace.pool_state(index)
         assert drawn["pool"] == pool.state.tolist() and drawn["references"] == pool.ref_count.tolist()
         assert drawn["events"] == [[e.kind, e.request_id, e.reason] for e in record.events]
-        assert dict(drawn["why"]) == said(record)
+        assert dict(drawn["why"]) == {rid: shown(reason) for rid, reason in record.not_scheduled.items()}
         running = {requests[i] for i, state in enumerate(drawn["states"]) if state == "running"}
         assert running == set(record.running) - set(record.finished)
 

@@ -13,6 +13,7 @@ from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random
 
 from workbench import simulate
 from workbench.analysis.miss import Misses
+from workbench.readings.narrate import shown
 from workbench.trace import Supplement, Trace
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (
@@ -40,7 +41,7 @@ def check_packet(trace, header, arrays, first, last):
         assert arrays["free_blocks"][row] == record.free_blocks
         assert arrays["num_chunks"][row] == len(record.chunks)
         why = arrays["waiting_reason"][row]
-        assert (header["reasons"][why]["sentence"] if why >= 0 else "") == str(record.waiting_reason or "")
+        assert (header["reasons"][why]["sentence"] if why >= 0 else "") == shown(record.waiting_reason)
         for chunk in record.chunks:
             at = position["chunk"]
             position["chunk"] += 1
