@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal
 
+from workbench.ground.compatibility import check_compatible
 from workbench.ground.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
 from workbench.speculation import Speculation
 from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
@@ -156,6 +157,7 @@ class EngineConfig(_Frozen):
                 self._keep(**{name: integer(name, value, 1, high)})
         self._check_partial_prefills()
         self._check_steps_ahead()
+        check_compatible(self, "configuration")
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -174,9 +176,6 @@ class EngineConfig(_Frozen):
             self._keep(prefix_cache_retention_interval=interval)
         if all(group.kind == "full_attention" for group in groups) and len(groups) == 1:
             return
-        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
-            if (value := getattr(self, name)) is not None:
-                raise ValueError(f"{name}={value} does not work together with kv_cache_groups: set it to None")
         if self.enable_prefix_caching and any(group.kind == "mamba" for group in groups):
             unit = math.gcd(*[group.block_size for group in groups])
             coarse = [group for group in groups if group.kind == "sliding_window" and group.block_size != unit]
@@ -188,20 +187,13 @@ class EngineConfig(_Frozen):
                 )
 
     def _check_steps_ahead(self) -> None:
-        """Check asynchronous scheduling and speculation, and refuse what does not work together with them."""
+        """Check asynchronous scheduling and speculation."""
         speculation = Speculation.checked(self.num_speculative_tokens, self.speculative)
         self._keep(
             async_scheduling=flag("async_scheduling", self.async_scheduling),
             num_speculative_tokens=speculation.num_tokens,
             speculative=None if self.speculative is None else dict(self.speculative),
         )
-        on = [name for name in ("async_scheduling", "num_speculative_tokens") if getattr(self, name)]
-        for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
-            if on and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} does not work together with {on[0]}={getattr(self, on[0])}: "
-                    f"set {name} to None, or turn {on[0]} off"
-                )
         if speculation.num_draft_slots and self.max_num_batched_tokens < 2:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} leaves no row for a token: the method "
@@ -225,12 +217,6 @@ class EngineConfig(_Frozen):
         self._keep(max_num_partial_prefills=num, max_long_partial_prefills=long)
         if self.enable_chunked_prefill:
             return
-        for name, most in (("max_num_partial_prefills", 1), ("long_prefill_token_threshold", 0)):
-            if (value := getattr(self, name) or 0) > most:
-                raise ValueError(
-                    f"{name}={value} splits prompts over steps, which enable_chunked_prefill=False forbids: "
-                    f"use at most {most}, or turn chunked prefill on"
-                )
         if (self.max_model_len or 0) > self.token_budget:
             raise ValueError(
                 f"max_model_len={self.max_model_len} is over the token budget of {self.token_budget}: with "
@@ -263,6 +249,11 @@ class EngineConfig(_Frozen):
     def token_budget(self) -> int:
         """Tokens the scheduler may hand out in a step."""
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    @property
+    def longest_chunk(self) -> int:
+        """Maximum number of tokens of one request in a step: the budget, less the row of the proposer of drafts."""
+        return min(self.token_budget, self.max_num_batched_tokens - self.speculation.num_draft_slots)
 
     @property
     def num_pool_blocks(self) -> int:

@@ -407,7 +407,7 @@ def test_drafts_are_sent_with_the_rows_whose_logits_are_wanted(leading):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"async_scheduling": True}, "async_scheduling=True does not work over several ranks"),
+        ({"async_scheduling": True}, "async_scheduling=True does not work with several ranks"),
         (
             {"num_speculative_tokens": 2, "speculative": {"method": "draft_model", "num_layers": 1}},
             "draft_model.*ranks",
@@ -417,7 +417,7 @@ def test_drafts_are_sent_with_the_rows_whose_logits_are_wanted(leading):
 def test_steps_ahead_over_several_ranks_are_refused_by_name(leading, config, message):
     with pytest.raises(ValueError, match=message):
         leading(CONFIG.replace(**config))
-    with pytest.raises(ValueError, match="does not work for engines in lockstep"):
+    with pytest.raises(ValueError, match="does not work with engines in lockstep"):
         LockstepEngine(tiny_loaded_model("llama"), None, None, CONFIG.replace(**config))
 
 

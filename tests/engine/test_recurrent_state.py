@@ -201,8 +201,14 @@ def test_views_of_a_model_without_attention(models):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_speculative_tokens": 2}, r"num_speculative_tokens=2 does not work here.*recurrent.*set it to 0"),
-        ({"max_num_partial_prefills": 2}, r"max_num_partial_prefills=2 does not work here.*set it to None"),
+        (
+            {"num_speculative_tokens": 2},
+            "num_speculative_tokens=2 .* recurrent layers.*num_speculative_tokens to 0",
+        ),
+        (
+            {"max_num_partial_prefills": 2},
+            "max_num_partial_prefills=2 .* recurrent layers.*set it to None",
+        ),
         ({"kv_cache_groups": [{"kind": "full_attention"}]}, r"kv_cache_groups=.*leave it out"),
     ],
 )

@@ -49,8 +49,8 @@ def test_limits_of_a_chunk_are_named():
 
 
 def test_a_prompt_that_max_model_len_cuts_stops_without_an_end():
-    """An engine refuses such a prompt; the scheduler alone does as vLLM's."""
-    scheduler = make_scheduler(max_num_batched_tokens=6, max_model_len=10)
+    """An engine refuses such a prompt; vLLM's scheduler does as this one."""
+    scheduler = make_scheduler(max_num_batched_tokens=6, max_model_len=10, as_vllm=True)
     add(scheduler, "a", 12)
     add(scheduler, "b", 4, max_tokens=2)
     records = [step(scheduler) for _ in range(4)]

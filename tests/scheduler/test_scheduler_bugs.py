@@ -204,7 +204,7 @@ def test_b11_sampled_tokens_are_one_per_chunk_with_gaps_kept():
 
 def test_b12_a_step_without_tokens_still_reports_what_happened():
     """Queues that are drained by a step that produces nothing must be drained into its record."""
-    scheduler = make_scheduler(num_blocks=5)
+    scheduler = make_scheduler(num_blocks=5, as_vllm=True)
     add(scheduler, "big", 30)
     add(scheduler, "gone", 4)
     scheduler.abort_request("gone")

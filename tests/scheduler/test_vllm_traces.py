@@ -15,8 +15,15 @@ def test_there_are_recordings():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_field_equals_vllm(name):
-    expected, end = read_trace(name)
-    trace = simulate(DATA / "workloads" / f"{name}.json")
+    compare(simulate(DATA / "workloads" / f"{name}.json", as_vllm=True), *read_trace(name))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if read_trace(name)[1]["end"] == "done"])
+def test_what_vllm_finishes_is_the_same_without_as_vllm(name):
+    compare(simulate(DATA / "workloads" / f"{name}.json"), *read_trace(name))
+
+
+def compare(trace, expected, end):
     assert len(trace) == len(expected)
     for record, step in zip(trace, expected, strict=True):
         assert as_vllm(record) == step, f"step {record.step}"
@@ -57,5 +64,5 @@ def test_recordings_are_of_the_rules_that_are_implemented(name):
 def test_another_configuration_is_told_apart(name, change):
     """The comparison is able to fail: each of these settings shows in the recording."""
     expected, _ = read_trace(name)
-    trace = simulate(DATA / "workloads" / f"{name}.json", config=change, max_steps=100)
+    trace = simulate(DATA / "workloads" / f"{name}.json", config=change, as_vllm=True, max_steps=100)
     assert [as_vllm(record) for record in trace] != expected

@@ -123,7 +123,12 @@ def test_ends():
     assert (done.end, len(done)) == ("done", 3)
     cut = simulate(one(max_tokens=30), max_steps=5)
     assert (cut.end, len(cut)) == ("max_steps", 5)
-    stuck = simulate({"config": {"num_blocks": 2, "block_size": 4}, **one()})
+    too_large = {"config": {"num_blocks": 2, "block_size": 4}, **one()}
+    with pytest.raises(
+        ValueError, match=r"num_blocks=2 is too small for request 'a': 5 prompt tokens.*raise num_blocks"
+    ):
+        simulate(too_large)
+    stuck = simulate(too_large, as_vllm=True)
     assert (stuck.end, len(stuck)) == ("stuck", 4)
     assert said(stuck[-1]) == {"a": "no free KV blocks: needs 2 for 5 tokens, 1 free"}
     with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
@@ -154,7 +159,8 @@ def test_time_passes_behind_a_request_that_can_never_run():
                 {"id": "too large", "prompt": {"len": 100}, "arrival_time": 0.0},
                 {"id": "later", "prompt": {"len": 4}, "arrival_time": 50.0},
             ],
-        }
+        },
+        as_vllm=True,
     )
     assert trace.end == "stuck" and len(trace) < 20
     assert trace[-1].waiting == ("too large", "later") and trace[-1].time >= 50

@@ -167,7 +167,8 @@ def test_the_time_line_is_bounded_and_adds_up():
 def test_ends():
     too_long = [timed_arrival("a", [1] * 50, 2, 0.0), timed_arrival("b", [2] * 9000, 2, 0.0)]
     too_long.append(timed_arrival("c", [3] * 5, 2, 9.0))
-    assert simulate_at_scale(CONFIG, too_long, MODEL).end == "stuck"
+    with pytest.raises(ValueError, match=r"num_blocks=.* is too small for request 'b'"):
+        simulate_at_scale(CONFIG, too_long, MODEL)
     given_up = [replace(too_long[1], abort_step=40), too_long[2]]
     assert simulate_at_scale(CONFIG, given_up, MODEL).end == "done"
     summary = simulate_at_scale(CONFIG, requests(), MODEL, max_steps=7)

@@ -14,7 +14,7 @@ from workbench.simulation.workload import made_up_token
 from workbench.trace import StepRecord
 
 
-def make_scheduler(**fields: Any) -> Scheduler:
+def make_scheduler(*, as_vllm: bool = False, **fields: Any) -> Scheduler:
     """A small scheduler that checks the laws, with round numbers; prefix caching is off by default."""
     defaults = {
         "max_num_batched_tokens": 64,
@@ -23,7 +23,7 @@ def make_scheduler(**fields: Any) -> Scheduler:
         "num_blocks": 65,
         "enable_prefix_caching": False,
     }
-    return CheckedScheduler(EngineConfig(**{**defaults, **fields}), clock=lambda: 0.0)
+    return CheckedScheduler(EngineConfig(**{**defaults, **fields}), clock=lambda: 0.0, as_vllm=as_vllm)
 
 
 def tokens(count: int, seed: str = "x") -> list[int]:

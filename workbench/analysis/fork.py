@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import StepCost
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -33,7 +35,8 @@ def fork(
     requests arrive at their recorded times. A request that had ended gets the recorded tokens and ends with the same
     one; on a clock, one that was aborted gets as many. Any other request continues to its ``max_tokens`` with made-up
     tokens. Drafts are accepted as often as they were in the recording; with another number
-    of drafts this is an estimate, and the source of the trace says so.
+    of drafts this is an estimate, and the source of the trace says so. A recording of vLLM is simulated with
+    ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is "stuck".
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -48,7 +51,7 @@ def fork(
 
     Raises:
         ValueError: at_step is outside the trace, the trace does not begin at step 0, a field or a request is unknown,
-            or a value is outside its range.
+            a value is outside its range, no schedule can serve a request, or vLLM's engine would end.
 
     Example:
         >>> from workbench import simulate
@@ -90,16 +93,34 @@ def fork(
         model=trace.meta.model,
         versions=trace.meta.versions,
     )
-    return simulate_requests(
-        recorded if at_step else changed,
-        arrivals,
-        past.sample_token,
-        config_at={at_step: changed} if at_step else {},
-        cost_model=_RecordedThenModel(trace, at_step, cost_model) if cost_model is not None and at_step else cost_model,
-        policy=policy,
-        meta=meta,
-        max_steps=max(MAX_STEPS, 10 * len(trace)),
-    )
+    try:
+        forked = simulate_requests(
+            recorded if at_step else changed,
+            arrivals,
+            past.sample_token,
+            config_at={at_step: changed} if at_step else {},
+            cost_model=_RecordedThenModel(trace, at_step, cost_model) if cost_model and at_step else cost_model,
+            policy=policy,
+            as_vllm=trace.meta.source.startswith("vllm "),
+            meta=meta,
+            max_steps=max(MAX_STEPS, 10 * len(trace)),
+        )
+    except RuntimeError as assertion:
+        raise ValueError(f"this setting would hang: vLLM's engine ends with {assertion}") from None
+    if hang := why_hung(forked):
+        forked.meta = msgspec.structs.replace(meta, source=f"{source}; {hang}")
+    return forked
+
+
+def why_hung(trace: Trace) -> str:
+    """A sentence if a simulated run did not end, with the first request that waits for ever; "" if it did."""
+    if trace.end == "done" or not len(trace):
+        return ""
+    last = trace[-1]
+    for request_id, reason in last.not_scheduled.items():
+        return f"this setting would hang: {request_id} waits for ever: {reason}"
+    names = ", ".join([*last.running, *last.waiting])
+    return f"this setting would hang: {names} had not ended after {len(trace)} steps"
 
 
 def recorded_config(trace: Trace) -> EngineConfig:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.fork import fork, is_acceptance_estimated, recorded_config
+from workbench.analysis.fork import fork, is_acceptance_estimated, recorded_config, why_hung
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.costs.drift import Drift
@@ -227,8 +227,8 @@ class Predictor:
 
     def _notes(self, trace: Trace, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
-        if trace.end != "done":
-            notes.append(f"the simulation ended early ({trace.end}): some requests never finish under this setting")
+        if hang := why_hung(trace):
+            notes.append(hang)
         if self.report is not None:
             notes += _extrapolations(trace, self.report.largest)
         if is_acceptance_estimated(recorded_config(self.trace), recorded_config(trace)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.fork import recorded_config
+from workbench.analysis.fork import recorded_config, why_hung
 from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
 from workbench.costs.cost_model import CostModel
 from workbench.ground.attached import picture
@@ -271,7 +271,7 @@ def tune(
             rows.append(settings | {"error": str(problem), "end": "invalid"})
             continue
         values = values_of(run)
-        rows.append(settings | values | {"error": "", "end": run.end, "score": score(values, limits)})
+        rows.append(settings | values | {"error": why_hung(run), "end": run.end, "score": score(values, limits)})
         if run.end == "done":
             scored.append((score(values, limits), changes))
     if not scored:

@@ -14,6 +14,7 @@ from workbench.distributed.link import Link, open_link
 from workbench.distributed.ranks import LeadingRunner, follow
 from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
+from workbench.ground.compatibility import RANKS
 from workbench.models.load import LoadedModel, load_model
 
 
@@ -27,19 +28,11 @@ class ShardedEngine(Engine):
         **options: See `Engine`.
     """
 
+    _situations = (RANKS,)
+
     def __init__(self, model: LoadedModel, link: Link, config: EngineConfig | None = None, **options: Any) -> None:
         self._link = link
         super().__init__(model, config, **options)
-
-    def _check_features(self, config: EngineConfig) -> None:
-        super()._check_features(config)
-        if config.async_scheduling:
-            raise ValueError("async_scheduling=True does not work over several ranks: set it to False")
-        if config.num_speculative_tokens and config.speculation.method == "draft_model":
-            raise ValueError(
-                'speculative={"method": "draft_model"} does not work over several ranks, which share one model: '
-                'use "ngram"'
-            )
 
     def _make_runner(self) -> ModelRunner:
         return LeadingRunner(self.model, self.config, self._link)

@@ -20,6 +20,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.step import Step
+from workbench.ground.compatibility import LOCKSTEP
 from workbench.models.load import LoadedModel
 
 
@@ -110,6 +111,7 @@ class LockstepEngine(Engine):
     """
 
     _step: LockstepStep
+    _situations = (LOCKSTEP,)
 
     def __init__(
         self,
@@ -122,12 +124,6 @@ class LockstepEngine(Engine):
         self._group = group
         self._link = link
         super().__init__(model, config, **options)
-
-    def _check_features(self, config: EngineConfig) -> None:
-        super()._check_features(config)
-        for name in ("async_scheduling", "num_speculative_tokens"):
-            if value := getattr(config, name):
-                raise ValueError(f"{name}={value} does not work for engines in lockstep: leave it out")
 
     def _make_runner(self) -> ModelRunner:
         # Layers that wait for each other run on all ranks or on none.

@@ -16,6 +16,7 @@ from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import SampledToken
 from workbench.engine.step import Computed, Step, Stopwatch
 from workbench.engine.thread import EngineThread
+from workbench.ground.compatibility import PHASES, excluded
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.trace import StepRecord
 
@@ -131,7 +132,8 @@ class AsyncStepper:
         Raises:
             ValueError: Always.
         """
-        raise ValueError("step_into() needs async_scheduling=False: with it the phases of two steps overlap")
+        config = self.step.scheduler.config
+        raise ValueError(next(excluded(config, "call", PHASES)).sentence(config))
 
     def give_up(self) -> None:
         """Wait for the model, and drop the output of the batch in flight."""

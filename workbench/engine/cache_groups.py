@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from workbench.config import EngineConfig
+from workbench.ground.compatibility import GROUPS, ONE_TABLE, STATES, check_compatible, excluded
 from workbench.models.layer_cache import LayerKV
 from workbench.models.state_cache import LayerState
 
@@ -42,7 +43,10 @@ def choose_groups(
     given = [(group.kind, group.sliding_window) for group in config.cache_groups]
     has_states = ("mamba", 0) in needed
     if given == ONE_GROUP and not has_states:
-        if config.kv_cache_groups is not None or one_table or needed == ONE_GROUP or _needs_one_table(config):
+        off = next(excluded(config, "off", GROUPS, *([ONE_TABLE] if one_table else [])), None)
+        if config.kv_cache_groups is not None or needed == ONE_GROUP or off is not None:
+            if off is not None and needed != ONE_GROUP:
+                log.info("sliding windows become full attention: %s", off.sentence(config))
             return config, [0] * len(caches)
     elif config.kv_cache_groups is not None and (given != needed or one_table):
         hint = "" if has_states else ', or give [{"kind": "full_attention"}] to keep every token in every layer'
@@ -58,31 +62,15 @@ def choose_groups(
     return config.replace(kv_cache_groups=made), [group_of[index] for index in range(len(caches))]
 
 
-def _needs_one_table(config: EngineConfig) -> bool:
-    """Whether a setting works with one block table per request only."""
-    drafts = config.num_speculative_tokens > 0 and config.speculation.method == "draft_model"
-    partial = (config.max_num_partial_prefills, config.max_long_partial_prefills)
-    return drafts or any(limit is not None for limit in partial)
-
-
 def _for_states(config: EngineConfig, one_table: bool) -> EngineConfig:
     """The configuration for a model with recurrent layers.
 
     Raises:
         ValueError: A setting does not work with them; the message names it.
     """
-    why = "the model has recurrent layers"
-    if one_table:
-        raise ValueError(f"{why}: it cannot run over several ranks, nor draft tokens for another model")
-    for name, reason in (
-        ("num_speculative_tokens", "a state cannot be taken back to the token before a rejected draft; set it to 0"),
-        ("max_num_partial_prefills", "its limits know one block table only; set it to None"),
-        ("max_long_partial_prefills", "its limits know one block table only; set it to None"),
-    ):
-        if value := getattr(config, name):
-            raise ValueError(f"{name}={value} does not work here: {why}, and {reason}")
-    if config.enable_prefix_caching:
-        log.warning("enable_prefix_caching becomes False: %s, whose states are not kept for other requests", why)
+    check_compatible(config, "engine", STATES, *([ONE_TABLE] if one_table else []))
+    for exclusion in excluded(config, "off", STATES):
+        log.warning("enable_prefix_caching becomes False: %s", exclusion.sentence(config))
         config = config.replace(enable_prefix_caching=False)
     return config
 

@@ -27,6 +27,7 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
+from workbench.ground.compatibility import ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
@@ -86,6 +87,8 @@ class Engine(Shortcuts):
         'length'
     """
 
+    _situations: tuple[Feature, ...] = ()
+
     def __init__(
         self,
         model: str | Path | LoadedModel = "smollm2",
@@ -111,7 +114,7 @@ class Engine(Shortcuts):
         if keep_steps is not None:
             integer("keep_steps", keep_steps, MIN_KEEP_STEPS, 2**31 - 1)
         config = with_method(config, draft_model, proposer)
-        self._check_features(config)
+        check_compatible(config, "engine", ENGINE, *self._situations)
         self._thread = EngineThread("workbench-engine")
         self._given_clock, self._started = clock, 0.0
         self._started = self._clock()
@@ -169,15 +172,6 @@ class Engine(Shortcuts):
                 log.error("a law is broken: %s", each)
 
         return CheckedScheduler(self.config, clock=self._clock, policy=policy, on_broken=report)
-
-    def _check_features(self, config: EngineConfig) -> None:
-        """Refuse a configuration that this kind of engine cannot serve; an engine over several ranks refuses more.
-
-        Raises:
-            ValueError: The message names the field.
-        """
-        if config.async_scheduling and config.shadow_metal is not None:
-            raise ValueError("shadow_metal needs async_scheduling=False: it copies one step at a time")
 
     def _make_runner(self) -> ModelRunner:
         """Make the model runner; an engine over several ranks has another."""

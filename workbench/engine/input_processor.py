@@ -8,6 +8,7 @@ from typing import Any
 from workbench.config import EngineConfig, SamplingParams
 from workbench.ground.cache_salt import check_salt
 from workbench.models.load import LoadedModel
+from workbench.scheduler.admission import check_servable
 
 
 def make_config(config: EngineConfig | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> EngineConfig:
@@ -124,12 +125,4 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
             f"prompt has {len(token_ids)} tokens; max_model_len={limit} leaves room for {limit - 1} and one "
             "output token: shorten the prompt or raise max_model_len"
         )
-    longest = min(len(token_ids) + sampling.max_tokens, limit)
-    # The last sampled token is returned but never fed to the model, so it needs no KV.
-    needed = config.max_blocks_of(longest - 1)
-    if needed > config.num_usable_blocks:
-        raise ValueError(
-            f"num_blocks={config.num_blocks} is too small for this request: {len(token_ids)} prompt tokens and "
-            f"max_tokens={sampling.max_tokens} need {needed} blocks of {config.block_size}, the pool has "
-            f"{config.num_usable_blocks}: shorten the prompt, lower max_tokens or raise num_blocks"
-        )
+    check_servable(config, len(token_ids), sampling.max_tokens)

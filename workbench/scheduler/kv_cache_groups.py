@@ -94,11 +94,9 @@ class GroupManager(ABC):
     Attributes:
         hashes_per_block: Hashes of a request's tokens per block.
         max_admission_blocks: Maximum number of blocks that the check of a whole request counts; None for no cap.
-        num_extra_slots: Slots that a request needs beside those of its tokens.
     """
 
     max_admission_blocks: int | None = None
-    num_extra_slots = 0
 
     def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
         self.index = index
@@ -123,6 +121,10 @@ class GroupManager(ABC):
         """Blocks at the beginning of a table that no row after ``num_computed`` tokens reads."""
         return 0
 
+    def num_scratch(self, request: Request) -> int:
+        """Blocks that a request holds beside those of its tokens."""
+        return 0
+
     def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
         """Blocks that a running request lacks.
 
@@ -131,14 +133,14 @@ class GroupManager(ABC):
             num_slots: Tokens with the slots that the proposer of drafts writes behind them.
             num_tokens: Tokens alone.
         """
-        required = -(-(num_slots + self.num_extra_slots) // self.block_size)
+        required = -(-num_slots // self.block_size) + self.num_scratch(request)
         return max(0, required - len(request.block_tables[self.index]))
 
     def num_admission_blocks(
         self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
     ) -> int:
         """Free blocks that an admission takes, those of its hit that nobody holds included."""
-        required = -(-(num_slots + self.num_extra_slots) // self.block_size)
+        required = -(-num_slots // self.block_size) + self.num_scratch(request)
         if whole and self.max_admission_blocks is not None:
             required = min(required, self.max_admission_blocks)
         skipped, cached = self.num_skipped_blocks(hit.num_tokens), hit.blocks[self.index]
@@ -335,9 +337,9 @@ class RecurrentState(GroupManager):
     Its one block, and one more for each draft, lasts until the request ends.
     """
 
-    def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
-        super().__init__(index, group, shared, drops_last_block)
-        self.num_extra_slots = shared.num_drafts * self.block_size
+    def num_scratch(self, request: Request) -> int:
+        """A block for the state after each draft."""
+        return 0 if request.frugal else self._num_drafts
 
     def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
         """No hit."""
@@ -370,7 +372,7 @@ class CachedState(RecurrentState):
 
     def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
         """No more than one block; less than none after drafts were rejected."""
-        return min(self._num_places(num_tokens) - len(request.block_tables[self.index]), 1)
+        return min(self._num_places(request, num_tokens) - len(request.block_tables[self.index]), 1)
 
     def num_admission_blocks(
         self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
@@ -379,23 +381,24 @@ class CachedState(RecurrentState):
         cached = hit.blocks[self.index]
         if cached and self._pool.hash_of(cached[-1]) in self.fresh:
             return self._pool.num_blocks + 1
-        required = self._num_places(num_tokens) - len(cached)
-        return min(required, 1 + self._num_drafts) + self._pool.num_free_among(cached)
+        required = self._num_places(request, num_tokens) - len(cached)
+        return min(required, 1 + self.num_scratch(request)) + self._pool.num_free_among(cached)
 
-    def _num_places(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size) + self._num_drafts
+    def _num_places(self, request: Request, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) + self.num_scratch(request)
 
     def allocate(self, request: Request, num_slots: int, num_tokens: int) -> tuple[list[int], Sequence[int]]:
         """Append places up to the state that is written, move the blocks of the drafts behind it, and add blocks."""
-        table, required = request.block_tables[self.index], self._num_places(num_tokens)
+        table, num_scratch = request.block_tables[self.index], self.num_scratch(request)
+        required = self._num_places(request, num_tokens)
         num_before = len(table)
         if required <= num_before:
             return [], ()
-        num_skipped = required - self._num_drafts - 1
+        num_skipped = required - num_scratch - 1
         appended = [0] * (num_skipped - num_before)
         moved: list[int] = []
         if request.status == "running":
-            moved = [place for place in range(num_before - self._num_drafts, num_before) if place < num_skipped]
+            moved = [place for place in range(num_before - num_scratch, num_before) if place < num_skipped]
             if moved:
                 table = request.block_tables[self.index] = table.copy()
             for place in moved:

@@ -134,14 +134,16 @@ class KVCacheManager:
 
     def num_new_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a running request lacks for its first ``num_tokens`` tokens and its proposer's lookahead."""
-        num_slots = self._num_slots(num_tokens) if self._num_lookahead_tokens else num_tokens
+        num_slots = self._num_slots(request, num_tokens) if self._num_lookahead_tokens else num_tokens
         if self.is_plain:
             num_blocks = -(-num_slots // self.block_size) - len(request.block_tables[0])
             return num_blocks if num_blocks > 0 else 0
         return sum([group.num_new_blocks(request, num_slots, num_tokens) for group in self.groups])
 
-    def _num_slots(self, num_tokens: int) -> int:
+    def _num_slots(self, request: Request, num_tokens: int) -> int:
         """Slots for this many tokens with those that the proposer of drafts writes behind them."""
+        if request.frugal:
+            return num_tokens
         return max(num_tokens, min(num_tokens + self._num_lookahead_tokens, self._max_model_len))
 
     def remove_skipped_blocks(self, request: Request) -> list[Sequence[int]]:
@@ -177,7 +179,7 @@ class KVCacheManager:
             blocks = self.block_pool.get_new_blocks(self.num_new_blocks(request, num_tokens))
             request.block_tables[0] += blocks
             return tuple(blocks), ()
-        num_slots = self._num_slots(num_tokens)
+        num_slots = self._num_slots(request, num_tokens)
         changes = []
         for index, group in enumerate(self.groups):
             appended, moved = group.allocate(request, num_slots, num_tokens)
@@ -209,7 +211,7 @@ class KVCacheManager:
 
         The last token is never taken from the cache: its row has to run, because its logits are needed.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or (request.frugal and self._states):  # a state of a hit is one block more
             return self._no_hit
         num_tokens = len(request.token_ids)
         if self.is_plain:
@@ -343,11 +345,11 @@ class KVCacheManager:
         reserve = self._num_watermark_blocks if others_run else 0
         num_free = self.num_free_blocks
         whole = len(request.token_ids)
-        if self._admit_whole_requests:
+        if self._admit_whole_requests and not request.frugal:
             needed = self._num_admission_blocks(request, whole, whole, hit, whole=True)
             if needed > num_free - reserve:
                 return self._refusal(needed, whole, reserve)
-        needed = self._num_admission_blocks(request, self._num_slots(num_tokens), num_tokens, hit, whole=False)
+        needed = self._num_admission_blocks(request, self._num_slots(request, num_tokens), num_tokens, hit, whole=False)
         return None if needed <= num_free - reserve else self._refusal(needed, num_tokens, reserve)
 
     def _num_admission_blocks(

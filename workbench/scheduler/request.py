@@ -53,6 +53,10 @@ class Request:
         num_stale_output_tokens: Those of them that were scheduled before its latest preemption.
         overtaking_limit: Maximum number of prefill tokens that the scheduler may have computed in all when this prompt
             is complete, once it has been passed over (``workbench.scheduler.partial_prefills``); None before.
+        frugal: It is computed without drafts and with as few blocks as possible, because it cannot be served otherwise
+            (docs/limits.md).
+        furthest: The most tokens known, and computed, when it lost its blocks although no other request ran.
+        num_lost_in_vain: Times in a row that it has lost them so and had come no further.
         cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
         stop_token_ids: Tokens that end the request: its own, and the model's unless ``ignore_eos``.
     """
@@ -93,6 +97,9 @@ class Request:
         self.num_in_flight_tokens = 0
         self.num_stale_output_tokens = 0
         self.overtaking_limit: int | None = None
+        self.frugal = False
+        self.furthest = (0, 0)
+        self.num_lost_in_vain = 0
         self.cache_salt = cache_salt
         eos = () if sampling.ignore_eos else eos_token_ids
         self.stop_token_ids: frozenset[int] = frozenset((*sampling.stop_token_ids, *eos))

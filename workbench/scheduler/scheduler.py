@@ -17,13 +17,16 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
 from workbench.config import EngineConfig
+from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import FeatureChunk, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.kv_cache_groups import PrefixHit
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy
@@ -48,6 +51,7 @@ class Scheduler:
         config: Limits and policies. ``max_model_len=None`` sets no limit.
         clock: Returns seconds since the start of the trace; stamps each step.
         policy: Decides order, chunk sizes and victims instead of vLLM's rules; None for those.
+        as_vllm: Let a request wait for ever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
 
     Attributes:
         config: The configuration in force.
@@ -65,8 +69,10 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.perf_counter,
         policy: SchedulingPolicy | None = None,
+        as_vllm: bool = False,
     ) -> None:
         self.step = 0
+        self.as_vllm = as_vllm
         self.queues = Queues(config.policy)
         self.kv_cache = KVCacheManager(config)
         self.policy = policy
@@ -92,7 +98,8 @@ class Scheduler:
         self._takes_short_path = self.kv_cache.is_plain and not self._steps_ahead
         self._chunk_type = ScheduledChunk if self._takes_short_path else FeatureChunk
         has_states = config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups)
-        self._states = StateBoundaries(config) if has_states else None
+        longest_chunk = config.token_budget if self.as_vllm else config.longest_chunk
+        self._states = StateBoundaries(config, longest_chunk) if has_states else None
         owned = (config, self.queues, self.kv_cache)
         self.order = ServiceOrder(*owned) if self.policy is None else PolicyOrder(*owned, self.policy)
         if config.max_num_partial_prefills is None and config.max_long_partial_prefills is None:
@@ -137,16 +144,22 @@ class Scheduler:
         """True while any request waits or runs."""
         return bool(self.queues.requests)
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, *, may_wait: bool = False) -> None:
         """Queue a request for the next step.
 
+        Args:
+            request: The request.
+            may_wait: Take it even if no schedule can give it a token: it will be aborted.
+
         Raises:
-            ValueError: Its id is in use, or its prompt is empty.
+            ValueError: Its id is in use, its prompt is empty, or no schedule can give it a token.
         """
         if request.request_id in self.queues.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use: wait until it ends, or choose another")
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
+        if not (may_wait or self.as_vllm):
+            check_servable(self.config, request.num_prompt_tokens, 1, f"request {request.request_id!r}")
         request.reset_blocks(len(self.kv_cache.groups))
         self.queues.add(request)
 
@@ -198,6 +211,8 @@ class Scheduler:
         budget = self._schedule_running(batch, batch.token_budget)
         if not batch.preempted:  # blocks were short for running requests: nobody is admitted
             budget = self._schedule_waiting(batch, budget)
+        if not (queues.running or batch.preempted or self.as_vllm) and queues.waiting:
+            budget = self._unblock(batch, budget)
         if self.partial_prefills is not None:
             budget = self.partial_prefills.use_up(batch, budget, self._advance, self._schedule_waiting)
         if queues.waiting:
@@ -266,12 +281,18 @@ class Scheduler:
                 continue  # the token that is on its way is the last one, whatever becomes of the drafts
             num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected
             remaining, room = num_wanted - start, max_model_len - start - 1
+            if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
+                room = max(room, len(request.token_ids) - start)
             num_tokens, limited_by = self._chunk_size(request, remaining, batch, available, room)
-            if self._states is not None:
+            if self._states is not None and not request.frugal:
                 num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
             if num_tokens <= 0:
                 continue
+            if request.frugal and request.num_in_flight_tokens and not self._num_fitting(request, start, 1):
+                continue  # its step in flight holds blocks that it does not need after that
             removed = () if kv_cache.is_plain else kv_cache.remove_skipped_blocks(request)
+            if request.frugal and (num_fitting := self._num_fitting(request, start, num_tokens)) < num_tokens:
+                num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
             num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
             while num_new_blocks > kv_cache.num_free_blocks and request.status == "running":
                 budget += self._make_room(batch, budget, request, num_new_blocks)
@@ -313,15 +334,20 @@ class Scheduler:
             num_uncached = len(request.token_ids) - start
             refusal = None if limits is None else limits.refuse(request, num_uncached, budget)
             num_wanted = num_uncached
-            if num_uncached == 1 and self._num_drafts and (any_continued or start):
+            if num_uncached == 1 and self._num_drafts and (any_continued or start) and not request.frugal:
                 num_wanted += self._num_padding(batch, start)
-                if num_wanted > available:
+                if num_wanted > available and (queues.running or self.as_vllm):
                     refusal = self._over_budget(num_wanted, available, "padding_drafts")
-            if refusal is None and num_wanted > available and not self.config.enable_chunked_prefill:
+            may_be_split = self.config.enable_chunked_prefill or request.frugal
+            if refusal is None and num_wanted > available and not may_be_split:
                 refusal = self._over_budget(num_uncached, available, "whole_prompt")
             if refusal is None:
                 num_tokens, limited_by = self._chunk_size(request, num_wanted, batch, available)
-                if self._states is not None:
+                if request.frugal:
+                    num_fitting = self._num_fitting(request, start, num_tokens, hit)
+                    if num_fitting < num_tokens:
+                        num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
+                elif self._states is not None:
                     num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
                     if num_tokens < num_wanted and num_uncached == 1:
                         num_wanted, num_tokens = 1, min(num_tokens, 1)
@@ -350,6 +376,8 @@ class Scheduler:
             if not kv_cache.is_plain:
                 chunk.other_groups = tuple([TableChange(tuple(other)) for other in request.block_tables[1:]])
             if num_wanted > num_uncached:
+                if num_tokens < num_wanted and self.as_vllm:
+                    raise RuntimeError("assert num_new_tokens == 1 + self.num_spec_tokens")
                 chunk.drafts, chunk.is_padded = (-1,) * (num_tokens - num_uncached), True
             batch.chunks.append(chunk)
             self._advance(chunk)
@@ -370,6 +398,29 @@ class Scheduler:
         if self.policy is not None:
             return Reason("policy", "policy", self.config.policy, text=repr(self.policy))
         return UNKNOWN if self.partial_prefills is None else Reason("partial_prefills", rule="not_considered")
+
+    def _unblock(self, batch: ScheduledBatch, budget: int) -> int:
+        """Serve the head of the queue frugally if nothing runs and it is not admitted: in vLLM it waits for ever.
+
+        Returns:
+            Tokens left in the budget.
+        """
+        head = next(iter(self.order.waiting_order(batch, budget, 1)), None)
+        if head is None or head.frugal or head.num_stale_output_tokens:
+            return budget
+        head.frugal = True
+        return self._schedule_waiting(batch, budget)
+
+    def _num_fitting(self, request: Request, start: int, num_tokens: int, hit: PrefixHit | None = None) -> int:
+        """Tokens of a chunk for which blocks are free; ``hit`` is given for an admission."""
+        kv_cache = self.kv_cache
+
+        def lacks(count: int) -> bool:
+            if hit is not None:
+                return kv_cache.refuse(request, hit, start + count, others_run=bool(self.queues.running)) is not None
+            return kv_cache.num_new_blocks(request, start + count) > kv_cache.num_free_blocks
+
+        return bisect_left(range(1, num_tokens + 1), True, key=lacks)
 
     def _available(self, batch: ScheduledBatch, budget: int) -> int:
         """Tokens that the next chunk may have: the rest of the budget, less the rows of the proposer of drafts."""
@@ -418,7 +469,7 @@ class Scheduler:
             request.num_in_flight_tokens += chunk.num_tokens
             if chunk.samples:
                 request.num_output_placeholders += 1 + len(chunk.drafts)
-                request.draft_token_ids = (-1,) * self._num_drafts
+                request.draft_token_ids = () if request.frugal else (-1,) * self._num_drafts
 
     def _make_room(self, batch: ScheduledBatch, budget: int, request: Request, num_blocks: int) -> int:
         """Preempt a running request, and take its chunk out of the batch if it has one already.
@@ -461,10 +512,20 @@ class Scheduler:
             if chunk.other_groups:
                 batch.unscheduled_changes[victim.request_id] = chunk.other_groups
             batch.chunks.remove(chunk)
+        if len(self.queues.running) == 1 and not self.as_vllm:
+            self._note_loss(victim)
         self._preempt(victim)
         batch.preempted.append(victim.request_id)
         batch.preempt_reasons[victim.request_id] = reason
         return refund
+
+    def _note_loss(self, request: Request) -> None:
+        """Note that a request loses its blocks to itself; vLLM lets it do so for ever."""
+        reached = (len(request.token_ids), request.num_kv_computed)
+        request.num_lost_in_vain = request.num_lost_in_vain + 1 if reached <= request.furthest else 0
+        request.furthest = max(reached, request.furthest)
+        # The prefix cache may still help the second time.
+        request.frugal |= request.num_lost_in_vain == 2
 
     def _preempt(self, victim: Request) -> None:
         """Take all blocks from a running request and let it wait; it keeps its output and computes it again."""
@@ -603,7 +664,7 @@ class Scheduler:
                 )
         for request_id, tokens in drafts.items():
             request = self.queues.requests.get(request_id)
-            if request is not None and request.status == "running" and not request.is_prefill:
+            if request is not None and request.status == "running" and not (request.is_prefill or request.frugal):
                 request.draft_token_ids = tokens
 
     def fail(self, batch: ScheduledBatch) -> ScheduledBatch:

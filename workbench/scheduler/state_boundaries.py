@@ -14,12 +14,14 @@ class StateBoundaries:
 
     Args:
         config: A configuration with a group of recurrent state, and with prefix caching.
+        longest_chunk: Maximum number of tokens of a request in a step. vLLM takes the whole budget for it, and waits
+            for ever for a block of that size if the proposer of drafts has a row of it.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, longest_chunk: int) -> None:
         self._block_size = config.block_size
         threshold = config.long_prefill_token_threshold
-        self._longest_chunk = min(config.token_budget, threshold) if threshold else config.token_budget
+        self._longest_chunk = min(longest_chunk, threshold) if threshold else longest_chunk
         self._drops_last_block = config.speculation.drops_last_cached_block
 
     def shorten(self, request: Request, start: int, num_tokens: int) -> int:

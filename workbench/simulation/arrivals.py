@@ -17,8 +17,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from workbench.config import SamplingParams
+from workbench.config import EngineConfig, SamplingParams
 from workbench.ground.field_checks import integer, json_object, number, shown
+from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 
@@ -74,6 +75,31 @@ class Arrival:
             arrival_step=self.arrival_step,
             cache_salt=self.cache_salt,
         )
+
+    def check_servable(self, config: EngineConfig, sample_token: Callable[[Request], int]) -> None:
+        """Refuse a request that no schedule can serve, unless it is aborted.
+
+        Args:
+            config: The configuration.
+            sample_token: Gives its next token: it may end before ``max_tokens``.
+
+        Raises:
+            ValueError: The message names the field that is too small.
+        """
+        if self.abort_step is not None:
+            return
+        name = f"request {self.request_id!r}"
+        try:
+            check_servable(config, len(self.prompt_token_ids), self.sampling.max_tokens, name)
+        except ValueError:
+            if not self.sampling.stop_token_ids:
+                raise
+            request = self.to_request()
+            while request.num_output_tokens < self.sampling.max_tokens:
+                request.token_ids.append(sample_token(request))
+                if request.token_ids[-1] in request.stop_token_ids:
+                    break
+            check_servable(config, request.num_prompt_tokens, request.num_output_tokens, name)
 
 
 def arrival_order(arrival: Arrival) -> tuple[int, float]:

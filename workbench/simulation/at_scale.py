@@ -8,7 +8,7 @@ keyframe, so that every view can show the interesting part of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -221,8 +221,11 @@ def simulate_at_scale(
 
     Returns:
         The summary.
+
+    Raises:
+        ValueError: No schedule can serve a request.
     """
-    run = SimulatedRun(config, iter(arrivals), cost_model, policy)
+    run = SimulatedRun(config, _servable(arrivals, config), cost_model, policy)
     summing = _Summing(run, policy, record_steps)
     summary = summing.summary
     with progress_bar(total, "simulation", "request", shown=progress) as bar:
@@ -239,6 +242,12 @@ def simulate_at_scale(
     summary.duration = run.now
     summary.num_output_tokens = summary.ttft.count + summary.itl.count
     return summary
+
+
+def _servable(arrivals: Iterable[Arrival], config: EngineConfig) -> Iterator[Arrival]:
+    for arrival in arrivals:
+        arrival.check_servable(config, _sample)
+        yield arrival
 
 
 class _Summing:

@@ -30,6 +30,7 @@ class SimulatedRun:
         arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; each is read when the run reaches it.
         cost_model: Gives the duration of a step; None for a run without a clock, in which no time passes.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+        as_vllm: Let requests wait for ever where vLLM does.
 
     Attributes:
         scheduler: The scheduler.
@@ -42,9 +43,11 @@ class SimulatedRun:
         arrivals: Iterator[Arrival],
         cost_model: StepCost | None,
         policy: SchedulingPolicy | None,
+        *,
+        as_vllm: bool = False,
     ) -> None:
         # Without a cost model the clock stays at 0, so that equal runs give equal traces.
-        self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy)
+        self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy, as_vllm=as_vllm)
         self.now = 0.0
         self._cost_model = cost_model
         self._arrivals = arrivals
@@ -87,7 +90,7 @@ class SimulatedRun:
             request.arrival_step = scheduler.step
             if self._cost_model is not None and arrival.arrives_at is None:
                 request.arrival_time = self.now
-            scheduler.add_request(request)
+            scheduler.add_request(request, may_wait=arrival.abort_step is not None)
             new.append(request)
             self._num_arrived += 1
             if self._num_drafts:

@@ -25,6 +25,7 @@ def simulate(
     config: EngineConfig | Mapping[str, Any] | None = None,
     cost_model: CostModel | None = None,
     policy: SchedulingPolicy | None = None,
+    as_vllm: bool = False,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> Trace:
@@ -39,14 +40,16 @@ def simulate(
         cost_model: Gives the duration of a step; None for the workload's cost model. Without either, steps take no
             time and only ``arrival_step`` says when requests arrive.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+        as_vllm: Let requests wait for ever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
         max_steps: Maximum number of steps.
         progress: Show a progress bar of finished and aborted requests.
 
     Returns:
-        The trace. Its ``end`` is "done", "stuck" (requests are left that can never be scheduled) or "max_steps".
+        The trace. Its ``end`` is "done", "stuck" (requests are left that are never scheduled) or "max_steps".
 
     Raises:
-        ValueError: The workload or the configuration is malformed.
+        ValueError: The workload or the configuration is malformed, or no schedule can serve a request.
+        RuntimeError: An assertion of vLLM ends its engine here; with ``as_vllm`` only.
 
     Example:
         >>> trace = simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 2}]})
@@ -58,7 +61,14 @@ def simulate(
         config = workload_config.replace(**(config or {}))
 
     return simulate_requests(
-        config, arrivals, next_token, cost_model=cost_model, policy=policy, max_steps=max_steps, progress=progress
+        config,
+        arrivals,
+        next_token,
+        cost_model=cost_model,
+        policy=policy,
+        as_vllm=as_vllm,
+        max_steps=max_steps,
+        progress=progress,
     )
 
 
@@ -75,6 +85,7 @@ def simulate_requests(
     config_at: Mapping[int, EngineConfig] = MappingProxyType({}),
     cost_model: StepCost | None = None,
     policy: SchedulingPolicy | None = None,
+    as_vllm: bool = False,
     meta: TraceMeta | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
@@ -88,6 +99,7 @@ def simulate_requests(
         config_at: Configurations by the step from which they apply.
         cost_model: Gives the duration of a step; None for a run without a clock.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+        as_vllm: Let requests wait for ever, and the scheduler die, where vLLM 0.33.0 does.
         meta: First line of the trace; by default its source is "simulation" and its configuration ``config``.
         max_steps: Maximum number of steps.
         progress: Show a progress bar of finished and aborted requests.
@@ -98,12 +110,16 @@ def simulate_requests(
     Raises:
         ValueError: ``max_steps`` is below 1, there are too many requests to keep in memory, or a configuration
             changes the shape of the KV cache.
+        RuntimeError: An assertion of vLLM ends its engine here; with ``as_vllm`` only.
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
     pending = sorted(_in_memory(arrivals), key=arrival_order)
     trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
-    run = SimulatedRun(config, iter(pending), cost_model, policy)
+    if not as_vllm:
+        for arrival in pending:
+            arrival.check_servable(config, sample_token)
+    run = SimulatedRun(config, iter(pending), cost_model, policy, as_vllm=as_vllm)
     with progress_bar(len(pending), "simulation", "request", shown=progress) as bar:
         while not run.over:
             step = run.scheduler.step

@@ -48,9 +48,11 @@ LimitedBy = Literal[
     "max_model_len",
     "policy",
     "state_boundary",
+    "kv_blocks",
 ]
 """Why a chunk is not longer. ``complete`` means it reaches the request's last known token, ``state_boundary`` that it
-ends where the state of recurrent layers can be cached."""
+ends where the state of recurrent layers can be cached, ``kv_blocks`` that no more blocks are free for a request that is
+served frugally (docs/limits.md)."""
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
