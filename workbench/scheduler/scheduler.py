@@ -446,7 +446,10 @@ class Scheduler:
         self, request: Request, remaining: int, batch: ScheduledBatch, budget: int, room: int = sys.maxsize
     ) -> tuple[int, LimitedBy]:
         """Tokens of a request to schedule, and the limit that applied."""
-        num_tokens, limited_by = self.order.limit_chunk(request, remaining, "complete", batch, budget)
+        num_tokens: int = remaining
+        limited_by: LimitedBy = "complete"
+        if not request.frugal:  # with a single state, its whole prompt has to be one chunk
+            num_tokens, limited_by = self.order.limit_chunk(request, remaining, "complete", batch, budget)
         if budget < num_tokens:
             num_tokens, limited_by = budget, "token_budget"
         if room < num_tokens:
