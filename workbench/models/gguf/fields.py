@@ -100,7 +100,7 @@ def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | Non
         return None
     kinds = {int, float} if kind is float else {kind}
     if not isinstance(value, list) or not set(map(type, value)) <= kinds:
-        raise GGUFError(f"metadata {key}={shown(value)} must be a list of {kind.__name__}")
+        raise GGUFError(f"metadata {key}={shown(value)} must be a list of {'texts' if kind is str else kind.__name__}")
     if length is not None and len(value) != length:
         raise GGUFError(f"metadata {key} has {len(value)} entries, it must have {length}")
     return value
