@@ -37,6 +37,8 @@ def schedule_exists(config: EngineConfig, num_prompt_tokens: int, num_output_tok
     longest = num_prompt_tokens + num_output_tokens
     if config.max_model_len is not None:
         longest = max(num_prompt_tokens + 1, min(longest, config.max_model_len))
+    if not config.enable_chunked_prefill and num_prompt_tokens > budget:
+        return False  # a prompt that fits into a step is split all the same if its blocks do not
     seen, todo = set(), [(num_prompt_tokens, 0)]
     while todo:
         known, computed = state = todo.pop()
@@ -47,8 +49,7 @@ def schedule_exists(config: EngineConfig, num_prompt_tokens: int, num_output_tok
         seen.add(state)
         todo.append((known, 0))
         for end in range(computed + 1, min(known, computed + budget) + 1):
-            whole = config.enable_chunked_prefill or known > num_prompt_tokens or (computed == 0 and end == known)
-            if whole and len(places(config, computed, end)) < config.num_blocks:
+            if len(places(config, computed, end)) < config.num_blocks:
                 todo.append((known + (end == known), end))
     return False
 
