@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workbench.simulation.simulate import simulate
     from workbench.trace import StepRecord, Trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "Engine": "workbench.engine.engine",
