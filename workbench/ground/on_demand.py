@@ -19,7 +19,7 @@ PROJECT = "inference-workbench"
 
 EXTRA_OF = {
     **dict.fromkeys(("mlx", "mlx_lm", "numpy", "tokenizers", "transformers", "jinja2", "gguf"), "engine"),
-    **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece"), "engine"),
+    **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece", "elftools"), "engine"),
     **dict.fromkeys(("anywidget", "ipywidgets", "traitlets", "IPython", "bokeh", "pandas"), "notebook"),
     **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq"), "serve"),
     "ziglang": "msl",

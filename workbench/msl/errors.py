@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, InitVar, dataclass
 
+
+@dataclass(eq=False, repr=False)
 class MslError(RuntimeError):
     """A kernel did something that Metal leaves undefined or forbids.
 
@@ -17,28 +20,16 @@ class MslError(RuntimeError):
         line: Line in that file, from 1; 0 if unknown.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        kind: str = "",
-        kernel: str = "",
-        object: str = "",
-        index: int | None = None,
-        thread_position_in_grid: tuple[int, int, int] | None = None,
-        threadgroup_position_in_grid: tuple[int, int, int] | None = None,
-        file: str = "",
-        line: int = 0,
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.kernel = kernel
-        self.object = object
-        self.index = index
-        self.thread_position_in_grid = thread_position_in_grid
-        self.threadgroup_position_in_grid = threadgroup_position_in_grid
-        self.file = file
-        self.line = line
+    message: InitVar[str]
+    _: KW_ONLY
+    kind: str = ""
+    kernel: str = ""
+    object: str = ""
+    index: int | None = None
+    thread_position_in_grid: tuple[int, int, int] | None = None
+    threadgroup_position_in_grid: tuple[int, int, int] | None = None
+    file: str = ""
+    line: int = 0
 
 
 class MslCompileError(MslError):

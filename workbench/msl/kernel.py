@@ -21,16 +21,7 @@ from workbench.msl.statistics import LaunchStatistics, statistics_of
 TIME_LIMIT_SECONDS = 600.0
 
 
-def metal_kernel(
-    name: str,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    source: str,
-    header: str = "",
-    ensure_row_contiguous: bool = True,
-    atomic_outputs: bool = False,
-    compile_options: Mapping[str, str] | None = None,
-) -> MetalKernel:
+class MetalKernel:
     """A Metal kernel that runs on the CPU; the parameters are those of `mlx.core.fast.metal_kernel`.
 
     Args:
@@ -43,19 +34,11 @@ def metal_kernel(
         atomic_outputs: Whether outputs are ``atomic<T>*``.
         compile_options: {"math_mode": "safe" | "relaxed" | "fast"}; "safe" is the default.
 
-    Raises:
-        ValueError: A name or an option is not allowed.
-    """
-    return MetalKernel(
-        name, input_names, output_names, source, header, ensure_row_contiguous, atomic_outputs, compile_options
-    )
-
-
-class MetalKernel:
-    """A kernel made by `metal_kernel`.
-
     Attributes:
         last_statistics: `LaunchStatistics` of the last launch that asked for them, or None.
+
+    Raises:
+        ValueError: A name or an option is not allowed.
     """
 
     def __init__(
@@ -64,10 +47,10 @@ class MetalKernel:
         input_names: Sequence[str],
         output_names: Sequence[str],
         source: str,
-        header: str,
-        ensure_row_contiguous: bool,
-        atomic_outputs: bool,
-        compile_options: Mapping[str, str] | None,
+        header: str = "",
+        ensure_row_contiguous: bool = True,
+        atomic_outputs: bool = False,
+        compile_options: Mapping[str, str] | None = None,
     ) -> None:
         if not f"_{name}".isidentifier():
             raise ValueError(f"name is {name!r}: it becomes part of a function's name, so use letters, digits and _")
@@ -285,3 +268,7 @@ class MetalKernel:
                 values = metadata[parameter.role]
                 bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
         return bindings
+
+
+metal_kernel = MetalKernel
+"""MLX's name for it."""

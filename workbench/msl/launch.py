@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import re
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from workbench.msl.compiler import RUNTIME_FOLDER
 
 MAX_THREADS = 1024
 STACK_BYTES = 128 << 10
@@ -28,93 +32,35 @@ SLOT_SHIFT = 36
 NUM_SLOTS = 32
 
 
-class BufferStruct(ctypes.Structure):
-    """``msl::Buffer``."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("element_bytes", ctypes.c_uint32),
-        ("is_output", ctypes.c_uint32),
-        ("is_initialised", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-        ("traced_row_bytes", ctypes.c_uint64),
-        ("bytes_read", ctypes.c_uint64),
-        ("bytes_written", ctypes.c_uint64),
-        ("distinct_bytes_read", ctypes.c_uint64),
-        ("unwritten_bytes", ctypes.c_uint64),
-        ("first_unwritten_byte", ctypes.c_uint64),
-    )
+# Where C's types and Python's names of them differ. A launch's inputs and functions are addresses here.
+_KINDS: dict[str, Any] = {
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "char": ctypes.c_char,
+    "const char*": ctypes.c_char_p,
+    "const uint64_t*": ctypes.c_void_p,
+    "Entry": ctypes.c_void_p,
+}
 
 
-class FaultStruct(ctypes.Structure):
-    """``msl::Fault``."""
-
-    _fields_ = (
-        ("kind", ctypes.c_char_p),
-        ("object", ctypes.c_char_p),
-        ("other_object", ctypes.c_char_p),
-        ("code_address", ctypes.c_uint64),
-        ("other_code_address", ctypes.c_uint64),
-        ("byte_offset", ctypes.c_int64),
-        ("object_bytes", ctypes.c_uint64),
-        ("access_bytes", ctypes.c_uint32),
-        ("is_write", ctypes.c_uint32),
-        ("other_is_write", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("other_threadgroup", ctypes.c_uint32),
-        ("has_thread", ctypes.c_uint32),
-        ("thread_position_in_grid", ctypes.c_uint32 * 3),
-        ("threadgroup_position_in_grid", ctypes.c_uint32 * 3),
-        ("thread_index_in_threadgroup", ctypes.c_uint32),
-        ("simdgroup_index_in_threadgroup", ctypes.c_uint32),
-        ("thread_index_in_simdgroup", ctypes.c_uint32),
-        ("line", ctypes.c_uint32),
-        ("column", ctypes.c_uint32),
-        ("file", ctypes.c_char * 128),
-        ("detail", ctypes.c_char * 768),
-    )
+def _structures() -> dict[str, Any]:
+    """The structures of a launch, with the fields that runtime.h declares."""
+    kinds, made = dict(_KINDS), {}
+    header = (RUNTIME_FOLDER / "runtime.h").read_text().partition("// ---- the state of the running")[0]
+    for name, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", header, re.MULTILINE | re.DOTALL):
+        fields = [
+            (field, kinds[kind] * int(count) if count else kinds[kind])
+            for kind, field, count in re.findall(r"^  ([\w ]+\*?) (\w+)(?:\[(\d+)\])?;", body, re.MULTILINE)
+        ]
+        made[name] = kinds[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        kinds[f"{name}*"] = ctypes.POINTER(made[name])
+    return made
 
 
-class RowReadStruct(ctypes.Structure):
-    """``msl::RowRead``."""
-
-    _fields_ = (("threadgroup", ctypes.c_uint32), ("buffer", ctypes.c_uint32), ("row", ctypes.c_uint64))
-
-
-class LaunchStruct(ctypes.Structure):
-    """``msl::Launch``."""
-
-    _fields_ = (
-        ("entry", ctypes.c_void_p),
-        ("arguments", ctypes.c_void_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("threadgroup", ctypes.c_uint32 * 3),
-        ("buffers", ctypes.c_void_p),
-        ("num_buffers", ctypes.c_uint32),
-        ("order", ctypes.c_uint32),
-        ("checks", ctypes.c_uint32),
-        ("statistics", ctypes.c_uint32),
-        ("arena_address", ctypes.c_uint64),
-        ("arena_slot_shift", ctypes.c_uint64),
-        ("threadgroup_memory", ctypes.c_uint64),
-        ("stacks", ctypes.c_uint64),
-        ("time_limit_seconds", ctypes.c_double),
-        ("num_threadgroups", ctypes.c_uint64),
-        ("accesses", ctypes.c_uint64),
-        ("fiber_switches", ctypes.c_uint64),
-        ("threadgroup_barriers", ctypes.c_uint64),
-        ("simdgroup_barriers", ctypes.c_uint64),
-        ("simd_operations", ctypes.c_uint64),
-        ("matrix_multiplications", ctypes.c_uint64),
-        ("threadgroup_memory_bytes", ctypes.c_uint64),
-        ("threadgroup_bytes_read", ctypes.c_uint64),
-        ("threadgroup_bytes_written", ctypes.c_uint64),
-        ("rows_read", ctypes.POINTER(RowReadStruct)),
-        ("num_rows_read", ctypes.c_uint64),
-        ("fault", FaultStruct),
-    )
+STRUCTURES = _structures()
+"""Buffer, Fault, RowRead and Launch."""
 
 
 @dataclass
@@ -145,8 +91,8 @@ class Binding:
 class Finished:
     """A launch that has ended: its structures and the address of the library."""
 
-    launch: LaunchStruct
-    buffers: ctypes.Array[BufferStruct]
+    launch: Any
+    buffers: Any
     rows_read: list[tuple[int, int, int]]
     library_address: int
     seconds: float
@@ -208,8 +154,8 @@ def _arena() -> _Arena:
 @functools.cache
 def _library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    library.msl_launch.argtypes = [ctypes.POINTER(LaunchStruct)]
-    library.msl_release_rows.argtypes = [ctypes.POINTER(RowReadStruct)]
+    library.msl_launch.argtypes = [ctypes.POINTER(STRUCTURES["Launch"])]
+    library.msl_release_rows.argtypes = [ctypes.POINTER(STRUCTURES["RowRead"])]
     library.msl_release_rows.restype = None
     library.msl_library_address.restype = ctypes.c_uint64
     return library
@@ -244,7 +190,7 @@ def run_library(
     library = _library(path)
     with _one_launch_at_a_time:
         arena = _arena()
-        structs = (BufferStruct * len(bindings))()
+        structs = (STRUCTURES["Buffer"] * len(bindings))()
         arguments = (ctypes.c_uint64 * len(bindings))()
         try:
             for i, binding in enumerate(bindings):
@@ -252,7 +198,7 @@ def run_library(
                 address = arena.provide(i, size)
                 _fill(address, binding)
                 arguments[i] = address + binding.argument_offset
-                structs[i] = BufferStruct(
+                structs[i] = STRUCTURES["Buffer"](
                     name=binding.name.encode(),
                     address=address,
                     bytes=size,
@@ -261,12 +207,12 @@ def run_library(
                     is_initialised=binding.is_initialised,
                     traced_row_bytes=binding.traced_row_bytes,
                 )
-            launch = LaunchStruct(
+            launch = STRUCTURES["Launch"](
                 entry=ctypes.cast(library.msl_entry, ctypes.c_void_p),
                 arguments=ctypes.cast(arguments, ctypes.c_void_p),
                 grid=grid,
                 threadgroup=threadgroup,
-                buffers=ctypes.cast(structs, ctypes.c_void_p),
+                buffers=structs,
                 num_buffers=len(bindings),
                 order=order,
                 checks=checks,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.msl.diagnostics import in_metal_words, quote
 from workbench.msl.errors import MslError
-from workbench.msl.launch import Binding, FaultStruct, Finished
+from workbench.msl.launch import Binding, Finished
 from workbench.msl.source_lines import SourceLine, line_table
 
 # The message of every kind of fault. {access} is "read" or "write", {where} the element or byte meant.
@@ -110,13 +111,13 @@ def raise_fault(
     )
 
 
-def _place(fault: FaultStruct, finished: Finished, library: Path) -> SourceLine | None:
+def _place(fault: Any, finished: Finished, library: Path) -> SourceLine | None:
     if fault.line:
         return SourceLine(Path(fault.file.decode()).name, fault.line)
     return _line_of(fault.code_address, finished, library)
 
 
-def _other_place(fault: FaultStruct, finished: Finished, library: Path) -> str:
+def _other_place(fault: Any, finished: Finished, library: Path) -> str:
     place = _line_of(fault.other_code_address, finished, library)
     return f"{place.file}:{place.line}" if place else ""
 
@@ -128,14 +129,14 @@ def _line_of(code_address: int, finished: Finished, library: Path) -> SourceLine
     return line_table(library).find(code_address - finished.library_address - 1)
 
 
-def _index(fault: FaultStruct, binding: Binding | None) -> int | None:
+def _index(fault: Any, binding: Binding | None) -> int | None:
     has_index = fault.object or fault.access_bytes or fault.byte_offset
     if fault.kind in (b"divergence", b"wild access", b"misaligned") or not has_index:
         return None
     return fault.byte_offset // binding.element_bytes if binding else fault.byte_offset
 
 
-def _where(fault: FaultStruct, binding: Binding | None) -> str:
+def _where(fault: Any, binding: Binding | None) -> str:
     """The element of a buffer, or the byte of a variable."""
     name = (fault.object or b"").decode()
     if binding is None:
@@ -144,7 +145,7 @@ def _where(fault: FaultStruct, binding: Binding | None) -> str:
     return f"{name}[{element}]" + (f" + {rest} bytes" if rest else "")
 
 
-def _count(fault: FaultStruct, binding: Binding | None) -> str:
+def _count(fault: Any, binding: Binding | None) -> str:
     if binding is None:
         return f"{fault.object_bytes} bytes"
     return f"{fault.object_bytes // binding.element_bytes} elements"

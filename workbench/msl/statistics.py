@@ -64,6 +64,13 @@ class LaunchStatistics:
     fiber_switches: int = 0
 
 
+_COUNTS = (
+    "threadgroup_barriers", "simdgroup_barriers", "simd_operations", "matrix_multiplications",
+    "threadgroup_bytes_read", "threadgroup_bytes_written", "accesses", "fiber_switches",
+)  # fmt: skip
+"""Counts that the runtime has under the same name."""
+
+
 def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStatistics:
     """The counts of a launch that has ended."""
     launch = finished.launch
@@ -75,13 +82,7 @@ def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStat
     return LaunchStatistics(
         seconds=finished.seconds,
         threadgroups=launch.num_threadgroups,
-        threadgroup_barriers=launch.threadgroup_barriers,
-        simdgroup_barriers=launch.simdgroup_barriers,
-        simd_operations=launch.simd_operations,
-        matrix_multiplications=launch.matrix_multiplications,
         threadgroup_memory=launch.threadgroup_memory_bytes,
-        threadgroup_bytes_read=launch.threadgroup_bytes_read,
-        threadgroup_bytes_written=launch.threadgroup_bytes_written,
         buffers={
             binding.name: BufferTraffic(
                 struct.bytes_read, struct.bytes_written, struct.distinct_bytes_read, binding.data.nbytes
@@ -92,6 +93,5 @@ def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStat
             name: {position: tuple(sorted(found)) for position, found in sorted(by_group.items())}
             for name, by_group in rows.items()
         },
-        accesses=launch.accesses,
-        fiber_switches=launch.fiber_switches,
+        **{name: getattr(launch, name) for name in _COUNTS},
     )

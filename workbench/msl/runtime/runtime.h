@@ -1,4 +1,4 @@
-// Shared by the files of the runtime: the structures of a launch (mirrored by launch.py, field by field), the state of
+// Shared by the files of the runtime: the structures of a launch (launch.py reads their fields here), the state of
 // the threadgroup that is running, and the functions that the files call in one another.
 //
 //   fibers.cpp   threads as fibers, threadgroup_barrier, the loop over threadgroups
