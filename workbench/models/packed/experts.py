@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from workbench.models.packed.layers import FIXED, rows_in_memory
+from workbench.models.packed.layers import FIXED, PackedLayer, rows_in_memory
 from workbench.models.packed.matrix import PackedMatrix
 
 
-class PackedExperts(nn.Module):
+class PackedExperts(PackedLayer):
     """mlx-lm's ``SwitchLinear`` with packed weights: a linear layer per expert, and each row names its expert.
 
     Args:
@@ -20,52 +19,30 @@ class PackedExperts(nn.Module):
     """
 
     def __init__(self, matrices: Sequence[PackedMatrix]) -> None:
-        super().__init__()
-        self._matrices = tuple(matrices)
-
-    def take_bias(self, layer: nn.Module, dtype: mx.Dtype) -> None:
-        """Take the bias [num_experts, num_outputs] of the layer that this one replaces, if it has one."""
-        if "bias" in layer:
-            self.bias = layer.bias.astype(dtype)
-
-    @property
-    def matrices(self) -> tuple[PackedMatrix, ...]:
-        """The matrix of each expert."""
-        return self._matrices
+        super().__init__(matrices, np.arange(matrices[0].num_outputs))
 
     @property
     def num_experts(self) -> int:
         """Number of experts."""
-        return len(self._matrices)
+        return len(self.matrices)
 
     @property
     def input_dims(self) -> int:
         """Columns of each expert's matrix."""
-        return self._matrices[0].num_columns
+        return self.matrices[0].num_columns
 
     @property
     def output_dims(self) -> int:
         """Rows of each expert's matrix."""
-        return self._matrices[0].num_outputs
-
-    @property
-    def bits(self) -> int:
-        """Bits per weight."""
-        return self._matrices[0].form.bits
-
-    @property
-    def num_packed_weights(self) -> int:
-        """Number of weights, without biases."""
-        return self.num_experts * self.output_dims * self.input_dims
+        return self.matrices[0].num_outputs
 
     @property
     def weight(self) -> mx.array:
         """The weights as float32 [num_experts, num_outputs, num_columns], for a model that computes by itself."""
-        outputs = np.arange(self.output_dims)
-        return mx.array(np.stack([matrix.rows(outputs) for matrix in self._matrices]))
+        return mx.array(np.stack([matrix.rows(self._outputs) for matrix in self.matrices]))
 
     @weight.deleter
-    def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
+    def weight(self) -> None:
         raise AttributeError(FIXED)
 
     def products(self, x: np.ndarray, experts: np.ndarray) -> np.ndarray:
@@ -81,7 +58,7 @@ class PackedExperts(nn.Module):
         y = np.empty((len(x), self.output_dims), np.float32)
         for expert in np.unique(experts):
             rows = np.flatnonzero(experts == expert)
-            y[rows] = self._matrices[expert].multiply(x[rows])
+            y[rows] = self.matrices[expert].multiply(x[rows])
         return y
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:

@@ -53,65 +53,65 @@ class Product:
         return np.arange(first, first + self.sizes[index])
 
 
-class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` with packed weights.
+class PackedLayer(nn.Module):
+    """A layer whose weights lie in packed matrices.
 
     Args:
-        product: The product it is part of.
-        index: Its place among the product's layers.
-        bias: [num_outputs], or None.
+        matrices: One matrix, or one per expert.
+        outputs: The layer's rows of each matrix.
     """
 
-    def __init__(self, product: Product, index: int = 0, bias: mx.array | None = None) -> None:
+    def __init__(self, matrices: Sequence[PackedMatrix], outputs: np.ndarray) -> None:
         super().__init__()
-        self._product, self._index = product, index
-        if bias is not None:
-            self.bias = bias
-
-    @property
-    def product(self) -> Product:
-        """The product it is part of."""
-        return self._product
+        self._matrices, self._outputs = tuple(matrices), outputs
 
     @property
     def matrices(self) -> tuple[PackedMatrix, ...]:
-        """The matrix that holds its weights."""
-        return (self._product.matrix,)
-
-    @property
-    def index(self) -> int:
-        """Its place among the product's layers."""
-        return self._index
+        """The matrices that hold its weights."""
+        return self._matrices
 
     @property
     def bits(self) -> int:
         """Bits per weight."""
-        return self._product.matrix.form.bits
+        return self._matrices[0].form.bits
 
     @property
     def num_packed_weights(self) -> int:
-        """Number of weights, without the bias."""
-        return self._product.sizes[self._index] * self._product.matrix.num_columns
+        """Number of weights, without biases."""
+        return len(self._matrices) * len(self._outputs) * self._matrices[0].num_columns
 
     @property
     def weight(self) -> mx.array:
         """The weights as float32 [num_outputs, num_columns], for a model that computes with them by itself."""
-        return mx.array(self._product.matrix.rows(self._product.outputs_of(self._index)))
+        return mx.array(self._matrices[0].rows(self._outputs))
 
     @weight.deleter
     def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
         raise AttributeError(FIXED)
 
+
+class PackedLinear(PackedLayer):
+    """``x @ weight.T + bias`` with packed weights.
+
+    Args:
+        product: The product it is part of.
+        index: Its place among the product's layers.
+    """
+
+    def __init__(self, product: Product, index: int = 0) -> None:
+        super().__init__([product.matrix], product.outputs_of(index))
+        self.product, self._index = product, index
+
     def __call__(self, x: mx.array) -> mx.array:
         """The layer's outputs, [..., num_outputs] in x's dtype; x is [..., num_columns]."""
-        y = self._product.part(x, self._index)
+        y = self.product.part(x, self._index)
         return y + self.bias if "bias" in self else y
 
     def _extra_repr(self) -> str:
-        return f"{self._product.matrix.num_columns} -> {self._product.sizes[self._index]}, {self.bits} bits"
+        return f"{self.product.matrix.num_columns} -> {len(self._outputs)}, {self.bits} bits"
 
 
-class PackedEmbedding(nn.Module):
+class PackedEmbedding(PackedLayer):
     """An embedding with packed weights, which can also be the language-model head.
 
     Args:
@@ -120,50 +120,20 @@ class PackedEmbedding(nn.Module):
     """
 
     def __init__(self, product: Product, dtype: mx.Dtype = mx.float32) -> None:
-        super().__init__()
-        self._product, self._dtype = product, dtype
-
-    @property
-    def product(self) -> Product:
-        """The product of the head."""
-        return self._product
-
-    @property
-    def matrices(self) -> tuple[PackedMatrix, ...]:
-        """The matrix that holds its weights."""
-        return (self._product.matrix,)
-
-    @property
-    def bits(self) -> int:
-        """Bits per weight."""
-        return self._product.matrix.form.bits
-
-    @property
-    def num_packed_weights(self) -> int:
-        """Number of weights."""
-        return self._product.matrix.num_outputs * self._product.matrix.num_columns
-
-    @property
-    def weight(self) -> mx.array:
-        """The weights as float32 [vocab_size, hidden_size], for a model that computes with them by itself."""
-        return mx.array(self._product.matrix.rows(self._product.outputs_of(0)))
-
-    @weight.deleter
-    def weight(self) -> None:  # MLX deletes an attribute before an array takes its place
-        raise AttributeError(FIXED)
+        super().__init__([product.matrix], product.outputs_of(0))
+        self.product, self._dtype = product, dtype
 
     def __call__(self, token_ids: mx.array) -> mx.array:
         """Embeddings of token ids, [*token_ids.shape, hidden_size]."""
-        rows = self._product.matrix.rows(np.array(token_ids, dtype=np.int64).reshape(-1))
+        rows = self.product.matrix.rows(np.array(token_ids, dtype=np.int64).reshape(-1))
         return mx.array(rows).reshape(*token_ids.shape, -1).astype(self._dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Logits of x [..., hidden_size]."""
-        return self._product.part(x, 0)
+        return self.product.part(x, 0)
 
     def _extra_repr(self) -> str:
-        matrix = self._product.matrix
-        return f"{matrix.num_outputs}, {matrix.num_columns}, {self.bits} bits"
+        return f"{len(self._outputs)}, {self.product.matrix.num_columns}, {self.bits} bits"
 
 
 def rows_in_memory(x: mx.array) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -130,6 +131,17 @@ def _numbers(kind: ScaleKind) -> np.ndarray:
     return np.empty(0, np.float32)
 
 
+def _joined(
+    form: Format, num_columns: int, parts: Sequence[Any], write: Callable[[PackedMatrix, Any, int], None]
+) -> PackedMatrix:
+    """The packed matrix of matrices that lie one below the other; ``write`` packs one from some output on."""
+    bounds = np.cumsum([0, *(len(part[0]) for part in parts)]).tolist()
+    matrix = PackedMatrix(form, bounds[-1], num_columns)
+    for part, first in zip(parts, bounds):
+        write(matrix, part, first)
+    return matrix
+
+
 def from_ggml(type_name: str, parts: Sequence[np.ndarray]) -> PackedMatrix:
     """The packed matrix of one or more ggml tensors of a type, one below the other.
 
@@ -137,22 +149,16 @@ def from_ggml(type_name: str, parts: Sequence[np.ndarray]) -> PackedMatrix:
         type_name: A key of `GGML_FORMATS`.
         parts: Stored rows of each tensor, [num_rows, stored elements of a row].
     """
-    form = GGML_FORMATS[type_name]
-    num_columns = columns_of(type_name, parts[0])
-    matrix = PackedMatrix(form, sum(len(part) for part in parts), num_columns)
-    first = 0
-    for part in parts:
-        matrix.write_ggml(type_name, part, first)
-        first += len(part)
-    return matrix
-
-
-def columns_of(type_name: str, raw: np.ndarray) -> int:
-    """Number of columns of stored rows."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
-    return raw.shape[-1] * raw.itemsize // size * elements
+    num_columns = parts[0].shape[-1] * parts[0].itemsize // size * elements
+    return _joined(
+        GGML_FORMATS[type_name],
+        num_columns,
+        [(part,) for part in parts],
+        lambda matrix, part, first: matrix.write_ggml(type_name, *part, first),
+    )
 
 
 def from_affine(
@@ -165,13 +171,7 @@ def from_affine(
         parts: Words (uint32), and the bits of scales and biases (uint16 or uint32), of each matrix.
         scales: Type of scales and biases.
     """
-    num_columns = parts[0][0].shape[1] * 32 // bits
-    matrix = PackedMatrix(affine_format(bits, scales), sum(len(words) for words, _, _ in parts), num_columns)
-    first = 0
-    for words, scale_bits, minimum_bits in parts:
-        pack_affine(words.view(np.uint8), scale_bits, minimum_bits, matrix.layout, matrix.data, first)
-        first += len(words)
-    return matrix
+    return _joined(affine_format(bits, scales), parts[0][0].shape[1] * 32 // bits, parts, _write_affine)
 
 
 def from_mxfp4(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedMatrix:
@@ -180,10 +180,11 @@ def from_mxfp4(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedMatrix:
     Args:
         parts: Words (uint32) and the exponents of scales (uint8) of each matrix.
     """
-    matrix = PackedMatrix(MXFP4, sum(len(words) for words, _ in parts), parts[0][0].shape[1] * 8)
-    first = 0
-    for words, exponents in parts:
-        scales = half_of_power(exponents)
-        pack_affine(words.view(np.uint8), scales, scales, matrix.layout, matrix.data, first)  # there are no minima
-        first += len(words)
-    return matrix
+    with_scales = [(words, half_of_power(exponents)) for words, exponents in parts]
+    as_affine = [(words, scales, scales) for words, scales in with_scales]  # there are no minima
+    return _joined(MXFP4, parts[0][0].shape[1] * 8, as_affine, _write_affine)
+
+
+def _write_affine(matrix: PackedMatrix, part: tuple[np.ndarray, np.ndarray, np.ndarray], first: int) -> None:
+    words, scales, minima = part
+    pack_affine(words.view(np.uint8), scales, minima, matrix.layout, matrix.data, first)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from workbench.cpu.attention.simd import LANES, cpu_features
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
-from workbench.models.packed.layers import PackedEmbedding, PackedLinear, Product
+from workbench.models.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Product
 from workbench.models.packed.matrix import PackedMatrix
 from workbench.models.packed.stored import Stored, pack, stored_weights
 from workbench.models.remembered import NOTHING, Remembered
@@ -74,19 +74,19 @@ def put_packed(model: nn.Module, packed: Iterable[Packed], dtype: mx.Dtype) -> N
     modules = dict(model.named_modules())
     replacements: list[tuple[str, nn.Module]] = []
     for paths, weights in packed:
-        if isinstance(weights, PackedExperts):
-            weights.take_bias(modules[paths[0]], dtype)
-            replacements.append((paths[0], weights))
-            continue
-        sizes = [modules[path].weight.shape[0] for path in paths]
-        product = Product(weights, sizes)
+        if isinstance(weights, PackedMatrix):
+            product = Product(weights, [modules[path].weight.shape[0] for path in paths])
         for index, path in enumerate(paths):
             old = modules[path]
-            new: nn.Module
-            if isinstance(old, nn.Embedding | nn.QuantizedEmbedding):
+            new: PackedLayer
+            if isinstance(weights, PackedExperts):
+                new = weights
+            elif isinstance(old, nn.Embedding | nn.QuantizedEmbedding):
                 new = PackedEmbedding(product, dtype)
             else:
-                new = PackedLinear(product, index, old.bias.astype(dtype) if "bias" in old else None)
+                new = PackedLinear(product, index)
+            if "bias" in old:
+                new.bias = old.bias.astype(dtype)
             replacements.append((path, new))
     model.update_modules(tree_unflatten(replacements))
 
