@@ -31,7 +31,7 @@ def test_the_last_patch_puts_the_original_back():
 @pytest.mark.parametrize("given", [{"mask": "causal"}, {"softcap": 30.0}])
 def test_a_kernel_is_not_given_options_that_it_does_not_take(given):
     attention = patch.AttentionByCache(llama.scaled_dot_product_attention)
-    cache = PagedKVCache.for_kernel([LayerKV(1, 8, 8, mx.float32)], 2, 4, get_backend("gather")).layers[0]
+    cache = PagedKVCache([LayerKV(1, 8, 8, mx.float32)], 2, 4, get_backend("gather")).layers[0]
     rows = mx.zeros((1, 1, 1, 8))
     with pytest.raises(NotImplementedError, match="a mask" if "mask" in given else "softcap"):
         attention(rows, rows, rows, cache=cache, **given)

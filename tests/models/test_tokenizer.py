@@ -1,13 +1,14 @@
 """Chat templates, which come with a model's file and are not trusted, and the wrapper of Hugging Face tokenizers."""
 
 import json
+import multiprocessing
 import os
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -191,9 +192,9 @@ def test_a_process_whose_parent_does_not_end_it_ends():
     source = "{% for a in range(99999) %}{% for b in range(99999) %}.{% endfor %}{% endfor %}"
     request = json.dumps({"source": source, "variables": {}, "seconds": -0.9}).encode()
     program = str(Path(template_renderer.__file__).with_name("template_process.py"))
-    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdin.write(len(request).to_bytes(8, "big") + request)
-        process.stdin.flush()
+    connection, its_end = multiprocessing.Pipe()
+    with subprocess.Popen([sys.executable, program, str(its_end.fileno())], pass_fds=[its_end.fileno()]) as process:
+        connection.send_bytes(request)
         assert process.wait(60) == -signal.SIGALRM
 
 
@@ -207,25 +208,15 @@ def test_a_process_that_was_ended_is_replaced():
 
 
 def test_an_interrupted_rendering_does_not_answer_the_next_one(monkeypatch):
-    template, poll = ChatTemplate("{{ messages[0].content }}"), select.poll
+    template, poll = ChatTemplate("{{ messages[0].content }}"), Connection.poll
 
-    class Interrupted:
+    def interrupted(connection, timeout):
         """Interrupts its caller when the answer is there, but not read."""
-
-        def __init__(self):
-            self._poll = poll()
-
-        def __getattr__(self, name):
-            return getattr(self._poll, name)
-
-        def poll(self, timeout):
-            ready = self._poll.poll(timeout)
-            if any(event & select.POLLIN for _, event in ready):
-                raise KeyboardInterrupt
-            return ready
+        if poll(connection, timeout):
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupting:
-        interrupting.setattr(select, "poll", Interrupted)
+        interrupting.setattr(Connection, "poll", interrupted)
         with pytest.raises(KeyboardInterrupt):
             template.render(CHAT)
     assert template.render(CHAT[1:]) == "1 < 2 & 'so'?"

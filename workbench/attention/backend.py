@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:
     import mlx.core as mx
+    import numpy as np
 
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.metal.launch import PagedVarlenKernels
@@ -87,6 +88,10 @@ class AttentionBackend(ABC):
             [T, num_heads, head_dim] in q's dtype.
         """
 
+    def wait_for(self, *arrays: mx.array) -> None:
+        """Wait for arrays that `write` and `attend` would wait for one after another. The default waits for none."""
+        return None
+
     def write_and_attend(
         self,
         q: mx.array,
@@ -98,6 +103,7 @@ class AttentionBackend(ABC):
         options: AttentionOptions,
     ) -> mx.array:
         """``write`` and then ``attend``, as a layer of a model does."""
+        self.wait_for(q, k, v)
         self.write(k, v, k_cache, v_cache, metadata)
         return self.attend(q, k_cache, v_cache, metadata, options)
 
@@ -120,8 +126,8 @@ class AttentionBackend(ABC):
             dtype: Element type of q and of the cache, such as "float32".
             windows: Left window of each layer as in flash-attn, -1 for none; one entry when all layers agree.
         """
-        block_q, block_kv = self.tile_shape(num_heads, num_kv_heads, head_dim)
-        items = metadata.work_list(block_q, windows[0])
+        items, tile, details = self._plan(metadata, num_heads, num_kv_heads, head_dim, dtype, windows[0])
+        block_q, block_kv = tile
         return KernelLaunch(
             backend=self.name,
             block_q=block_q if block_q != WHOLE else int(metadata.query_lens.max(initial=1)),
@@ -132,7 +138,15 @@ class AttentionBackend(ABC):
             dtype=dtype,
             windows=windows,
             work_items=msgspec.convert(items.tolist(), tuple[WorkItem, ...]),
+            **details,
         )
+
+    def _plan(
+        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+    ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
+        """The work list of a launch, its `tile_shape`, and the other fields of its `KernelLaunch`."""
+        tile = self.tile_shape(num_heads, num_kv_heads, head_dim)
+        return metadata.work_list(tile[0], window), tile, {}
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut."""

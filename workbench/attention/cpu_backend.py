@@ -46,19 +46,9 @@ class CpuBackend(AttentionBackend):
                 raise ValueError(f"{name} is not contiguous in memory; pass a whole array instead of a view of another")
             memory.reshape(-1, *memory.shape[2:])[slots] = shared_memory(rows)
 
-    def write_and_attend(
-        self,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        k_cache: mx.array,
-        v_cache: mx.array,
-        metadata: AttentionMetadata,
-        options: AttentionOptions,
-    ) -> mx.array:
-        """See `AttentionBackend.write_and_attend`; waits for MLX only once."""
-        mx.eval(q, k, v)
-        return super().write_and_attend(q, k, v, k_cache, v_cache, metadata, options)
+    def wait_for(self, *arrays: mx.array) -> None:
+        """See `AttentionBackend.wait_for`."""
+        mx.eval(*arrays)
 
     def attend(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions

@@ -260,9 +260,8 @@ class Emitter:
 
     def _scale(self, at, super_at, number: int, vector: int, *, minimum: bool) -> ir.Value:
         form, builder = self.format, self.builder
-        size = {"float32": 4, "codes": 1}.get(form.scales, 2)
-        offset = form.word_bytes + (number + form.sets * minimum) * TILE * size
-        place = self._lane_address(self._plus(at, INDEX(offset)), size, vector)
+        offset = form.word_bytes + (number + form.sets * minimum) * TILE * form.scale_bytes
+        place = self._lane_address(self._plus(at, INDEX(offset)), form.scale_bytes, vector)
         if form.scales != "codes":
             return self._floats(place, form.scales)
         codes = self._load(place, ir.VectorType(BYTE, LANES))

@@ -45,8 +45,6 @@ Activations = Literal["float32", "int8"]
 INT8_UNIT_BYTES = UNIT + 4 + 2 * 4
 """Bytes of a unit of an input of 8 bits: its codes, their scale, and two first summands."""
 
-_SCALE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "codes": 1, "none": 0}
-
 
 class Format(NamedTuple):
     """A way to keep weights.
@@ -121,11 +119,14 @@ class Format(NamedTuple):
         return self.bits * UNIT * TILE // 8
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale, 0 if there are none."""
+        return 0 if self.is_plain else {"float32": 4, "codes": 1}.get(self.scales, 2)
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of a unit of a tile."""
-        if self.is_plain:
-            return self.word_bytes
-        return self.word_bytes + _SCALE_BYTES[self.scales] * self.sets * TILE * (1 + self.has_minima)
+        return self.word_bytes + self.scale_bytes * self.sets * TILE * (1 + self.has_minima)
 
     @property
     def super_bytes(self) -> int:

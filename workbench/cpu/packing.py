@@ -17,20 +17,9 @@ from workbench.cpu.formats import SUPER, TILE, UNIT, Format
 
 
 class Layout(NamedTuple):
-    """The numbers of a format and a matrix that compiled code needs, see `Format`.
+    """The numbers of a format and a matrix that compiled code needs: attributes of `Format`, and two more.
 
     Attributes:
-        bits: Bits per weight.
-        base: Bits in base words.
-        extra: Other bits.
-        sets: Scales per unit.
-        scale_bytes: Bytes of a scale, 0 for none.
-        minima: Whether groups have minima.
-        offset: Subtracted from every code.
-        signed: Whether codes of scales are signed.
-        word_bytes: Bytes of a unit's words.
-        unit_bytes: Bytes of a unit.
-        super_bytes: Bytes of the super-scales of a tile's 256 columns, 0 for none.
         tile_bytes: Bytes of a tile.
         num_units: Units of the matrix.
     """
@@ -40,7 +29,7 @@ class Layout(NamedTuple):
     extra: int
     sets: int
     scale_bytes: int
-    minima: int
+    has_minima: int
     offset: int
     signed: int
     word_bytes: int
@@ -52,22 +41,8 @@ class Layout(NamedTuple):
 
 def layout_of(form: Format, num_units: int) -> Layout:
     """The layout of a matrix of ``num_units`` units."""
-    scale_bytes = {"float16": 2, "bfloat16": 2, "float32": 4, "codes": 1, "none": 0}[form.scales]
-    return Layout(
-        form.bits,
-        form.base,
-        form.extra,
-        form.sets,
-        0 if form.is_plain else scale_bytes,
-        int(form.has_minima),
-        form.offset or 0,
-        int(form.signed),
-        form.word_bytes,
-        form.unit_bytes,
-        form.super_bytes,
-        form.tile_bytes(num_units),
-        num_units,
-    )
+    numbers = [int(getattr(form, name) or 0) for name in Layout._fields[:-2]]
+    return Layout(*numbers, form.tile_bytes(num_units), num_units)
 
 
 class Scales(NamedTuple):
@@ -127,7 +102,7 @@ def pack_floats(bits: np.ndarray, layout: Layout, packed: np.ndarray, first_outp
 @entry_point
 def _pack_small_blocks(raw, kind, layout, packed, first_output, codes, scales):
     for row in range(raw.shape[0]):
-        decode_small_blocks(kind, raw[row], layout.minima, layout.extra, codes, scales)
+        decode_small_blocks(kind, raw[row], layout.has_minima, layout.extra, codes, scales)
         _place(layout, packed, first_output + row, codes, scales)
 
 
@@ -158,7 +133,7 @@ def _place(layout, packed, output, codes, scales):
     for index in range(supers):
         at = first + index * layout.super_bytes
         _write(packed, at + 2 * lane, 2, scales.shared[index])
-        if layout.minima:
+        if layout.has_minima:
             _write(packed, at + 2 * (TILE + lane), 2, scales.shared_minima[index])
     base, extra = layout.base, layout.extra
     per_word, mask = UNIT // base, np.uint32((1 << base) - 1)
@@ -182,7 +157,7 @@ def _place(layout, packed, output, codes, scales):
         for number in range(layout.sets):
             place = at + layout.word_bytes + (number * TILE + lane) * size
             _write(packed, place, size, scales.scales[unit * layout.sets + number])
-            if layout.minima:
+            if layout.has_minima:
                 place += layout.sets * TILE * size
                 _write(packed, place, size, scales.minima[unit * layout.sets + number])
 
@@ -247,7 +222,7 @@ def unpack_rows(packed, layout, table, numbers, outputs, out):
             scale_at = at + layout.word_bytes + (place * layout.sets // UNIT * TILE + lane) * layout.scale_bytes
             super_at = first + unit // SUPER * layout.super_bytes + 2 * lane
             scale = _scale(packed, scale_at, super_at, layout, numbers)
-            if layout.minima:
+            if layout.has_minima:
                 scale_at += layout.sets * TILE * layout.scale_bytes
                 minimum = _scale(packed, scale_at, super_at + 2 * TILE, layout, numbers)
                 out[row, column] = scale * np.float32(code) + minimum

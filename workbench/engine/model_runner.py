@@ -111,15 +111,13 @@ class ModelRunner:
         computes_all: bool,
     ) -> None:
         """Give the model a paged pool, and choose the way through it; changes of it go to ``changes`` at once."""
-        pool = (self.preflight.caches, self.config.num_pool_blocks, block_size)
         if states := self.preflight.states:
             changes.append(MixerPatch(self.model, [path for state in states for path in state.mixers]))
-        if self.preflight.mode == "kernel":
-            self.kv_cache = PagedKVCache.for_kernel(*pool, self.backend, groups, self.config.max_num_seqs)
-            changes += patch_model(self.model, self.backend)
-        else:
-            mask_ndim = self.preflight.mask_ndim
-            self.kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, self.config.max_num_seqs)
+        reader = self.backend if self.preflight.mode == "kernel" else None
+        pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
+        self.kv_cache = PagedKVCache(*pool, groups, self.config.max_num_seqs, self.preflight.mask_ndim)
+        if reader is not None:
+            changes += patch_model(self.model, reader)
         path = self.preflight.final_norm
         final_norm = FinalNorm(self.model, path) if path is not None else None
         if final_norm is not None:

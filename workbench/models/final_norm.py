@@ -16,6 +16,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from workbench.models.class_patch import ClassPatch, subclass_that_calls
+
 _SELECTED: ContextVar[tuple[nn.Module, mx.array] | None] = ContextVar("selected_rows", default=None)
 """The norm that selects, and the rows it selects. Per thread, so that engines that share a model do not interfere."""
 
@@ -23,11 +25,8 @@ LAST_WORDS = ("norm", "ln_f", "final_layernorm", "final_layer_norm", "final_norm
 """Usual names of final norms; they only decide the order in which candidates are tried."""
 
 
-class FinalNorm:
-    """A model's final norm, changed so that it can select rows.
-
-    The norm keeps its parameters and their names: its class is replaced by a subclass until `restore`. Several
-    objects may share a norm.
+class FinalNorm(ClassPatch):
+    """A model's final norm, changed so that it can select rows until `restore`.
 
     Attributes:
         path: Dotted name of the norm in the model.
@@ -36,11 +35,7 @@ class FinalNorm:
     def __init__(self, model: nn.Module, path: str) -> None:
         self.path = path
         self._norm: nn.Module = reduce(getattr, path.split("."), model)
-        self._held = True
-        if "num_holders" not in vars(self._norm):
-            self._norm.__class__ = _selecting(type(self._norm))
-            self._norm.num_holders = 0
-        self._norm.num_holders += 1
+        super().__init__([self._norm], _selecting)
 
     @contextmanager
     def selecting(self, rows: mx.array) -> Iterator[None]:
@@ -50,16 +45,6 @@ class FinalNorm:
             yield
         finally:
             _SELECTED.reset(token)
-
-    def restore(self) -> None:
-        """Restore the norm's class if no other object needs the change. A second call does nothing."""
-        if not self._held:
-            return
-        self._held = False
-        self._norm.num_holders -= 1
-        if self._norm.num_holders == 0:
-            del self._norm.num_holders
-            self._norm.__class__ = type(self._norm).__bases__[0]
 
 
 def norm_candidates(model: nn.Module) -> list[str]:
@@ -87,4 +72,4 @@ def _selecting(norm_class: type[nn.Module]) -> type[nn.Module]:
             x = x[selected[1]]
         return norm_class.__call__(self, x, *args, **kwargs)
 
-    return type(norm_class.__name__, (norm_class,), {"__call__": call, "__module__": norm_class.__module__})
+    return subclass_that_calls(norm_class, call)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -135,12 +135,12 @@ def load_model(
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     _check_activations(activations, weights, keep, on_gpu)
-    wanted = _check_dtype(dtype)
+    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group)
     try:
-        loaded = _load(name_or_path, wanted, on_gpu, keep, group)
+        loaded = _load(name_or_path, wanted)
     except WrongProductError as problem:
         log.warning('weights="packed" becomes weights="float32": %s', problem)
-        return _load(name_or_path, wanted, on_gpu, "no", group)
+        return _load(name_or_path, wanted._replace(keep="no"))
     if activations == "int8":
         from workbench.models.packed.int8 import use_int8
 
@@ -169,19 +169,26 @@ def _check_activations(activations: Activations, weights: Weights, keep: Keep, o
         raise ValueError(f'activations="int8" is not possible: {reason}; use activations="float32"')
 
 
-def _load(
-    name_or_path: str | Path, wanted: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
-) -> LoadedModel:
-    """The model of a name, with weights kept in one way."""
+class _Wanted(NamedTuple):
+    """The way to load a model: arguments of `load_model` on this machine."""
+
+    dtype: mx.Dtype | None
+    on_gpu: bool
+    keep: Keep
+    group: mx.distributed.Group | None
+
+
+def _load(name_or_path: str | Path, wanted: _Wanted) -> LoadedModel:
+    """The model of a name."""
     if is_bundled(name_or_path):
-        return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted, on_gpu, keep, group)
+        return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted)
     path = Path(name_or_path).expanduser()
     if path.is_file():
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a GGUF file; give a GGUF file, a folder or a repository")
-        return _load_gguf(path.stem, path, wanted, on_gpu, keep, group)
-    return _load_with_mlx_lm(str(name_or_path), wanted, on_gpu, keep, group)
+        return _load_gguf(path.stem, path, wanted)
+    return _load_with_mlx_lm(str(name_or_path), wanted)
 
 
 def _kept_weights(
@@ -224,11 +231,10 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
     return wanted
 
 
-def _load_gguf(
-    name: str, path: Path, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
-) -> LoadedModel:
+def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
-    found_before = _found_before(file.paths, dtype, keep, group)
+    dtype, on_gpu, keep, group = wanted
+    found_before = _found_before(file.paths, wanted)
     tokenizer = GGUFTokenizer(file.metadata)
     file.forget_tokenizer()
     if dtype is None:
@@ -263,13 +269,12 @@ def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
     return mx.bfloat16 if "BF16" in types or file.metadata.get("general.architecture") == "gemma3" else mx.float16
 
 
-def _load_with_mlx_lm(
-    name: str, dtype: mx.Dtype | None, on_gpu: bool, keep: Keep, group: mx.distributed.Group | None
-) -> LoadedModel:
+def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
     from mlx_lm.utils import load as mlx_lm_load
 
     from workbench.models.dequantise import dequantise
 
+    dtype, on_gpu, keep, group = wanted
     location = check_location(name)
     if group is not None:
         check_heads_divide(name, read_config(location), group.size())
@@ -289,7 +294,7 @@ def _load_with_mlx_lm(
         kind = ValueError if Path(location).is_dir() else OSError
         raise kind(why_not_loaded(problem, location)) from problem
     folder = Path(location)
-    found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], dtype, keep, group)
+    found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], wanted)
     if dtype is None and not on_gpu:
         dtype = mx.float32
     if keep == "packed":
@@ -322,12 +327,11 @@ def _load_with_mlx_lm(
     )
 
 
-def _found_before(
-    files: Sequence[Path], dtype: mx.Dtype | None, keep: Keep, group: mx.distributed.Group | None
-) -> Remembered:
+def _found_before(files: Sequence[Path], wanted: _Wanted) -> Remembered:
     """Findings of earlier starts about a model; none about one that is shared, or whose files are elsewhere."""
     files = [path for path in files if path.is_file()]
-    return remembered(files, dtype=str(dtype), weights=keep) if files and group is None else NOTHING
+    known = files and wanted.group is None
+    return remembered(files, dtype=str(wanted.dtype), weights=wanted.keep) if known else NOTHING
 
 
 def _parts(model: nn.Module) -> list[Any]:

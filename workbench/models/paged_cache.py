@@ -36,6 +36,17 @@ def flat_caches(specs: Sequence[CacheSpec]) -> list[LayerKV | LayerState]:
 class PagedKVCache:
     """The block pool of a whole model: one cache per layer and kind of cache.
 
+    Args:
+        specs: Contents of each entry of the model's cache argument.
+        num_blocks: Blocks in the pool.
+        block_size: Tokens per block.
+        backend: The attention backend that reads and writes the pool, which needs `workbench.models.patch`; None to
+            gather the context for the model's own attention.
+        groups: KV cache group of each cache; None for one group.
+        num_states: Maximum number of requests that have a state.
+        mask_ndim: Axes of the masks without a backend: 4 for MLX's attention, 5 if the model groups its query heads
+            itself.
+
     Attributes:
         argument: The model's ``cache`` argument.
         layers: The caches of attention in it.
@@ -47,15 +58,21 @@ class PagedKVCache:
 
     def __init__(
         self,
-        argument: Sequence[Any],
+        specs: Sequence[CacheSpec],
         num_blocks: int,
         block_size: int,
-        num_states: int,
-        backend: AttentionBackend | None = None,
+        backend: AttentionBackend | None,
+        groups: Sequence[int] | None = None,
+        num_states: int = 0,
+        mask_ndim: int = 4,
     ) -> None:
-        """See `for_kernel` and `for_gathering`."""
-        self.argument = list(argument)
-        flat = [one for entry in argument for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
+            if backend is None:
+                return GatheredLayerCache(layer, memory, mask_ndim, group)
+            return PagedLayerCache(layer, memory, backend, group)
+
+        self.argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
+        flat = [one for entry in self.argument for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
         self.layers = [one for one in flat if isinstance(one, LayerCache)]
         self.states = [one for one in flat if isinstance(one, StateLayerCache)]
         self.backend = backend
@@ -66,60 +83,6 @@ class PagedKVCache:
             tuple(index.setdefault(id(array), len(index)) for array in layer.state) for layer in self.layers
         ]
         mx.eval(self.arrays)
-
-    @classmethod
-    def for_kernel(
-        cls,
-        specs: Sequence[CacheSpec],
-        num_blocks: int,
-        block_size: int,
-        backend: AttentionBackend,
-        groups: Sequence[int] | None = None,
-        num_states: int = 0,
-    ) -> PagedKVCache:
-        """A pool that an attention backend reads and writes; needs `workbench.models.patch`.
-
-        Args:
-            specs: Contents of each entry of the model's cache argument.
-            num_blocks: Blocks in the pool.
-            block_size: Tokens per block.
-            backend: The attention backend.
-            groups: KV cache group of each cache; None for one group.
-            num_states: Maximum number of requests that have a state.
-        """
-
-        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
-            return PagedLayerCache(layer, memory, backend, group)
-
-        argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
-        return cls(argument, num_blocks, block_size, num_states, backend)
-
-    @classmethod
-    def for_gathering(
-        cls,
-        specs: Sequence[CacheSpec],
-        num_blocks: int,
-        block_size: int,
-        mask_ndim: int = 4,
-        groups: Sequence[int] | None = None,
-        num_states: int = 0,
-    ) -> PagedKVCache:
-        """A pool whose context is gathered for the model's own attention.
-
-        Args:
-            specs: Contents of each entry of the model's cache argument.
-            num_blocks: Blocks in the pool.
-            block_size: Tokens per block.
-            mask_ndim: Axes of the masks: 4 for MLX's attention, 5 if the model groups its query heads itself.
-            groups: KV cache group of each cache; None for one group.
-            num_states: Maximum number of requests that have a state.
-        """
-
-        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
-            return GatheredLayerCache(layer, memory, mask_ndim, group)
-
-        argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
-        return cls(argument, num_blocks, block_size, num_states)
 
     @property
     def kernel_layers(self) -> list[PagedLayerCache]:

@@ -284,12 +284,11 @@ class _Trial:
         groups = [int(isinstance(one, LayerState)) for one in flat]
         narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
         patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
-        pool = (narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE)
+        reader = backend if mode == "kernel" else None
+        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, NUM_SEQS, mask_ndim)
         if mode == "kernel":
-            kv_cache = PagedKVCache.for_kernel(*pool, backend, groups, NUM_SEQS)
             patches += patch_model(self.model, backend)
         else:
-            kv_cache = PagedKVCache.for_gathering(*pool, mask_ndim, groups, NUM_SEQS)
             windows = [one.window for one in flat if isinstance(one, LayerKV)]
             for window, layer_cache in zip(windows, kv_cache.layers):
                 _narrow(layer_cache, window)

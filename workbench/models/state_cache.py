@@ -25,6 +25,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import ArraysCache
 
 from workbench.attention.metadata import AttentionMetadata
+from workbench.models.class_patch import ClassPatch, subclass_that_calls
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def _laid_back(results: Sequence[Any], order: mx.array | None) -> Any:
 # -- mixers ---------------------------------------------------------------------------------------------------
 
 
-class MixerPatch:
+class MixerPatch(ClassPatch):
     """A hold on the mixers of a model, whose calls go through a `StateLayerCache` if they are given one.
 
     Args:
@@ -238,24 +239,7 @@ class MixerPatch:
 
     def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
         modules = dict(model.named_modules())
-        self._mixers: list[nn.Module] = [modules[path] for path in paths]
-        self._held = True
-        for mixer in self._mixers:
-            if "num_holders" not in vars(mixer):
-                mixer.__class__ = _by_sequence(type(mixer))
-                mixer.num_holders = 0
-            mixer.num_holders += 1
-
-    def restore(self) -> None:
-        """Restore the classes of mixers that no other object needs changed. A second call does nothing."""
-        if not self._held:
-            return
-        self._held = False
-        for mixer in self._mixers:
-            mixer.num_holders -= 1
-            if mixer.num_holders == 0:
-                del mixer.num_holders
-                mixer.__class__ = type(mixer).__bases__[0]
+        super().__init__([modules[path] for path in paths], _by_sequence)
 
 
 @cache
@@ -268,7 +252,7 @@ def _by_sequence(mixer_class: type[nn.Module]) -> type[nn.Module]:
                 return value.run(partial(mixer_class.__call__, self), args, kwargs)
         return mixer_class.__call__(self, *args, **kwargs)
 
-    return type(mixer_class.__name__, (mixer_class,), {"__call__": call, "__module__": mixer_class.__module__})
+    return subclass_that_calls(mixer_class, call)
 
 
 @contextmanager
@@ -319,4 +303,4 @@ def _watched(base: type[nn.Module], call: Callable[..., Any]) -> type[nn.Module]
     def watch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return call(base.__call__, self, args, kwargs)
 
-    return type(base.__name__, (base,), {"__call__": watch, "__module__": base.__module__})
+    return subclass_that_calls(base, watch)

@@ -2,8 +2,8 @@
 
 A template comes with a model's file and is a program of a stranger. Jinja's sandbox keeps it from reaching anything;
 the limits here keep it from using up the machine. Compiling counts too, because Jinja computes constants at that time.
-The process imports nothing but Jinja, reads requests from standard input and writes answers to standard output, each
-a length of 8 bytes and JSON.
+The process imports nothing but Jinja and the standard library. Requests and answers are JSON, and come and go through
+the connection whose descriptor is its argument.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sized
 from datetime import datetime
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 from jinja2 import Template, nodes
@@ -164,21 +165,19 @@ def limit_resources() -> None:
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until the other side ends."""
     compiled("{% for m in messages %}{{ m.content | trim }}{% endfor %}")  # imports what Jinja imports when it is used
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    other_side = Connection(int(sys.argv[1]))
     limit_resources()
-    answers.write(bytes(8))  # an empty answer: ready
-    answers.flush()
-    while len(header := requests.read(8)) == 8:
-        request = json.loads(requests.read(int.from_bytes(header, "big")))
-        try:
-            encoded = json.dumps(answer(request)).encode()
-        except MemoryError:
-            encoded = json.dumps({"error": "MemoryError", "message": "its text is too large"}).encode()
-        answers.write(len(encoded).to_bytes(8, "big"))
-        answers.write(encoded)
-        answers.flush()
+    other_side.send_bytes(b"")  # ready
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            request = json.loads(other_side.recv_bytes())
+            try:
+                encoded = json.dumps(answer(request)).encode()
+            except MemoryError:
+                encoded = json.dumps({"error": "MemoryError", "message": "its text is too large"}).encode()
+            other_side.send_bytes(encoded)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ after a template that took too much.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
+import multiprocessing
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -40,64 +39,45 @@ class TemplateProcess:
     """The process; it answers one request at a time."""
 
     def __init__(self) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("template_process.py"))]
+        self._connection, its_end = multiprocessing.Pipe()
+        command = [sys.executable, str(Path(__file__).with_name("template_process.py")), str(its_end.fileno())]
         # One arena: address space that the allocator sets aside for threads would count as the template's.
         environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
+        null = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0, start_new_session=True
+            command, stdin=null, stdout=null, env=environment, pass_fds=[its_end.fileno()], start_new_session=True
         )
+        its_end.close()
         self.pid = os.getpid()
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._in, False)
-        os.set_blocking(self._out, False)
-        self._exchange(b"", time.monotonic() + START_SECONDS)
+        self._receive(START_SECONDS)
 
     def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         """The answer to a request.
 
         Raises:
             TimeoutError: There was none in time.
-            OSError: The process ended.
+            OSError: The process ended, or its answer is too long.
         """
-        answer = self._exchange(len(request).to_bytes(8, "big") + request, time.monotonic() + seconds)
-        return json.loads(answer)
+        self._connection.send_bytes(request)
+        return json.loads(self._receive(seconds))
 
-    def _exchange(self, to_send: bytes, deadline: float) -> bytes:
-        rest, received = memoryview(to_send), bytearray()
-        length: int | None = None
-        waiting = select.poll()  # select() cannot watch a descriptor above 1023
-        waiting.register(self._out, select.POLLIN)
-        if rest:
-            waiting.register(self._in, select.POLLOUT)
-        while length is None or len(received) < 8 + length:
-            left = deadline - time.monotonic()
-            if left <= 0:
+    def _receive(self, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        # In short pieces: another thread may have asked this one to stop.
+        while not self._connection.poll(min(0.1, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
                 raise TimeoutError
-            # In short pieces: another thread may have asked this one to stop.
-            for descriptor, _ in waiting.poll(min(left, 0.1) * 1000):
-                if descriptor == self._in:
-                    rest = rest[os.write(self._in, rest[:65536]) :]
-                    if not rest:
-                        waiting.unregister(self._in)
-                    continue
-                piece = os.read(self._out, 1 << 20)
-                if not piece:
-                    raise OSError("the process that renders chat templates has ended")
-                received += piece
-            if length is None and len(received) >= 8:
-                length = int.from_bytes(received[:8], "big")
-                if length > MAX_ANSWER_BYTES:
-                    raise OSError("the process that renders chat templates gave an answer that is too long")
-        return bytes(received[8 : 8 + length])
+        try:
+            return self._connection.recv_bytes(MAX_ANSWER_BYTES)
+        except (EOFError, ConnectionError):
+            raise OSError("the process that renders chat templates has ended") from None
+        except OSError:
+            raise OSError("the process that renders chat templates gave an answer that is too long") from None
 
     def end(self) -> None:
         """End the process at once."""
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        self._connection.close()
         self._process.wait()
 
 

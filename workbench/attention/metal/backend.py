@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import msgspec
 
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metal.launch import PagedVarlenKernels, check_supported
 from workbench.attention.metal.tile_shape import TileShape
-from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from workbench.attention.metadata import AttentionMetadata
     from workbench.attention.options import AttentionOptions
 
@@ -34,9 +35,14 @@ class MetalSourceBackend(AttentionBackend):
         self.kernels = PagedVarlenKernels(self.kernel_maker(), **launch_options)
 
     @staticmethod
+    @abstractmethod
     def kernel_maker() -> Callable[..., Any]:
         """A function with the signature of ``mx.fast.metal_kernel``."""
-        raise NotImplementedError
+
+    @property
+    def replayable_kernels(self) -> PagedVarlenKernels | None:
+        """See `AttentionBackend.replayable_kernels`."""
+        return self.kernels
 
     def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
         """See `AttentionBackend.check_supported`."""
@@ -53,45 +59,23 @@ class MetalSourceBackend(AttentionBackend):
         shape = TileShape.choose(head_dim, 2)
         return shape.block_q(num_heads // num_kv_heads), shape.tile_kv
 
-    def describe(
-        self,
-        metadata: AttentionMetadata,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str,
-        windows: tuple[int, ...] = (-1,),
-    ) -> KernelLaunch:
-        """See `AttentionBackend.describe`; includes the launch grid and the splits that were chosen."""
+    def _plan(
+        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+    ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
+        """See `AttentionBackend`; includes the launch grid and the splits that were chosen."""
         itemsize = getattr(mx, dtype).size
         shape = TileShape.choose(head_dim, itemsize)
-        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, windows[0])
+        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window)
         grid, threadgroup = self.kernels.geometry(plan, shape, num_heads, num_kv_heads)
-        return KernelLaunch(
-            backend=self.name,
-            grid=grid,
-            threadgroup=threadgroup,
-            block_q=shape.block_q(num_heads // num_kv_heads),
-            block_kv=shape.tile_kv,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dtype=dtype,
-            windows=windows,
-            work_items=msgspec.convert(plan.work_list.tolist(), tuple[WorkItem, ...]),
-            details={"threadgroup_bytes": shape.threadgroup_bytes, "merged_rows": len(plan.merged_rows)},
-        )
+        details = {"threadgroup_bytes": shape.threadgroup_bytes, "merged_rows": len(plan.merged_rows)}
+        tile = shape.block_q(num_heads // num_kv_heads), shape.tile_kv
+        return plan.work_list, tile, {"grid": grid, "threadgroup": threadgroup, "details": details}
 
 
 class MetalBackend(MetalSourceBackend):
     """The kernels on an Apple GPU."""
 
     name = "metal"
-
-    @property
-    def replayable_kernels(self) -> PagedVarlenKernels:
-        """See `AttentionBackend.replayable_kernels`."""
-        return self.kernels
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
@@ -103,11 +87,6 @@ class CudaBackend(MetalSourceBackend):
     """The kernels on an NVIDIA GPU, see `workbench.attention.metal.cuda`."""
 
     name = "cuda"
-
-    @property
-    def replayable_kernels(self) -> PagedVarlenKernels:
-        """See `AttentionBackend.replayable_kernels`."""
-        return self.kernels
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
@@ -121,6 +100,7 @@ class MslBackend(MetalSourceBackend):
     """The kernels on any CPU with every access checked, see `workbench.msl`; slow."""
 
     name = "msl"
+    replayable_kernels = None
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:

@@ -46,6 +46,7 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_EXPERT_SIZE = {"moe_intermediate_size": "expert_feed_forward_length"}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LFM2_TENSORS = {
     **_ATTENTION_AND_MLP,
@@ -143,21 +144,6 @@ def _llama_config(h: Hyperparameters) -> dict[str, Any]:
     }
 
 
-def _refuse_other_head_sizes(h: Hyperparameters, config: Mapping[str, Any]) -> None:
-    """Refuse heads that do not add up to the hidden size, from which these mlx-lm models compute their size."""
-    if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
-        raise GGUFError(
-            f"{h.file.path}: {h.file.metadata['general.architecture']} heads of {config['head_dim']} do not add up to "
-            f"embedding_length={config['hidden_size']}, which is not supported"
-        )
-
-
-def _qwen2_config(h: Hyperparameters) -> dict[str, Any]:
-    config = _common_config(h)
-    _refuse_other_head_sizes(h, config)
-    return config
-
-
 def _experts_config(h: Hyperparameters) -> dict[str, Any]:
     """The fields of mixtures whose router is a softmax over all experts (llama.cpp's ``build_moe_ffn``)."""
     h.require("expert_gating_func", 1)  # softmax
@@ -165,31 +151,8 @@ def _experts_config(h: Hyperparameters) -> dict[str, Any]:
     return {
         **_common_config(h),
         "num_experts": num_experts,
+        "num_local_experts": num_experts,  # Mixtral's name of it
         "num_experts_per_tok": h.count("expert_used_count", high=num_experts),
-    }
-
-
-def _mixtral_config(h: Hyperparameters) -> dict[str, Any]:
-    config = _experts_config(h)
-    _refuse_other_head_sizes(h, config)
-    return config | {"num_local_experts": config["num_experts"]}
-
-
-def _qwen2_moe_config(h: Hyperparameters) -> dict[str, Any]:
-    config = _experts_config(h) | {
-        "moe_intermediate_size": h.count("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": h.count("expert_shared_feed_forward_length"),
-    }
-    _refuse_other_head_sizes(h, config)
-    return config
-
-
-def _qwen3_moe_config(h: Hyperparameters) -> dict[str, Any]:
-    return _experts_config(h) | {
-        "moe_intermediate_size": h.count("expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
     }
 
 
@@ -223,17 +186,12 @@ def _lfm2_config(h: Hyperparameters) -> dict[str, Any]:
     config = _common_config(h, num_kv_heads=different.pop())
     if config["rope_scaling"] is not None:
         raise GGUFError(f"{h.file.path}: RoPE scaling is not supported for architecture 'lfm2'")
-    _refuse_other_head_sizes(h, config)
     return config | {
         "norm_eps": config["rms_norm_eps"],
         "full_attn_idxs": attention_layers,
         "conv_L_cache": h.count("shortconv.l_cache", low=2),
-        "conv_bias": False,  # a file with biases has tensors that are unknown here
         "block_dim": config["hidden_size"],
         "block_ff_dim": config["intermediate_size"],
-        "block_auto_adjust_ff_dim": False,  # the file has the adjusted size
-        "block_multiple_of": 1,
-        "block_ffn_dim_multiplier": 1.0,
     }
 
 
@@ -243,7 +201,10 @@ class Architecture:
 
     Attributes:
         model_type: Module of ``mlx_lm.models``.
-        config: Makes the fields of that module's ``ModelArgs`` from the hyperparameters.
+        fields: Makes fields of that module's ``ModelArgs`` from the hyperparameters.
+        counts: Fields that are counts among the hyperparameters, with their keys.
+        constants: Fields that are the same in every file.
+        equal_heads: Whether the mlx-lm model computes the size of heads from the hidden size.
         block_tensors: Module of a layer by the tensor's name without "blk.N." and ".weight" or ".bias".
         outer_tensors: Module outside the layers by the tensor's name without ".weight".
         biases: Tensors of ``block_tensors`` that may have a bias.
@@ -254,13 +215,30 @@ class Architecture:
     """
 
     model_type: str
-    config: Callable[[Hyperparameters], dict[str, Any]]
+    fields: Callable[[Hyperparameters], dict[str, Any]]
     block_tensors: Mapping[str, str]
     outer_tensors: Mapping[str, str] = field(default_factory=lambda: _OUTER)
     biases: tuple[str, ...] = ()
     interleaved_rope: bool = False
     norm_offset: float = 0.0
     factored_rope: bool = False
+    counts: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    equal_heads: bool = False
+
+    def config(self, h: Hyperparameters) -> dict[str, Any]:
+        """The fields of ``ModelArgs``.
+
+        Raises:
+            GGUFError: Metadata is missing, or has a value that the mlx-lm model does not have.
+        """
+        config = {**self.fields(h), **{name: h.count(key) for name, key in self.counts.items()}, **self.constants}
+        if self.equal_heads and config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
+            raise GGUFError(
+                f"{h.file.path}: {h.file.metadata['general.architecture']} heads of {config['head_dim']} do not add up "
+                f"to embedding_length={config['hidden_size']}, which is not supported"
+            )
+        return config
 
     def parameter_name(self, tensor_name: str) -> str | None:
         """Name of a tensor among the mlx-lm model's parameters, None if it is unknown."""
@@ -279,7 +257,7 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture(
         model_type="llama",
-        config=_llama_config,
+        fields=_llama_config,
         block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS},
         biases=tuple(_ATTENTION_AND_MLP),
         interleaved_rope=True,
@@ -287,40 +265,52 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture(
         model_type="qwen2",
-        config=_qwen2_config,
+        fields=_common_config,
+        equal_heads=True,
         block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS},
         biases=("attn_q", "attn_k", "attn_v"),
     ),
     "qwen3": Architecture(
         model_type="qwen3",
-        config=_common_config,
+        fields=_common_config,
         block_tensors={**_ATTENTION_AND_MLP, **_PRE_NORMS, **_QK_NORMS},
     ),
     "qwen2moe": Architecture(
         model_type="qwen2_moe",
-        config=_qwen2_moe_config,
+        fields=_experts_config,
+        counts=_EXPERT_SIZE | {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+        equal_heads=True,
         block_tensors={**_ATTENTION, **_PRE_NORMS, **_EXPERTS, **_SHARED_EXPERT},
         biases=("attn_q", "attn_k", "attn_v"),
     ),
     "qwen3moe": Architecture(
         model_type="qwen3_moe",
-        config=_qwen3_moe_config,
+        fields=_experts_config,
+        counts=_EXPERT_SIZE,
+        constants={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
         block_tensors={**_ATTENTION, **_PRE_NORMS, **_QK_NORMS, **_EXPERTS},
     ),
     "olmoe": Architecture(
         model_type="olmoe",
-        config=_experts_config,
+        fields=_experts_config,
         block_tensors={**_ATTENTION, **_PRE_NORMS, **_QK_NORMS, **_EXPERTS},
     ),
     "gemma3": Architecture(
         model_type="gemma3_text",
-        config=_gemma3_config,
+        fields=_gemma3_config,
         block_tensors={**_ATTENTION_AND_MLP, **_SANDWICH_NORMS, **_QK_NORMS},
         norm_offset=1.0,  # the file holds the factor itself, mlx-lm adds 1 to its weight
     ),
     "lfm2": Architecture(
         model_type="lfm2",
-        config=_lfm2_config,
+        fields=_lfm2_config,
+        constants={
+            "conv_bias": False,  # a file with biases has tensors that are unknown here
+            "block_auto_adjust_ff_dim": False,  # the file has the adjusted size
+            "block_multiple_of": 1,
+            "block_ffn_dim_multiplier": 1.0,
+        },
+        equal_heads=True,
         block_tensors=_LFM2_TENSORS,
         outer_tensors={"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm"},
     ),
@@ -328,7 +318,8 @@ ARCHITECTURES = {
 
 _MIXTRAL = Architecture(
     model_type="mixtral",
-    config=_mixtral_config,
+    fields=_experts_config,
+    equal_heads=True,
     block_tensors={
         **_ATTENTION,
         **_PRE_NORMS,

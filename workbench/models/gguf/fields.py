@@ -7,7 +7,7 @@ size; for any other value an error names the key, the value and the allowed rang
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -25,6 +25,14 @@ def shown(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def _checked(metadata: Mapping[str, Any], key: str, default: Any, fits: Callable[[Any], bool], description: str) -> Any:
+    """The value of a key, or ``default``; None as it is, and anything else that does not fit is refused."""
+    value = metadata.get(key, default)
+    if value is not None and not fits(value):
+        raise GGUFError(f"metadata {key}={shown(value)} must be {description}")
+    return value
+
+
 def whole_number(
     metadata: Mapping[str, Any], key: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE
 ) -> int | None:
@@ -33,12 +41,9 @@ def whole_number(
     Raises:
         GGUFError: It is something else.
     """
-    value = metadata.get(key, default)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise GGUFError(f"metadata {key}={shown(value)} must be an integer from {low} to {high}")
-    return value
+    return _checked(
+        metadata, key, default, lambda v: type(v) is int and low <= v <= high, f"an integer from {low} to {high}"
+    )
 
 
 def number(
@@ -49,14 +54,8 @@ def number(
     Raises:
         GGUFError: It is something else.
     """
-    value = metadata.get(key, default)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise GGUFError(f"metadata {key}={shown(value)} must be a finite number")
-    if value <= above:
-        raise GGUFError(f"metadata {key}={shown(value)} must be above {above:g}")
-    return value
+    _checked(metadata, key, default, lambda v: type(v) in (int, float) and math.isfinite(v), "a finite number")
+    return _checked(metadata, key, default, lambda v: v > above, f"above {above:g}")
 
 
 def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
@@ -65,10 +64,7 @@ def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
     Raises:
         GGUFError: It is something else.
     """
-    value = metadata.get(key, default)
-    if not isinstance(value, bool):
-        raise GGUFError(f"metadata {key}={shown(value)} must be true or false")
-    return value
+    return _checked(metadata, key, default, lambda v: isinstance(v, bool), "true or false")
 
 
 def text(metadata: Mapping[str, Any], key: str) -> str | None:
@@ -77,10 +73,7 @@ def text(metadata: Mapping[str, Any], key: str) -> str | None:
     Raises:
         GGUFError: It is something else.
     """
-    value = metadata.get(key)
-    if value is not None and not isinstance(value, str):
-        raise GGUFError(f"metadata {key}={shown(value)} must be a text")
-    return value
+    return _checked(metadata, key, None, lambda v: isinstance(v, str), "a text")
 
 
 def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None) -> list[Any] | None:
@@ -95,12 +88,9 @@ def list_of(metadata: Mapping[str, Any], key: str, kind: type, length: int | Non
     Raises:
         GGUFError: It is something else.
     """
-    value = metadata.get(key)
-    if value is None:
-        return None
     kinds = {int, float} if kind is float else {kind}
-    if not isinstance(value, list) or not set(map(type, value)) <= kinds:
-        raise GGUFError(f"metadata {key}={shown(value)} must be a list of {'texts' if kind is str else kind.__name__}")
-    if length is not None and len(value) != length:
+    description = f"a list of {'texts' if kind is str else kind.__name__}"
+    value = _checked(metadata, key, None, lambda v: isinstance(v, list) and set(map(type, v)) <= kinds, description)
+    if value is not None and length is not None and len(value) != length:
         raise GGUFError(f"metadata {key} has {len(value)} entries, it must have {length}")
     return value

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,14 +16,7 @@ from workbench.models.gguf.hyperparameters import Hyperparameters
 from workbench.models.gguf.quantized import QUANTIZED_BITS, QUANTIZED_GROUP_SIZE, pack_quantized
 from workbench.models.remembered import NOTHING, Remembered
 
-if TYPE_CHECKING:
-    from workbench.models.packed.matrix import PackedMatrix
-    from workbench.models.packed.pack_model import Packed
-
 ROPE_FACTORS = "rope_freqs.weight"
-
-_BLOCK_BYTES = 2**21
-"""Stored bytes of a matrix that are packed at a time."""
 
 
 class FactoredRoPE(nn.Module):
@@ -110,7 +101,11 @@ def load_gguf_model(
 
     weights: dict[str, mx.array] = {}
     quantized: dict[str, int] = {}
-    packed = _packed_names(file, names, model) if pack else {}
+    packed = {}
+    if pack:
+        from workbench.models.gguf.packed_tensors import pack_tensors, packed_names
+
+        packed = packed_names(file, names, model)
     for tensor_name, parameter in names.items():
         if tensor_name in packed:
             continue
@@ -129,102 +124,12 @@ def load_gguf_model(
         nn.quantize(model, class_predicate=lambda path, _: _quantization_of(path, quantized))
     model.load_weights(list(weights.items()), strict=not packed)  # missing tensors have been refused above
     if packed:
-        from workbench.models.packed.pack_model import packed_layers, put_packed
-
-        sources = {}
-        for tensor_name, path in packed.items():
-            tensor = file.tensors[tensor_name]
-            sources[path] = _StoredTensor(tensor, tensor.raw, _row_order(tensor_name, architecture, config))
-
-        def layers() -> Iterator[Packed]:
-            for paths, matrices in packed_layers(sources, partial(_pack_in_blocks, file), remembered):
-                yield paths, matrices
-                for path in paths:  # Linux maps pages around one that is read, also some that were let go
-                    file.forget(sources[path].raw)
-
-        put_packed(model, layers(), dtype)
+        orders = {path: _row_order(name, architecture, config) for name, path in packed.items()}
+        pack_tensors(file, packed, orders, model, dtype, remembered)
     _apply_rope_factors(file, architecture, config, model)
     model.eval()
     mx.eval(model.parameters())
     return model, config
-
-
-def _packed_names(file: GGUFFile, names: dict[str, str], model: nn.Module) -> dict[str, str]:
-    """Tensor name and path of each layer whose weights can be packed."""
-    from workbench.cpu.formats import GGML_FORMATS
-    from workbench.models.packed.stored import LINEAR
-
-    layers = {path for path, module in model.named_modules() if type(module) in LINEAR}
-    return {
-        tensor_name: path
-        for tensor_name, parameter in names.items()
-        if (path := parameter.removesuffix(".weight")) in layers
-        and parameter.endswith(".weight")
-        and file.tensors[tensor_name].type_name in GGML_FORMATS
-    }
-
-
-class _StoredTensor(NamedTuple):
-    """A tensor that is packed, or an expert of it.
-
-    Attributes:
-        tensor: The tensor.
-        raw: Its stored rows [num_outputs, ...], or [num_experts, num_outputs, ...].
-        order: Order of the rows in the model, None to keep it.
-    """
-
-    tensor: GGUFTensor
-    raw: np.ndarray
-    order: np.ndarray | None
-
-    @property
-    def key(self) -> str:
-        return self.tensor.type_name
-
-    @property
-    def nbytes(self) -> int:
-        return self.raw.nbytes
-
-    @property
-    def num_experts(self) -> int:
-        return len(self.raw) if self.raw.ndim == 3 else 0
-
-    @property
-    def num_outputs(self) -> int:
-        return self.raw.shape[-2]
-
-    def expert(self, index: int) -> _StoredTensor:
-        return self._replace(raw=self.raw[index])
-
-    def rows(self, rows: Any) -> np.ndarray:
-        """Some rows as the model orders them, as they are stored; a view if the order is that of the file."""
-        return self.raw[rows if self.order is None else self.order[rows]]
-
-    def dequantised(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows as PyPI gguf dequantises them."""
-        return self.tensor.values(self.rows(rows))
-
-
-def _pack_in_blocks(file: GGUFFile, parts: Sequence[_StoredTensor]) -> PackedMatrix:
-    """Pack matrices that lie one below the other, and let go of each block of stored rows once it is packed.
-
-    An embedding can be most of a file: read as a whole, it would be in memory twice.
-    """
-    from workbench.cpu.formats import GGML_FORMATS
-    from workbench.models.packed.matrix import PackedMatrix
-
-    matrix = PackedMatrix(
-        GGML_FORMATS[parts[0].key], sum(part.num_outputs for part in parts), parts[0].tensor.shape[-1]
-    )
-    output = 0
-    for part in parts:
-        rows_per_block = max(1, _BLOCK_BYTES // part.raw[0].nbytes)
-        for first in range(0, part.num_outputs, rows_per_block):
-            block = slice(first, first + rows_per_block)
-            matrix.write_ggml(part.key, part.rows(block), output + first)
-            file.forget(part.raw[block])
-        output += part.num_outputs
-    return matrix
 
 
 def _parameter_names(file: GGUFFile, architecture: Architecture) -> dict[str, str]:

@@ -157,7 +157,7 @@ def from_ggml(type_name: str, parts: Sequence[np.ndarray]) -> PackedMatrix:
         GGML_FORMATS[type_name],
         num_columns,
         [(part,) for part in parts],
-        lambda matrix, part, first: matrix.write_ggml(type_name, *part, first),
+        lambda matrix, part, first: matrix.write_ggml(type_name, part[0], first),
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import llvmlite.binding
 import mlx.core as mx
@@ -19,7 +19,7 @@ from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Product
 from workbench.models.packed.matrix import PackedMatrix
-from workbench.models.packed.stored import Stored, pack, stored_weights
+from workbench.models.packed.stored import Source, pack, stored_weights
 from workbench.models.remembered import NOTHING, Remembered
 
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -114,37 +114,8 @@ def pack_model(model: nn.Module, dtype: mx.Dtype = mx.float32, remembered: Remem
     put_packed(model, layers(), dtype)
 
 
-class Source(Protocol):
-    """The stored weights of a layer."""
-
-    @property
-    def key(self) -> Hashable:
-        """Layers can share a matrix if these are equal."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the stored weights."""
-
-    @property
-    def num_experts(self) -> int:
-        """Number of experts; 0 for a layer that has one matrix."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Rows of the matrix, or of that of each expert."""
-
-    def expert(self: S, index: int) -> S:
-        """The weights of one expert."""
-
-    def dequantised(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows of the weights, float32 [len(rows), num_columns], dequantised by other code than ours."""
-
-
-S = TypeVar("S", bound=Source)
-
-
 def packed_layers(
-    sources: Mapping[str, S], pack: Callable[[Sequence[S]], PackedMatrix], remembered: Remembered
+    sources: Mapping[str, Source], pack: Callable[[Sequence[Any]], PackedMatrix], remembered: Remembered
 ) -> Iterator[Packed]:
     """Pack and check layers one after another, and the experts of a mixture one by one.
 
@@ -166,13 +137,13 @@ def packed_layers(
         for path in experts:
             source = sources[path]
             layer = PackedExperts([pack([source.expert(index)]) for index in range(source.num_experts)])
-            checks.check_experts(layer, partial(_rows_of_expert, source), path)
+            checks.check_experts(layer, lambda expert, rows, of=source: of.expert(expert).dequantised(rows), path)
             bar.update(source.nbytes)
             yield (path,), layer
     checks.keep()
 
 
-def _free(module: nn.Module, stored: Stored) -> None:
+def _free(module: nn.Module, stored: Source) -> None:
     """Let go of a layer's stored arrays: the packed ones have taken their place."""
     stored.arrays.clear()
     for name in {"weight", "scales", "biases"} & module.keys():
@@ -194,11 +165,6 @@ def _dequantised_rows(parts: Sequence[Source], rows: np.ndarray) -> np.ndarray:
     owners = np.searchsorted(bounds, rows, side="right") - 1
     # Only of layers that have some: MLX dequantises no empty array.
     return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in np.unique(owners)])
-
-
-def _rows_of_expert(source: Source, expert: int, rows: np.ndarray) -> np.ndarray:
-    """Some rows of the weights of an expert."""
-    return source.expert(expert).dequantised(rows)
 
 
 def _progress(size: int) -> tqdm[Any]:

@@ -110,7 +110,7 @@ class _Trial:
     def __init__(self, model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> None:
         self._model, self._backend = model, backend
         narrow = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in result.layers]
-        self._pool = PagedKVCache.for_kernel(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
+        self._pool = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
         token_ids = probe_tokens(model)
         self._steps = [pack_probe(step, token_ids) for step in STEPS]
 

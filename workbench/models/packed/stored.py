@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,28 +22,25 @@ LINEAR = (nn.Linear, nn.Embedding, SwitchLinear)
 _QUANTIZED = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)
 
 
-class Stored(NamedTuple):
-    """Stored weights that can be packed.
+@dataclass
+class Source(ABC):
+    """The stored weights of a layer.
 
     Attributes:
-        kind: "affine" or "mxfp4", MLX's quantisations, or the ggml type of floating-point numbers.
-        bits: Bits per weight.
-        scales: Type of the scales.
-        group_size: Columns per scale.
-        arrays: The weights, scales and biases, as far as the kind has them: [num_outputs, ...], or
+        arrays: The weights, and scales and biases as far as there are some: [num_outputs, ...] each, or
             [num_experts, num_outputs, ...].
     """
 
-    kind: str
-    bits: int
-    scales: ScaleKind
-    group_size: int
-    arrays: list[mx.array]
+    arrays: list[Any]
 
     @property
-    def key(self) -> tuple[str, int, ScaleKind]:
+    @abstractmethod
+    def key(self) -> Hashable:
         """Layers can share a matrix if these are equal."""
-        return self.kind, self.bits, self.scales
+
+    @abstractmethod
+    def dequantised(self, rows: np.ndarray) -> np.ndarray:
+        """Some rows of the weights, float32 [len(rows), num_columns], dequantised by other code than ours."""
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +57,31 @@ class Stored(NamedTuple):
         """Rows of the matrix, or of that of each expert."""
         return self.arrays[0].shape[-2]
 
-    def expert(self, index: int) -> Stored:
+    def expert(self, index: int) -> Self:
         """The weights of one expert."""
-        return self._replace(arrays=[array[index] for array in self.arrays])
+        return replace(self, arrays=[array[index] for array in self.arrays])
+
+
+@dataclass
+class Stored(Source):
+    """Stored weights of mlx-lm that can be packed.
+
+    Attributes:
+        kind: "affine" or "mxfp4", MLX's quantisations, or the ggml type of floating-point numbers.
+        bits: Bits per weight.
+        scales: Type of the scales.
+        group_size: Columns per scale.
+    """
+
+    kind: str
+    bits: int = 0
+    scales: ScaleKind = "none"
+    group_size: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, ScaleKind]:
+        """Layers can share a matrix if these are equal."""
+        return self.kind, self.bits, self.scales
 
     def dequantised(self, rows: np.ndarray) -> np.ndarray:
         """Some rows of the weights, float32 [len(rows), num_columns], as MLX dequantises them."""
@@ -79,11 +100,11 @@ def stored_weights(module: nn.Module) -> Stored | None:
         mode = getattr(module, "mode", "affine")
         if mode == "affine" and module.scales.dtype in _SCALES:
             arrays = [module.weight, module.scales, module.biases]
-            return Stored(mode, int(module.bits), _SCALES[module.scales.dtype], module.group_size, arrays)
+            return Stored(arrays, mode, int(module.bits), _SCALES[module.scales.dtype], module.group_size)
         if mode == "mxfp4":
-            return Stored(mode, 4, "bfloat16", module.group_size, [module.weight, module.scales])
+            return Stored([module.weight, module.scales], mode, 4, "bfloat16", module.group_size)
     if type(module) in LINEAR and module.weight.dtype in _NUMBERS:
-        return Stored(_NUMBERS[module.weight.dtype], 0, "none", 0, [module.weight])
+        return Stored([module.weight], _NUMBERS[module.weight.dtype])
     return None
 
 
