@@ -93,7 +93,7 @@ def test_a_launch_that_ends_when_its_step_is_forgotten(tiny_llama, tmp_path, mon
 
 
 def test_a_process_that_cannot_be_started_is_a_fault(smollm2, monkeypatch):
-    monkeypatch.setattr(shadow.sys, "executable", "/no/such/python")
+    monkeypatch.setattr("sys.executable", "/no/such/python")
     engine = run(smollm2, shadow_metal={"layer": 2})
     engine.step()
     assert engine._step.shadow.wait(120)

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 def layout_of(form: Format, num_units: int) -> Layout:
     """The layout of a matrix of ``num_units`` units."""
     numbers = [int(getattr(form, name) or 0) for name in Layout._fields[:-2]]
-    return Layout(*numbers, form.tile_bytes(num_units), num_units)
+    return Layout._make([*numbers, form.tile_bytes(num_units), num_units])
 
 
 class Scales(NamedTuple):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import queue
-import subprocess
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -16,9 +15,9 @@ import numpy as np
 
 from workbench.attention.dtypes import dtype_name
 from workbench.attention.metal import shadow_worker
-from workbench.attention.metal.shadow_worker import pack_arrays, receive, send
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
+from workbench.ground.connected import start_connected
 from workbench.trace import StepRecord, Supplement, Trace
 
 if TYPE_CHECKING:
@@ -132,32 +131,28 @@ class _Job:
 
 def _serve(jobs: queue.SimpleQueue[_Job | None], idle: threading.Event) -> None:
     """Pass jobs to the second process, which the first of them starts, and add what it answers to their traces."""
-    process: subprocess.Popen[bytes] | None = None
+    process = connection = None
     while (job := jobs.get()) is not None:
         try:
-            if process is None or process.poll() is not None:
-                command = [sys.executable, "-m", shadow_worker.__name__]
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            facts = _ask(process, job.arrays)
+            if process is None or connection is None or process.poll() is not None:
+                process, connection = start_connected("-m", shadow_worker.__name__)
+            facts = _ask(connection, job.arrays)
+        except EOFError:
+            facts = {"faults": ["the shadow process ended"]}
         except OSError as problem:
             facts = {"faults": [f"the shadow process could not be reached: {problem}"]}
         job.trace.add_supplement(Supplement(job.step, "shadow", {"layer": job.layer, **facts}))
         del job  # so that no trace is kept alive until the next job comes
         idle.set()
-    if process is not None:
-        process.communicate(timeout=30)
+    if process is not None and connection is not None:
+        connection.close()
+        process.wait(timeout=30)
 
 
-def _ask(process: subprocess.Popen[bytes], arrays: dict[str, Any]) -> dict[str, Any]:
-    """Let the second process run one call, and return its answer.
-
-    Raises:
-        OSError: The process does not read the call.
-    """
-    assert process.stdin is not None and process.stdout is not None  # both are pipes
-    send(process.stdin, pack_arrays(arrays))
-    answer = receive(process.stdout)
-    return {"faults": ["the shadow process ended"]} if answer is None else json.loads(answer)
+def _ask(connection: Connection, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Let the second process run one call, and return its answer."""
+    connection.send(arrays)
+    return json.loads(connection.recv_bytes())
 
 
 def _float32(array: mx.array) -> np.ndarray:

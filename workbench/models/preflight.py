@@ -20,13 +20,23 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
-from workbench.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm, norm_candidates
-from workbench.models.forward import forward_rows
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
 from workbench.models.state_cache import LayerState, MixerPatch, find_mixers
+from workbench.models.trial_steps import (
+    BLOCK_SIZE,
+    CONTROL_STEP,
+    NARROW_WINDOW,
+    NUM_SEQS,
+    NUM_TRIAL_BLOCKS,
+    POSITION_SHIFT,
+    STEPS,
+    pack_probe,
+    packed_logits,
+    probe_tokens,
+)
 
 log = logging.getLogger("workbench")
 
@@ -37,21 +47,6 @@ tie."""
 TOLERANCE_FLOAT32_GPU = 5e-3
 """GPUs multiply float32 matrices in TF32, and differently for a few rows than for many."""
 WORST_ROW = 10
-
-BLOCK_SIZE = 8
-NUM_SEQS, NUM_TOKENS = 3, 9
-BLOCK_TABLES = ((5, 2), (1, 6), (4, 3))
-NUM_TRIAL_BLOCKS = 1 + max(max(table) for table in BLOCK_TABLES)
-STEPS = (
-    ((2, 0, 7), (0, 0, 8), (1, 0, 1)),
-    ((0, 8, 1), (2, 7, 2), (1, 1, 8)),
-)
-"""Packed steps as (sequence, start, num_tokens): first chunks, then a decode beside chunks that end their prompt."""
-CONTROL_STEP = STEPS[-1][:2]
-POSITION_SHIFT = 3
-NARROW_WINDOW = 5
-"""Sliding windows are narrowed to this, in the plain model too, so that a few tokens are enough to test them."""
-
 
 _WAYS: tuple[tuple[Literal["kernel", "gather"], int], ...] = (("kernel", 0), ("gather", 4), ("gather", 5))
 """Ways to serve a model, the best one first, as (mode, mask_ndim) of a `PreflightResult`."""
@@ -220,12 +215,6 @@ def _window_of(index: int, cache: Any) -> int:
     )
 
 
-def probe_tokens(model: nn.Module) -> np.ndarray:
-    """Random token ids inside every embedding table, int32 [NUM_SEQS, NUM_TOKENS]."""
-    tables = [m.weight.shape[0] for m in model.modules() if isinstance(m, nn.Embedding | nn.QuantizedEmbedding)]
-    return np.random.default_rng(0).integers(1, min(tables, default=32), (NUM_SEQS, NUM_TOKENS), dtype=np.int32)
-
-
 def _layer_kv(index: int, cache: Any, window: int, excess: int) -> LayerKV:
     """Shape and type of the keys and values that the plain run left in a layer's cache."""
     if cache.keys is None:
@@ -366,17 +355,12 @@ class _Trial:
         With ``shift``, positions are shifted and each sequence gets the recurrent state of a neighbour.
         """
         metadata, positions, token_ids = pack_probe(step, self.token_ids)
-        last_rows = metadata.cu_seqlens_q[1:] - 1
         states = replace(metadata, block_table=np.roll(metadata.block_table, 1, axis=0)) if shift else metadata
-        kv_cache.begin_step(positions + np.int32(shift), metadata, states)
+        shifted = positions + np.int32(shift)
         try:
-            logits = forward_rows(self.model, token_ids, kv_cache, last_rows, final_norm)
-            mx.eval(logits, kv_cache.arrays)
-            computed = np.array(logits)
+            computed = packed_logits(self.model, kv_cache, metadata, shifted, token_ids, states, final_norm)
         except Exception as problem:
             raise _Mismatch(_why_it_fails(problem)) from problem
-        finally:
-            kv_cache.end_step()
         if any(reads != 1 for reads in kv_cache.reads):
             reads = " or ".join(f"{number:g}" for number in sorted(set(kv_cache.reads)))
             raise _Mismatch(f"layers called the paged attention {reads} times, expected once each")
@@ -384,22 +368,3 @@ class _Trial:
         if computed.shape != expected.shape:
             raise _Mismatch(f"logits have shape {computed.shape}, expected {expected.shape}")
         return np.sqrt(np.square(computed - expected).mean(axis=1)) / expected.std()
-
-
-def pack_probe(
-    step: Sequence[tuple[int, int, int]], token_ids: np.ndarray
-) -> tuple[AttentionMetadata, np.ndarray, np.ndarray]:
-    """A packed step of the preflight: its metadata, positions and token ids."""
-    sequences, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*step))
-    ranges = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts)]
-    tables = np.array(BLOCK_TABLES, dtype=np.int32)[sequences]
-    slots = [table[r // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + r % BLOCK_SIZE for table, r in zip(tables, ranges)]
-    metadata = AttentionMetadata(
-        cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        seqused_k=starts + counts,
-        block_table=tables,
-        slot_mapping=np.concatenate(slots),
-        block_size=BLOCK_SIZE,
-    )
-    tokens = np.concatenate([token_ids[seq, r] for seq, r in zip(sequences, ranges)])
-    return metadata, np.concatenate(ranges), tokens

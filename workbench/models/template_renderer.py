@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import atexit
 import json
-import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
+
+from workbench.ground.connected import start_connected
 
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 2**28
@@ -39,15 +38,10 @@ class TemplateProcess:
     """The process; it answers one request at a time."""
 
     def __init__(self) -> None:
-        self._connection, its_end = multiprocessing.Pipe()
-        command = [sys.executable, str(Path(__file__).with_name("template_process.py")), str(its_end.fileno())]
         # One arena: address space that the allocator sets aside for threads would count as the template's.
         environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
-        null = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            command, stdin=null, stdout=null, env=environment, pass_fds=[its_end.fileno()], start_new_session=True
-        )
-        its_end.close()
+        program = str(Path(__file__).with_name("template_process.py"))
+        self._process, self._connection = start_connected(program, env=environment, start_new_session=True)
         self.pid = os.getpid()
         self._receive(START_SECONDS)
 

@@ -1,46 +1,20 @@
 """The second process of a shadow launch: runs attention calls through the Metal source on the CPU.
 
-Calls arrive on standard input and results leave on standard output, each as a length (8 bytes) and that many bytes: a
-call is an .npz file of arrays, a result is JSON. ``workbench.engine.shadow`` is the other end.
+A call is a dictionary of arrays and numbers, a result is JSON. ``workbench.engine.shadow`` is the other end.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import signal
-import struct
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
-
-LENGTH = struct.Struct("<Q")
-
-
-def send(stream: IO[bytes], payload: bytes) -> None:
-    """Write one frame."""
-    stream.write(LENGTH.pack(len(payload)) + payload)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> bytes | None:
-    """Read one frame; None when the other end is closed."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    payload = stream.read(length)
-    return payload if len(payload) == length else None
-
-
-def pack_arrays(arrays: dict[str, Any]) -> bytes:
-    """Arrays and numbers as one .npz file."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
 
 
 def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -139,18 +113,17 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve calls until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which then closes this input
-    # The output of a compiler or a library must not get between frames.
-    frames, sys.stdout = sys.stdout.buffer, sys.stderr
-    while (payload := receive(sys.stdin.buffer)) is not None:
-        with np.load(io.BytesIO(payload), allow_pickle=False) as file:
-            call = dict(file)
-        try:
-            result = run_call(call)
-        except Exception as problem:
-            result = {"faults": [f"{type(problem).__name__}: {problem}"]}
-        send(frames, json.dumps(result).encode())
+    """Serve calls until the engine ends the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which then closes the connection
+    engine = Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            call = engine.recv()
+            try:
+                result = run_call(call)
+            except Exception as problem:
+                result = {"faults": [f"{type(problem).__name__}: {problem}"]}
+            engine.send_bytes(json.dumps(result).encode())
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def packed_layers(
         for path in experts:
             source = sources[path]
             layer = PackedExperts([pack([source.expert(index)]) for index in range(source.num_experts)])
-            checks.check_experts(layer, lambda expert, rows, of=source: of.expert(expert).dequantised(rows), path)
+            checks.check_experts(layer, source.rows_of_expert, path)
             bar.update(source.nbytes)
             yield (path,), layer
     checks.keep()

@@ -16,26 +16,24 @@ import mlx.nn as nn
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend
-from workbench.attention.metadata import AttentionMetadata
 from workbench.cpu.layer_loop import Model, ProductField
-from workbench.models.forward import forward_rows
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep
 from workbench.models.packed.description import Description, NotDescribed
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.patch import patch_model
-from workbench.models.preflight import (
+from workbench.models.preflight import TOLERANCE, PreflightResult
+from workbench.models.remembered import NOTHING, Remembered
+from workbench.models.trial_steps import (
     BLOCK_SIZE,
     NARROW_WINDOW,
     NUM_TRIAL_BLOCKS,
     POSITION_SHIFT,
     STEPS,
-    TOLERANCE,
-    PreflightResult,
     pack_probe,
+    packed_logits,
     probe_tokens,
 )
-from workbench.models.remembered import NOTHING, Remembered
 
 INT8_RATIO = 4.0
 """Largest error of the compiled pass with activations of 8 bits, in units of the error of the model's own layers with
@@ -118,7 +116,7 @@ class _Trial:
         """Logits of each chunk's last row, computed by the model's own layers: an array for each step."""
         patches = patch_model(self._model, self._backend)
         try:
-            return [_logits_by_layer(self._model, self._pool, *step) for step in self._steps]
+            return [packed_logits(self._model, self._pool, *step) for step in self._steps]
         finally:
             for patch in patches:
                 patch.restore()
@@ -178,18 +176,6 @@ def _in_wrong_order(tables: Model) -> Model:
     codes = products[:, ProductField.CODES]
     codes[:] = np.where(codes == 0, 0, np.where(codes == 8, 4, 8))
     return tables._replace(products=products)
-
-
-def _logits_by_layer(
-    model: nn.Module, kv_cache: PagedKVCache, metadata: AttentionMetadata, positions: np.ndarray, token_ids: np.ndarray
-) -> np.ndarray:
-    kv_cache.begin_step(positions, metadata)
-    try:
-        logits = forward_rows(model, token_ids, kv_cache, metadata.cu_seqlens_q[1:] - 1, None)
-        mx.eval(logits, kv_cache.arrays)
-    finally:
-        kv_cache.end_step()
-    return np.array(logits)
 
 
 def worst_error(logits: list[np.ndarray], expected: list[np.ndarray]) -> float:

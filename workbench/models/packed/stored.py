@@ -61,6 +61,10 @@ class Source(ABC):
         """The weights of one expert."""
         return replace(self, arrays=[array[index] for array in self.arrays])
 
+    def rows_of_expert(self, index: int, rows: np.ndarray) -> np.ndarray:
+        """`dequantised` of one expert."""
+        return self.expert(index).dequantised(rows)
+
 
 @dataclass
 class Stored(Source):
