@@ -128,19 +128,26 @@ def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratc
 
 
 @jit
+def _run_from(position, stop, table, shapes):
+    """The positions from one to the end of its block or to ``stop``: their number, and their place in a cache."""
+    block_size, row_size = shapes.block_size, shapes.num_kv_heads * shapes.head_dim
+    offset = position % block_size
+    place = (np.int64(table[position // block_size]) * block_size + offset) * row_size
+    return min(block_size - offset, stop - position), place
+
+
+@jit
 def _score_tile(start, stop, k_cache, v_cache, table, shapes, scratch):
     """Scores of KV positions [start, stop) for all heads; prefetches the values of the same positions."""
-    head_dim, block_size, row_size = shapes.head_dim, shapes.block_size, shapes.num_kv_heads * shapes.head_dim
+    head_dim, row_size = shapes.head_dim, shapes.num_kv_heads * shapes.head_dim
     group = shapes.num_heads // shapes.num_kv_heads
     position = start
     while position < stop:
-        offset = position % block_size
-        run = min(block_size - offset, stop - position)
-        run_at = (np.int64(table[position // block_size]) * block_size + offset) * row_size
+        run, run_at = _run_from(position, stop, table, shapes)
+        at = position - start
         for kv_head in range(shapes.num_kv_heads):
             key_at, head = run_at + kv_head * head_dim, kv_head * group
             _prefetch_run(v_cache, key_at, row_size, run, head_dim)
-            at = position - start
             _score_run(scratch.scores, scratch.q, head, group, head_dim, at, k_cache, key_at, row_size, run)
         position += run
 
@@ -152,15 +159,13 @@ def _add_tile(start, stop, kv_end, k_cache, v_cache, table, shapes, scratch):
     group = shapes.num_heads // shapes.num_kv_heads
     position = start
     while position < stop:
-        offset = position % block_size
-        run = min(block_size - offset, stop - position)
-        run_at = (np.int64(table[position // block_size]) * block_size + offset) * row_size
+        run, run_at = _run_from(position, stop, table, shapes)
         later = min(position + BLOCK_KV, kv_end - 1)
-        later_at = (np.int64(table[later // block_size]) * block_size + offset) * row_size
+        later_at = (np.int64(table[later // block_size]) * block_size + position % block_size) * row_size
+        at = position - start
         for kv_head in range(shapes.num_kv_heads):
             value_at, head = run_at + kv_head * head_dim, kv_head * group
             _prefetch_run(k_cache, later_at + kv_head * head_dim, row_size, run, head_dim)
-            at = position - start
             _value_run(scratch.out, scratch.scores, head, group, head_dim, at, v_cache, value_at, row_size, run)
         position += run
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from workbench.attention.backend import AttentionBackend
 from workbench.cpu.layer_loop import Model, ProductField
+from workbench.models import trial_steps
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep
 from workbench.models.packed.description import Description, NotDescribed
@@ -24,16 +25,6 @@ from workbench.models.paged_cache import PagedKVCache
 from workbench.models.patch import patch_model
 from workbench.models.preflight import TOLERANCE, PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
-from workbench.models.trial_steps import (
-    BLOCK_SIZE,
-    NARROW_WINDOW,
-    NUM_TRIAL_BLOCKS,
-    POSITION_SHIFT,
-    STEPS,
-    pack_probe,
-    packed_logits,
-    probe_tokens,
-)
 
 INT8_RATIO = 4.0
 """Largest error of the compiled pass with activations of 8 bits, in units of the error of the model's own layers with
@@ -107,16 +98,16 @@ class _Trial:
 
     def __init__(self, model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> None:
         self._model, self._backend = model, backend
-        narrow = [layer.with_window(min(layer.window, NARROW_WINDOW)) for layer in result.layers]
-        self._pool = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, backend)
-        token_ids = probe_tokens(model)
-        self._steps = [pack_probe(step, token_ids) for step in STEPS]
+        narrow = [layer.with_window(min(layer.window, trial_steps.NARROW_WINDOW)) for layer in result.layers]
+        self._pool = PagedKVCache(narrow, trial_steps.NUM_TRIAL_BLOCKS, trial_steps.BLOCK_SIZE, backend)
+        token_ids = trial_steps.probe_tokens(model)
+        self._steps = [trial_steps.pack_probe(step, token_ids) for step in trial_steps.STEPS]
 
     def logits_by_layer(self) -> list[np.ndarray]:
         """Logits of each chunk's last row, computed by the model's own layers: an array for each step."""
         patches = patch_model(self._model, self._backend)
         try:
-            return [packed_logits(self._model, self._pool, *step) for step in self._steps]
+            return [trial_steps.packed_logits(self._model, self._pool, *step) for step in self._steps]
         finally:
             for patch in patches:
                 patch.restore()
@@ -143,14 +134,14 @@ def _right_variant(trial: _Trial, description: Description, exact: list[np.ndarr
     errors: dict[float, float] = {}
     for number, variant in enumerate(description.variants()):
         error = worst_error(trial.logits_compiled(description, *variant), exact)
-        shifted = trial.logits_compiled(description, *variant, shift=POSITION_SHIFT)
+        shifted = trial.logits_compiled(description, *variant, shift=trial_steps.POSITION_SHIFT)
         control = errors[error] = worst_error(shifted[-1:], exact[-1:])
         if error <= tolerance and control > max(tolerance, 4 * error):  # 4 as in the preflight
             return number
     best = min(errors)
     raise _Refused(
         f"its logits in compiled code differ by {best:.1e} of their spread, "
-        f"and by {errors[best]:.1e} with positions shifted by {POSITION_SHIFT}"
+        f"and by {errors[best]:.1e} with positions shifted by {trial_steps.POSITION_SHIFT}"
     )
 
 
