@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib.machinery
 import resource
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ _MODULE = "mlx_lm.utils"
 
 
 class _KeepFileLimit(MetaPathFinder):
-    """Finds one module as Python does, and gives it a loader that keeps the limit."""
+    """Finds one module as Python does, and lets its loader keep the limit."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -31,34 +32,21 @@ class _KeepFileLimit(MetaPathFinder):
         if fullname != _MODULE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+        loader: Any = spec and spec.loader
+        if loader:
+            loader.exec_module = partial(_run_without_setrlimit, loader.exec_module)
         return spec
 
 
-class _Loader(Loader):
-    """Runs a module while ``resource.setrlimit`` has no effect."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else, such as the source, comes from the module's own loader."""
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the module's own loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then raise the soft limit."""
-        setrlimit = resource.setrlimit
-        resource.setrlimit = lambda *_: None
-        try:
-            self._loader.exec_module(module)
-        finally:
-            resource.setrlimit = setrlimit
-        raise_file_limit(WANTED_FILES)
+def _run_without_setrlimit(run: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Run a module while ``resource.setrlimit`` has no effect, then raise the soft limit."""
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        run(module)
+    finally:
+        resource.setrlimit = setrlimit
+    raise_file_limit(WANTED_FILES)
 
 
 def raise_file_limit(wanted: int) -> int:
