@@ -336,14 +336,14 @@ def test_ticks_are_round_steps_equally_far_apart(first, last, expected):
     assert list(svg.step_ticks(first, last)) == expected
 
 
-def test_tooltips_name_the_kind_of_a_chunk_and_the_reason_for_its_length():
+def test_tooltips_name_the_role_of_a_chunk_and_the_reason_for_its_length():
     trace = simulate({"config": {"max_num_batched_tokens": 16}, "requests": [{"id": "r", "prompt": {"len": 40}}]})
     first, last = (svg.packed_batch(trace[step], {}) for step in (0, 2))
     assert "r: part of a prompt, q[0, 16)  16 rows  kv 0 → 16, limited by token budget" in first
-    assert "r: last chunk of a prompt, q[0, 8)  8 rows  kv 32 → 40, not limited" in last
+    assert "r: last chunk, q[0, 8)  8 rows  kv 32 → 40, not limited" in last
 
 
 def test_live_views_and_static_pictures_use_the_same_words():
     source = (bundling.JS_DIRECTORY / "words.js").read_text(encoding="utf-8")
-    assert dict(re.findall(r'^  (\w+): "(.*)",$', source, re.MULTILINE)) == words.KINDS
+    assert dict(re.findall(r'^  (\w+): "(.*)",$', source, re.MULTILINE)) == words.ROLES
     assert f'"{words.limit_of("complete")}"' in source

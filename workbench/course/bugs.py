@@ -59,7 +59,7 @@ def _progress_against_prompt() -> Patches:
 
 
 def _shared_random_stream() -> Patches:
-    """All requests draw random numbers from one generator, and intermediate chunks draw one too."""
+    """All requests draw random numbers from one generator, and parts of a prompt draw one too."""
     stream = np.random.default_rng(0)
     prepare = step.prepare_unified
 

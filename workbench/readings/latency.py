@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workbench.trace.records import Chunk, StepRecord
 
 FAILED = ("error", "abort")
-"""Finish reasons of requests that got no token from their last chunk."""
+"""Finish reasons of requests that got no token from the step in which they ended."""
 
 
 class Latency(NamedTuple):

@@ -28,7 +28,7 @@ class ScheduledChunk(msgspec.Struct, gc=False):
         request: The request; its block table covers the chunk.
         start: ``num_kv_computed`` before the step.
         num_tokens: Tokens of the chunk.
-        arm: The way in which ``update()`` handles it.
+        arm: Its role, which says what ``update()`` does with it.
         limited_by: The limit that keeps it from being longer.
         samples: It reaches the last known token, so the step samples the next one.
         new_block_ids: Entries appended to the first KV cache group's block table; the whole table at an admission.

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+from workbench._moved import Renamed
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -71,6 +72,7 @@ class KVCacheView:
     """The KV blocks and the prefix cache as a policy sees them: questions, and nothing that changes them."""
 
     __slots__ = ("_kv_cache",)
+    num_computed_tokens = Renamed("num_cached_tokens")
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
         self._kv_cache = kv_cache
@@ -80,7 +82,7 @@ class KVCacheView:
         """Number of free KV blocks."""
         return self._kv_cache.num_free_blocks
 
-    def num_computed_tokens(self, request: Request) -> int:
+    def num_cached_tokens(self, request: Request) -> int:
         """Number of tokens at the start of a waiting request that are found in the prefix cache."""
         return self._kv_cache.get_computed_blocks(_own(request)).num_tokens
 
@@ -118,7 +120,7 @@ class PolicyView:
         """Tokens of a request that are neither computed nor, while it waits, found in the prefix cache."""
         if request.status == "running":
             return request.num_tokens - request.num_kv_computed
-        return request.num_tokens - self.kv_cache.num_computed_tokens(request)
+        return request.num_tokens - self.kv_cache.num_cached_tokens(request)
 
 
 class SchedulingPolicy:

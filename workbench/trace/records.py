@@ -31,13 +31,13 @@ MAX_MASK_CELLS = 2**28
 """Maximum size of an attention mask that is built, in cells (256 MiB)."""
 
 Arm = Literal["decode", "new_final", "intermediate", "cached_final"]
-"""The handling of a scheduled chunk after the forward pass.
+"""The role of a chunk in its request: what follows after the forward pass.
 
 ``decode``: one new token of a request whose prefill is complete; samples.
 ``new_final``: the whole remaining prompt of a request first scheduled in this step; samples.
 ``intermediate``: a prompt chunk with more prompt to follow; samples nothing.
-``cached_final``: the last prompt chunk of a request admitted in an earlier step (or resumed); samples. "Cached" means
-that its earlier chunks are in the KV cache; it has nothing to do with the prefix cache.
+``cached_final``: the last chunk of a prompt, of a request admitted in an earlier step (or resumed); samples. "Cached"
+means that its earlier chunks are in the KV cache; it has nothing to do with the prefix cache.
 """
 
 LimitedBy = Literal[
@@ -87,7 +87,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
         start: ``num_kv_computed`` of the request before the step.
         num_tokens: Rows of the packed batch that belong to this chunk.
         is_partial_prefill: More of the prompt follows in a later step.
-        arm: Handling of the chunk after the forward pass, see `Arm`.
+        arm: Role of the chunk: what follows after the forward pass, see `Arm`.
         sampled: The sampled token id, None if the chunk samples nothing.
         limited_by: Why the chunk is not longer.
         new_block_ids: Physical KV blocks appended to the block table in this step. For a request admitted or

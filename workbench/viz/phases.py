@@ -10,7 +10,7 @@ import msgspec
 
 from workbench.ground.on_demand import np
 from workbench.readings.top_tokens import Candidate, TopTokens
-from workbench.viz.words import kind_of, limit_of
+from workbench.viz.words import limit_of, role_of
 
 MOST_VALUES = 48
 """Maximum number of values of an array that are written out."""
@@ -53,7 +53,7 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
         facts = [
             (
                 chunk.request.request_id,
-                f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens}), {kind_of(chunk.arm)}, "
+                f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens}), {role_of(chunk.arm)}, "
                 f"{limit_of(chunk.limited_by)}"
                 + (f", new blocks {_values(chunk.new_block_ids)}" if len(chunk.new_block_ids) else ""),
             )

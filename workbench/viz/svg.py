@@ -12,7 +12,7 @@ from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_s
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
 from workbench.viz.layout.timeline import step_bars
 from workbench.viz.palette import EVENT_MARKS
-from workbench.viz.words import kind_of, limit_of
+from workbench.viz.words import limit_of, role_of
 
 WIDTH = 760
 LEFT = 96
@@ -115,7 +115,7 @@ def _new_rows(row: PackedRow, y: int, after: float, scale: float, classes: str) 
 
 
 def _describe(row: PackedRow) -> str:
-    return f"{row.request_id}: {kind_of(row.arm)}, {row.label}, {limit_of(row.limited_by)}"
+    return f"{row.request_id}: {role_of(row.arm)}, {row.label}, {limit_of(row.limited_by)}"
 
 
 def block_tables(record: StepRecord, focus: Focus) -> str:

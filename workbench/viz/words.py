@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from workbench.trace.records import Arm, LimitedBy
 
-KINDS: dict[Arm, str] = {
+ROLES: dict[Arm, str] = {
     "decode": "decode",
     "new_final": "whole prompt",
     "intermediate": "part of a prompt",
-    "cached_final": "last chunk of a prompt",
+    "cached_final": "last chunk",
 }
-"""Kind of a chunk by its arm. The arm's name alone would mislead: "cached_final" is unrelated to the prefix cache."""
+"""Roles of a chunk by its ``arm``. That word alone would mislead: "cached_final" is unrelated to the prefix cache."""
 
 
-def kind_of(arm: Arm) -> str:
-    """The kind of a chunk."""
-    return KINDS[arm]
+def role_of(arm: Arm) -> str:
+    """The role of a chunk."""
+    return ROLES[arm]
 
 
 def limit_of(limited_by: LimitedBy) -> str:

@@ -101,7 +101,7 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         request_id: The request.
-        num_computed_tokens: Number of tokens whose KV was found, before the step.
+        num_computed_tokens: KV progress before the step, as vLLM calls it: the tokens that were found.
         num_tokens: Number of its known tokens; its prefill ends there.
         block_ids: Its whole block table after scheduling.
         other_tables: Those in the KV cache groups after the first, if all groups are recorded.
@@ -135,7 +135,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         ended: Time of the return.
         free_blocks: Number of free KV blocks afterwards.
         request_ids: Scheduled requests, in scheduling order; None for the same requests as in the step before.
-        num_computed_tokens: Progress before the step of each scheduled request that was not admitted in it, in order.
+        num_computed_tokens: KV progress before the step, of each scheduled request not admitted in it, in order.
         new_block_ids: Blocks that each of these requests was given in each KV cache group, or None.
         num_scheduled_tokens: Number of tokens of every scheduled request, in order; empty for one each.
         admissions: Requests that left the waiting queue.

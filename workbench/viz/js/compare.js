@@ -1,7 +1,7 @@
 // Two runs of one workload, this one (a) above the line and the other (b) below it: mirrored in the timeline, and in a
 // row for every request that shows its chunks or its tokens; with the gains and losses of each request, and the first
-// divergence of the runs. The findings (workbench/readings/compare.py) come with the packet of the second run; here they
-// are only drawn.
+// divergence of the runs. The findings (workbench/readings/compare.py) come with the packet of the second run, and are
+// only drawn here.
 
 import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
@@ -264,7 +264,7 @@ export class ComparePanel extends CanvasPanel {
     if (token) return { hover, request: a, ...token };
     const difference = firstDifference(a.tokens, b.tokens);
     const end = ({ tokens, chunkSteps }) =>
-      `${counted(tokens.length, "token")}, last chunk in step ${chunkSteps.at(-1) ?? "–"}`;
+      `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
     const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference}`;
     return { hover, request: a, lines: [plain(a.id), `a: ${end(a)}`, `b: ${end(b)}`, same] };
   }

@@ -5,7 +5,7 @@ import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
-import { draftsOf, groupOf, kindOf, kvOf, limitOf } from "./words.js";
+import { draftsOf, groupOf, kvOf, limitOf, roleOf } from "./words.js";
 
 /** Words for the states of a request. */
 const STATE_NAMES = {
@@ -127,7 +127,7 @@ export class Inspector {
     const prompt = counted(request.num_prompt_tokens, "prompt token");
     rows.push(["size", `${prompt}, ${formatNumber(count)} of up to ${counted(request.max_tokens, "output token")}`]);
     if (chunk) {
-      rows.push(["this step", `${kindOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
+      rows.push(["this step", `${roleOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
       rows.push(["why not more", limitOf(chunk)]);
       if (chunk.drafts) rows.push(["drafts", draftsOf(chunk)]);
       if (chunk.cached) rows.push(["prefix cache", `${counted(chunk.cached, "token")} found`]);
@@ -204,7 +204,7 @@ export class Inspector {
       ["of", this.toRequest(request)],
       ["sampled in", this.toStep(token.step)],
       ["place", `output token ${formatNumber(number)}, position ${formatNumber(position)}, ${store.idWords(token.id)}`],
-      ["by", `${kindOf(chunk)}, ${kvOf(chunk)}`],
+      ["by", `${roleOf(chunk)}, ${kvOf(chunk)}`],
     ];
     const found = store.stepThatComputed(request, position, this.view.cursor.last);
     if (found && store.facts.block_size) {

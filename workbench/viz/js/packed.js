@@ -20,7 +20,7 @@ import { readableScale } from "./geometry.js";
 import { box, hatched, legendRow } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { inkOn, mix } from "./theme.js";
-import { draftsOf, kindOf, kvOf, limitOf } from "./words.js";
+import { draftsOf, kvOf, limitOf, roleOf } from "./words.js";
 
 const LEFT = 84, RIGHT = 16;
 
@@ -307,7 +307,7 @@ export class PackedPanel extends CanvasPanel {
     const cells = (c) => {
       const rows = [c.q0, c.q1, c.n], kv = [c.start, c.end], sampled = c.sampled >= 0 ? c.sampled : "–";
       const drafts = c.drafts ? `${c.accepted} of ${c.drafts}` : "–";
-      return [c.seq, plain(c.request.id), kindOf(c), ...rows, ...kv, limitOf(c), drafts, sampled];
+      return [c.seq, plain(c.request.id), roleOf(c), ...rows, ...kv, limitOf(c), drafts, sampled];
     };
     const kv = ["KV before", "KV after"];
     return {

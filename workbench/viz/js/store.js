@@ -21,7 +21,7 @@ const COUNTS = {
 /** A longer time between two steps is left out of the clock. */
 const IDLE_SECONDS = 0.5;
 
-/** Arms of a chunk, by the two lowest bits of its flags. */
+/** Roles of a chunk (its field "arm"), by the two lowest bits of its flags. */
 const ARMS = ["decode", "new_final", "intermediate", "cached_final"];
 
 /** The state of a request after an event. */

@@ -2,11 +2,11 @@
 
 import { formatNumber } from "./dom.js";
 
-const KINDS = {
+const ROLES = {
   decode: "decode",
   new_final: "whole prompt",
   intermediate: "part of a prompt",
-  cached_final: "last chunk of a prompt",
+  cached_final: "last chunk",
 };
 
 /** The reasons for which requests finish. */
@@ -17,9 +17,9 @@ export function endOf(reason) {
   return ENDS[reason] ?? reason;
 }
 
-/** The kind of a chunk. */
-export function kindOf(chunk) {
-  return KINDS[chunk.arm];
+/** The role of a chunk. */
+export function roleOf(chunk) {
+  return ROLES[chunk.arm];
 }
 
 /** The reason why a chunk is not longer. */

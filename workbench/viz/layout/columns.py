@@ -44,7 +44,7 @@ FLAGS = {
     for limit in LIMITS
     for partial in (False, True)
 }
-"""``chunk.flags`` for an arm, a limit (all bits from LIMIT_SHIFT on), and whether it is a partial prefill."""
+"""``chunk.flags`` for a role, a limit (all bits from LIMIT_SHIFT on), and whether it is a partial prefill."""
 
 NO_LATENCY = float("nan")
 

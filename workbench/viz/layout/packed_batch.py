@@ -16,7 +16,7 @@ class PackedRow:
 
     Attributes:
         request_id: The request.
-        arm: The kind of chunk; "decode" is drawn as a marker instead of a trapezoid.
+        arm: The role of the chunk; "decode" is drawn as a marker instead of a trapezoid.
         q_start: First query row.
         q_end: One past the last query row.
         kv_start: KV positions that were in the cache before the step.
