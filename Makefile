@@ -5,7 +5,7 @@ PORT ?= 5006
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo test test-fake-gpu lint docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
+.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -20,12 +20,23 @@ demo: .venv/.installed-demo
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
 	 else exec $(BIN)/workbench demo --port $(PORT); fi
 
+# The three tiers of the tests (tests/support/tiers.py), the first with `make lint`.
+check: lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier check
+
 test: .venv/.installed-all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-all: .venv/.installed-all
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier all
 
 # MLX claims a GPU that this machine does not have: the tests and notebooks choose the CPU, as on a Mac.
 test-fake-gpu: .venv/.installed-all
 	PYTHONPATH=tests/support/fake_gpu:. $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# Hours on two cores, and it continues where it was interrupted. ARGS="scheduler --again": scripts/run_benchmarks.py --help.
+benchmarks: .venv/.installed-all
+	$(BIN)/python scripts/run_benchmarks.py $(ARGS)
 
 lint: .venv/.installed-all
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

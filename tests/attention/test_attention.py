@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Batch, Case, as_float64, build, normal, random_case
 from reference import reference_attention
+from tiers import examples
 
 from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
 from workbench.attention.dense import MAX_TOKENS
@@ -71,6 +72,7 @@ def test_random_batches(seed):
         assert relative_error(attend(backend, batch), expected) <= tolerance(backend, case.dtype), (backend, case)
 
 
+@pytest.mark.repeats(every="pair")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("left", [-1, 0, 5, 64])
 @pytest.mark.parametrize("softcap", [0.0, 2.0, 50.0])
@@ -80,6 +82,7 @@ def test_every_feature_with_every_other(backend, left, softcap, sinks):
     assert relative_error(attend(backend, batch), batch.reference()) <= 2e-6
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 112, 128, 192, 256, 20, 72, 3])
 @pytest.mark.parametrize("block_size", [8, 16, 32, 1, 7])
 def test_cpu_head_dims_and_block_sizes(head_dim, block_size):
@@ -87,6 +90,7 @@ def test_cpu_head_dims_and_block_sizes(head_dim, block_size):
     assert relative_error(attend("cpu", batch), batch.reference()) <= 2e-6
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 33, 100])
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
 def test_cpu_query_heads_per_kv_head(group, num_kv_heads):
@@ -111,7 +115,7 @@ def test_cpu_refuses_keys_and_values_of_different_sizes():
         get_backend("cpu").attend(batch.q, batch.k_cache, batch.v_cache[..., :32], batch.metadata, batch.options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=5),
     heads=st.sampled_from([(1, 1), (3, 1), (8, 2), (5, 1)]),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.work_list import WORK_ITEM_COLUMNS, build_work_list
@@ -54,7 +55,7 @@ def test_splits_are_cut_at_multiples_of_the_split_size():
     assert items[:, 3:].tolist() == [[5, 8, 0, 3], [8, 16, 1, 3], [16, 22, 2, 3]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     lengths=sequences,
     block_q=st.integers(1, 20),

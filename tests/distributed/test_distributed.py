@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
@@ -68,7 +69,7 @@ def test_a_batch_for_another_pool_is_rejected():
         decode(encode(packed), num_blocks=9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(packed_batches(), st.data())
 def test_damaged_bytes_are_rejected_or_harmless(packed, data):
     damaged = bytearray(encode(packed))

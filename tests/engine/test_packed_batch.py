@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from workbench.engine.packed_batch import PackedBatch, Segment, pack, prepare_unified
 
@@ -90,7 +91,7 @@ def random_segments(rng, num_seqs, block_size):
     return segments
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10**6), num_seqs=st.integers(1, 7), block_size=st.sampled_from([1, 4, 16]))
 def test_equals_the_plain_loop_over_tokens(seed, num_seqs, block_size):
     segments = random_segments(random.Random(seed), num_seqs, block_size)

@@ -10,6 +10,7 @@ import pytest
 from gguf_files import byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace, simulate
@@ -58,7 +59,7 @@ SAMPLING_FIELDS = [
 ]
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=examples(200))
 @given(st.dictionaries(st.sampled_from([*CONFIG_FIELDS, "nonsense"]), ANYTHING, max_size=4))
 def test_engine_config(fields):
     for make in (lambda: EngineConfig(**fields), lambda: EngineConfig.from_dict(fields)):
@@ -68,7 +69,7 @@ def test_engine_config(fields):
             repr(config)
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=examples(200))
 @given(
     st.dictionaries(
         st.sampled_from([*SAMPLING_FIELDS, "sampler", "logits_processors", "nonsense"]), ANYTHING, max_size=4
@@ -125,7 +126,7 @@ def changed(value, path, new):
 SMALL_JSON = JSON.filter(lambda value: value not in (2**24, 2**31 - 1))
 
 
-@settings(FUZZ, max_examples=150)
+@settings(FUZZ, max_examples=examples(150))
 @given(st.sampled_from([WORKLOAD, GENERATED]), st.data())
 def test_workloads(tmp_path_factory, workload, data):
     for _ in range(data.draw(st.integers(1, 2))):
@@ -177,7 +178,7 @@ PROMPTS = st.one_of(
 )
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=examples(200))
 @given(
     PROMPTS,
     st.one_of(st.none(), ANYTHING),
@@ -199,7 +200,7 @@ def test_add_request(engine, prompt, sampling, fields, request_id, priority, sal
     assert engine.scheduler.num_free_blocks == engine.config.num_usable_blocks
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=examples(60))
 @given(ANYTHING)
 def test_names_of_requests_and_breakpoints(engine, value):
     for call in (engine.abort, engine.forget, engine.output, engine.capture):
@@ -236,7 +237,7 @@ METADATA = st.one_of(
 )
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=examples(200))
 @given(
     st.dictionaries(st.sampled_from(sorted(GOOD)), METADATA, min_size=1, max_size=3),
     st.sampled_from(["cpu", "gather", "dense"]),
@@ -247,7 +248,7 @@ def test_attention_metadata(changes, backend):
         assert out.shape == Q.shape
 
 
-@settings(FUZZ, max_examples=100)
+@settings(FUZZ, max_examples=examples(100))
 @given(st.dictionaries(st.sampled_from(["q", "k_cache", "v_cache"]), METADATA, min_size=1))
 def test_attention_tensors(changes):
     with pytest.raises(REFUSALS):
@@ -257,7 +258,7 @@ def test_attention_tensors(changes):
 # -- traces and the command line -------------------------------------------------------------------------------------
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=examples(60))
 @given(value=ANYTHING)
 def test_paths_of_traces(value, tmp_path_factory):
     trace = simulate({"requests": [{"id": "a", "prompt": [1, 2], "max_tokens": 1}]})

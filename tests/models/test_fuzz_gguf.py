@@ -7,6 +7,7 @@ from gguf_bytes import gguf_bytes, pack_string, tensors_of
 from gguf_files import random_model, tiny_config, write_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from workbench.models.gguf.file import GGUFError, GGUFFile
 from workbench.models.load import load_model
@@ -59,7 +60,7 @@ STRANGE = st.one_of(
 )
 
 
-@settings(FUZZ, max_examples=150)
+@settings(FUZZ, max_examples=examples(150))
 @given(data=st.data())
 def test_any_metadata_value_of_any_type(tmp_path_factory, sources, data):
     metadata, tensors = data.draw(st.sampled_from(range(len(sources))).map(lambda index: sources[index]))
@@ -75,7 +76,7 @@ def test_any_metadata_value_of_any_type(tmp_path_factory, sources, data):
     load(tmp_path_factory.mktemp("fuzz"), gguf_bytes(metadata, tensors))
 
 
-@settings(FUZZ, max_examples=80)
+@settings(FUZZ, max_examples=examples(80))
 @given(data=st.data())
 def test_any_entry_of_the_tensor_table(tmp_path_factory, sources, data):
     metadata, tensors = sources[0]

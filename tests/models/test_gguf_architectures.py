@@ -23,6 +23,7 @@ def assert_same_logits(model, expected, tolerance=2e-5):
     np.testing.assert_allclose(actual, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("matrix_type", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_logits_equal_the_model_with_the_same_weights(tmp_path, architecture, matrix_type):
@@ -101,6 +102,7 @@ def test_forgetting_the_norm_offset_is_seen(tmp_path):
 # -- RoPE scaling --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "lfm2"])
 @pytest.mark.parametrize(
     ("metadata", "scaling"),

@@ -44,6 +44,7 @@ def rounded(x):
     return out
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize(("num_outputs", "num_columns"), [(1, 256), (TILE, 512), (2 * TILE + 5, 256)])
 def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
@@ -61,6 +62,7 @@ def test_products_are_those_of_the_codes(type_name, num_outputs, num_columns):
     assert 1e-4 < error < 0.03  # the control: these are not the products of x itself
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_products_with_affine_quantisation_are_those_of_the_codes(bits, group_size):

@@ -93,7 +93,6 @@ def test_an_unknown_platform_is_reported(search_again, monkeypatch):
         compiler.find_compiler()
 
 
-@pytest.mark.slow
 def test_the_clang_of_ziglang_runs_kernels(search_again, monkeypatch):
     pytest.importorskip("ziglang")
     monkeypatch.setenv("WORKBENCH_CLANG", "ziglang")

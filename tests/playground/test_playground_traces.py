@@ -6,7 +6,6 @@ import random
 import re
 
 import feature_workloads
-import pytest
 import vllm_features
 import vllm_traces
 from pyodide_node import run_in_pyodide
@@ -55,7 +54,6 @@ def random_workloads(count):
     return [feature_workloads.random_workload(kinds[i % len(kinds)], rng) for i in range(count)]
 
 
-@pytest.mark.slow
 def test_traces_and_packets_are_the_same_bytes_in_pyodide(tmp_path):
     workloads = vllm_workloads() + random_workloads(200)
     found = run_in_pyodide(PROGRAM, workloads, tmp_path)

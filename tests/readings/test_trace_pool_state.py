@@ -7,6 +7,7 @@ import pytest
 import trace_helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from trace_helpers import PoolTruth, run_scheduler
 
 from workbench import EngineConfig, simulate
@@ -32,7 +33,7 @@ def assert_same(trace: Trace, index: int, moment: str, truth: PoolTruth) -> None
         assert state.state[block] == (RESERVED if block == 0 else OWNED if holders else free)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     trace_helpers.configs,
     trace_helpers.workloads,

@@ -89,7 +89,13 @@ def test_the_tests_run_as_the_readme_says_on_every_python_the_package_names():
     classifiers = " ".join(PYPROJECT["project"]["classifiers"])
     assert job["strategy"]["matrix"]["python"] == re.findall(r"Python :: (3\.\d+)", classifiers)
     assert commands_of("test.yml", "test")[-1] == "make test"
-    assert "make lint" in commands_of("test.yml", "lint")
+
+
+def test_the_quick_checks_come_first_and_everything_runs_at_night():
+    assert next(iter(WORKFLOWS["test.yml"]["jobs"])) == "check"
+    assert "make check" in commands_of("test.yml", "check") and make_recipe("check").startswith(make_recipe("lint"))
+    assert commands_of("nightly.yml", "test-all")[-1] == "make test-all" and "--tier all" in make_recipe("test-all")
+    assert WORKFLOWS["nightly.yml"][True]["schedule"]  # YAML takes "on" for true
 
 
 def test_a_release_is_tried_without_a_checkout_before_it_is_published():

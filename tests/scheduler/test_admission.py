@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 from limit_workloads import limit_workload
+from tiers import examples
 
 from workbench import EngineConfig, simulate
 from workbench.scheduler.admission import check_servable, fewest_blocks
 from workbench.simulation.simulate import next_token
 from workbench.simulation.workload import read_workload
 
-NUM_WORKLOADS = int(os.environ.get("WORKBENCH_LIMIT_WORKLOADS", "300"))
+NUM_WORKLOADS = int(os.environ.get("WORKBENCH_LIMIT_WORKLOADS", examples(300)))
 """Random workloads around the limits; WORKBENCH_LIMIT_SEED is the first seed."""
 FIRST_SEED = int(os.environ.get("WORKBENCH_LIMIT_SEED", "0"))
 MAX_STEPS = 3000

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_runs import assert_pool
+from tiers import examples
 
 from workbench.laws import LawError
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
@@ -134,7 +135,7 @@ def test_the_laws_see_a_block_shared_without_a_hash():
         assert_pool(pool, [table, table])
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 5)), max_size=60))
 def test_random_use_keeps_the_books(actions):
     """Prompts of four kinds come and go; each takes what is cached of it and publishes all of it."""

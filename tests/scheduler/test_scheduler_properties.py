@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
 from scheduler_helpers import CheckedKVCache, next_token, sample, tokens
+from tiers import examples
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.checked import CheckedScheduler
@@ -189,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=examples(100),
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

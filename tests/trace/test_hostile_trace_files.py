@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from trace_checks import same_folder, use_all_of
 from trace_helpers import one_trace
 
@@ -228,7 +229,7 @@ STRANGE = [
 ]
 
 
-@settings(same_folder, max_examples=150)
+@settings(same_folder, max_examples=examples(150))
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_fuzz_of_values(tmp_path, random, num_changes):
     """Any value of a good file is replaced by another: the file is refused, or all views work on it."""
@@ -256,7 +257,7 @@ def test_fuzz_of_values(tmp_path, random, num_changes):
     use_all_of(trace)
 
 
-@settings(same_folder, max_examples=100)
+@settings(same_folder, max_examples=examples(100))
 @given(st.randoms(use_true_random=False), st.sampled_from([".jsonl", ".jsonl.gz"]))
 def test_fuzz_of_bytes(tmp_path, random: Random, suffix):
     path = tmp_path / f"t{suffix}"

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from workbench import Trace, simulate
 from workbench.costs.cost_model import CostModel
@@ -328,7 +329,7 @@ def test_a_file_of_version_2_loads():
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_what_is_written_is_short_and_reads_back(data):
     defaults = Reason.__struct_defaults__

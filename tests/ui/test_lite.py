@@ -38,7 +38,6 @@ def address(tmp_path_factory):
     service.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", build_lite.NOTEBOOKS)
 def test_a_notebook_runs_to_its_end_without_a_network(browser, address, name):
     context = browser.new_context(viewport={"width": 1300, "height": 1400})

@@ -120,7 +120,6 @@ def decodes_of(trace):
     return [step.num_decode_tokens for step in trace]
 
 
-@pytest.mark.slow
 def test_every_preset_slider_switch_and_policy(open_playground):
     page = open_playground()
     after_start = len(page.requests)
@@ -161,7 +160,6 @@ def test_every_preset_slider_switch_and_policy(open_playground):
     assert page.requests[after_start:] == [], "nothing is loaded after the start"
 
 
-@pytest.mark.slow
 def test_random_workloads_give_the_packets_of_cpython(open_playground):
     """Their bytes hold every step; all kinds, 200 of them, through the page's own worker."""
     page = open_playground()
@@ -190,7 +188,6 @@ def test_random_workloads_give_the_packets_of_cpython(open_playground):
         assert packet is not None and there == hashlib.sha256(packet).hexdigest(), f"workload {number}"
 
 
-@pytest.mark.slow
 def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
     page = open_playground()
     page.page.select_option("#preset", "bursts")
@@ -216,7 +213,6 @@ def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
     assert other.decodes() == page.decodes("other") and other.store(which="other") is None
 
 
-@pytest.mark.slow
 def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tmp_path):
     trace = random_trace(3)
     trace.save(tmp_path / "mine.jsonl.gz")
@@ -245,7 +241,6 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
 
 
-@pytest.mark.slow
 def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, address):
     page = open_playground("#preset=bursts&max_num_seqs=4&enable_prefix_caching=false")
     config = {"max_num_seqs": 4, "enable_prefix_caching": False}
@@ -258,7 +253,6 @@ def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, add
     assert not frame.locator("#workload").is_visible() and not frame.locator("body > header").is_visible()
 
 
-@pytest.mark.slow
 def test_neither_the_page_nor_its_worker_can_reach_another_server(open_playground):
     page = open_playground()
     attempt = "fetch('https://example.org/').then(() => 'sent', () => 'refused')"
@@ -271,7 +265,6 @@ def test_neither_the_page_nor_its_worker_can_reach_another_server(open_playgroun
     page.requests[:] = [url for url in page.requests if "example.org" not in url]
 
 
-@pytest.mark.slow
 def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_playground):
     page = open_playground()
     before = page.decodes()
@@ -302,7 +295,6 @@ def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_play
     assert page.decodes() == decodes_of(simulate(workload))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playground, dark, width):
@@ -329,7 +321,6 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
     assert axe_findings(page.page) == [], "with the cell"
 
 
-@pytest.mark.slow
 def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800}, has_touch=True)
     assert page.page.evaluate("document.scrollingElement.scrollWidth") <= 390

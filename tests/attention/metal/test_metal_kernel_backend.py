@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Case, assert_close, build
 from msl_runs import skip_without_compiler
+from tiers import examples
 from tiny_models import tiny_model
 
 from workbench import EngineConfig, SamplingParams, msl
@@ -48,7 +49,7 @@ def test_a_lone_long_decode_fills_the_gpu():
     assert kv_split > MIN_KV_SPLIT and 2 * 100_000 / kv_split >= TARGET_THREADGROUPS / 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 300)), min_size=1, max_size=9),
     st.integers(1, 32),

@@ -1,0 +1,3 @@
+"""Loads `tests/support/tiers.py`, which decides how many cases run, for the tests and the notebooks."""
+
+pytest_plugins = ["tiers"]

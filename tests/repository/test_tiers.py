@@ -1,0 +1,116 @@
+"""The tiers of the tests: which cases run, and that the line at the top says how many."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import tiers
+from tiers import CHECK, covering, examples
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import pytest
+from tiers import examples
+
+@pytest.mark.repeats(step=4)
+@pytest.mark.parametrize("seed", range(9))
+def test_steps(seed): ...
+
+@pytest.mark.repeats(every="value")
+@pytest.mark.parametrize("a", "xyz")
+@pytest.mark.parametrize(("b", "c"), [(1, 2), (3, 4)])
+def test_values(a, b, c): ...
+
+@pytest.mark.parametrize("a", range(5))
+def test_all(a): ...
+
+def test_number(): assert examples(200) == {number} and examples(12) == {small}
+"""
+
+
+def parts(rows, strength):
+    """Every value, or pair of values, of a row with its columns."""
+    columns = list(combinations(range(len(rows[0])), min(strength, len(rows[0]))))
+    return {(each, tuple(row[column] for column in each)) for row in rows for each in columns}
+
+
+@pytest.mark.parametrize("strength", [1, 2])
+def test_every_value_and_every_pair_is_covered_by_few_rows(strength):
+    rng = random.Random(strength)
+    for _ in range(20):
+        sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+        rows = list({tuple(rng.randrange(size) for size in sizes) for _ in range(rng.randint(1, 60))})
+        indices = covering(rows, strength)
+        assert indices == sorted(set(indices)) == covering(rows, strength)
+        assert parts([rows[index] for index in indices], strength) == parts(rows, strength)
+    grid = [(a, b) for a in range(8) for b in range(5)]
+    assert len(covering(grid, 1)) == 8 and len(covering(grid, 2)) == 40
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tiers"]')
+    (tmp_path / "pyproject.toml").write_text(
+        f"[tool.pytest.ini_options]\npythonpath = ['{ROOT / 'tests/support'}']\n"
+        "markers = ['repeats: cases']\naddopts = '--strict-markers'\n"
+    )
+    (tmp_path / "tests/scheduler").mkdir(parents=True)
+    return tmp_path
+
+
+def run(folder, *words):
+    """Without the plugins that happen to be installed, of which some take seconds to import."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist", *words]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_tier_says_how_many_cases_it_runs(folder, processes):
+    """In processes of pytest-xdist too."""
+    path = folder / "tests/test_it.py"
+    path.write_text(TESTS.replace("{number}", "50").replace("{small}", "10"))
+    shown = run(folder, "-n", processes)
+    assert "tier test: 12 of 21 cases; make test-all runs all" in shown and "12 passed" in shown
+    path.write_text(TESTS.replace("{number}", "200").replace("{small}", "12"))
+    shown = run(folder, "-n", processes, "--tier", "all")
+    assert "tier all: 21 of 21 cases\n" in shown and "21 passed" in shown
+
+
+def test_a_named_test_runs_with_all_its_cases(folder):
+    (folder / "tests/test_it.py").write_text(TESTS)
+    assert "9 passed" in run(folder, "tests/test_it.py::test_steps")
+    assert "3 passed" in run(folder, "tests/test_it.py", "-k", "steps")
+
+
+def test_the_quickest_tier_imports_no_other_file(folder):
+    (folder / "tests/test_other.py").write_text("raise SystemExit")
+    (folder / "tests/scheduler/test_it.py").write_text("def test_a(): ...")
+    assert "1 passed" in run(folder, "--tier", "check")
+
+
+def test_the_files_of_the_quickest_tier_exist():
+    assert all((ROOT / path).exists() for path in CHECK)
+
+
+def test_markers_are_of_the_three_kinds():
+    found = [
+        match
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for match in re.findall(r"^@pytest\.mark\.repeats.*$", path.read_text(), re.MULTILINE)
+    ]
+    assert len(found) >= 5
+    for marker in found:
+        assert re.fullmatch(r'@pytest\.mark\.repeats\((step=\d+|every="(value|pair)")\)', marker), marker
+
+
+def test_examples_are_fewer_except_in_the_last_tier(monkeypatch):
+    for tier, expected in {"check": [5, 10, 25], "test": [5, 10, 25], "all": [5, 30, 100]}.items():
+        monkeypatch.setattr(tiers, "_tier", tier)
+        assert [examples(number) for number in (5, 30, 100)] == expected

@@ -1,0 +1,134 @@
+"""How much of the tests runs: ``pytest --tier check``, ``--tier test`` (the default) or ``--tier all``.
+
+``check`` runs the files of `CHECK`: quick ones that find most faults. ``test`` runs tests of every kind. Both leave out
+repeats: the cases of a function that its marker does not keep, and random inputs beyond a part of them (`examples`).
+``all`` leaves out nothing. A test named on the command line (``file.py::test``) runs with all its cases.
+
+The marker is one of
+
+- ``@pytest.mark.repeats(step=7)``: every seventh case,
+- ``@pytest.mark.repeats(every="value")``: enough cases that every value of every parameter occurs,
+- ``@pytest.mark.repeats(every="pair")``: enough cases that every pair of values of two parameters occurs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TIERS = ("check", "test", "all")
+
+CHECK = (
+    "tests/test_architecture.py",
+    "tests/test_config.py",
+    "tests/scheduler/",
+    "tests/laws/test_laws.py",
+    "tests/trace/test_records.py",
+    "tests/trace/test_trace_file.py",
+    "tests/readings/",
+    "tests/costs/",
+    "tests/simulation/test_simulate.py",
+    "tests/attention/test_work_list.py",
+    "tests/engine/test_packed_batch.py",
+    "tests/engine/test_sampler.py",
+    "tests/repository/test_workflows.py",
+)
+"""Files and folders of the tier ``check``. CONTRIBUTING.md says what they find."""
+
+_tier = "test"
+
+
+def examples(number: int) -> int:
+    """A test's number of random inputs in this tier: a quarter of ``number`` and at least 10, or all of them."""
+    return number if _tier == "all" else min(number, max(10, number // 4))
+
+
+# -- the choice of cases -------------------------------------------------------------------------------------------
+
+
+def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
+    """Indices of rows in which every value (strength 1) or pair of values of two columns (2) of ``rows`` occurs.
+
+    The row with the most values or pairs that are still missing is taken next, the first one of several.
+    """
+    size = min(strength, len(rows[0]))
+    parts = [
+        {(columns, tuple(row[c] for c in columns)) for columns in combinations(range(len(row)), size)} for row in rows
+    ]
+    missing, chosen = set().union(*parts), []
+    while missing:
+        best = max(range(len(rows)), key=lambda index: len(parts[index] & missing))
+        chosen.append(best)
+        missing -= parts[best]
+    return sorted(chosen)
+
+
+def kept(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of one function that its marker keeps."""
+    marker = items[0].get_closest_marker("repeats")
+    if marker is None:
+        return items
+    if "step" in marker.kwargs:
+        return items[:: marker.kwargs["step"]]
+    # One id per `parametrize`. pytest has no public name for them; their sum, item.callspec.id, cannot be taken apart.
+    rows = [tuple(item.callspec._idlist) for item in items]  # type: ignore[attr-defined]
+    return [items[index] for index in covering(rows, {"value": 1, "pair": 2}[marker.kwargs["every"]])]
+
+
+# -- pytest --------------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="test", help="how much runs: tests/support/tiers.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _tier
+    _tier = config.getoption("tier")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the tier ``check``, do not even import the other files."""
+    if _tier != "check" or collection_path.is_dir():
+        return None
+    return not collection_path.relative_to(config.rootpath).as_posix().startswith(CHECK) or None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    functions: defaultdict[tuple[Any, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        functions[item.parent, getattr(item, "originalname", item.name)].append(item)
+    named = {argument for argument in config.args if "::" in argument}
+    stay = [item for cases in functions.values() for item in (cases if named or _tier == "all" else kept(cases))]
+    total, left = len(items), set(map(id, stay))
+    if len(left) < total:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+        items[:] = [item for item in items if id(item) in left]
+    line = f"tier {_tier}: {len(items):,} of {total:,} cases"
+    config.stash[LINE] = line + ("; make test-all runs all" if len(items) < total or _tier == "check" else "")
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["tier"] = config.stash[LINE]
+
+
+LINE = pytest.StashKey[str]()
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str:
+    return config.stash.get(LINE, "")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended: it knows what the one that reports has not collected."""
+    node.config.stash[LINE] = getattr(node, "workeroutput", {}).get("tier", "")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and config.stash.get(LINE, ""):
+        terminalreporter.write_line(config.stash[LINE])
