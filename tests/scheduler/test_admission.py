@@ -1,4 +1,4 @@
-"""What is accepted runs to its end, and no schedule exists for what is refused: random workloads around the limits."""
+"""Accepted workloads run to their end, and no schedule exists for refused ones: random workloads around the limits."""
 
 import os
 import random
@@ -103,7 +103,7 @@ def test_what_is_accepted_runs_to_its_end_and_what_is_refused_has_no_schedule():
 
 
 def test_what_vllm_finishes_is_the_same():
-    """The rows of docs/limits.md change runs that wait for ever; an abort may free a run that waited."""
+    """The rows of docs/limits.md change runs that wait forever; an abort may free a run that waited."""
     num_stuck = num_aborted = 0
     for workload in workloads():
         try:

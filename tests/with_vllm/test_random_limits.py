@@ -1,4 +1,4 @@
-"""``as_vllm=True`` against vLLM's own scheduler around the limits where requests wait for ever, or the engine dies."""
+"""``as_vllm=True`` against vLLM's own scheduler around the limits where requests wait forever, or the engine dies."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ OURS = ("enable_chunked_prefill", "max_num_partial_prefills")
 
 
 def vllm_workload(seed: int) -> dict | None:
-    """A workload around the limits in words that vLLM knows; None if vLLM does not have it."""
+    """A workload around the limits that vLLM can run; None if vLLM does not have it."""
     workload = limit_workload(random.Random(f"limits:{seed}"))
     config = workload["config"]
     if any(name in config for name in OURS) or config["max_num_batched_tokens"] < config["max_num_seqs"]:

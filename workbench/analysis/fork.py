@@ -113,12 +113,12 @@ def fork(
 
 
 def why_hung(trace: Trace) -> str:
-    """A sentence if a simulated run did not end, with the first request that waits for ever; "" if it did."""
+    """A sentence if a simulated run did not end, with the first request that waits forever; "" if it did."""
     if trace.end == "done" or not len(trace):
         return ""
     last = trace[-1]
     for request_id, reason in last.not_scheduled.items():
-        return f"this setting would hang: {request_id} waits for ever: {reason}"
+        return f"this setting would hang: {request_id} waits forever: {reason}"
     names = ", ".join([*last.running, *last.waiting])
     return f"this setting would hang: {names} had not ended after {len(trace)} steps"
 

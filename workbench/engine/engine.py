@@ -545,7 +545,7 @@ class Engine(Shortcuts):
         return engine_html(self.facts(), self.trace)
 
     def describe(self) -> dict[str, Any]:
-        """How the engine serves its model, by name; a trace has the same facts in ``meta.model``.
+        """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.
 
         Returns:
             Among others ``forward``, the way through the model ("compiled", "replayed", "layer by layer" or

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 Effect = Literal["configuration", "engine", "call", "off"]
-"""Where an exclusion acts: an EngineConfig with both features is refused, an Engine is, the call is, or the first of
-them is switched off, which the log says."""
+"""The place where an exclusion acts: an EngineConfig with both features is refused, an Engine is, the call is, or the
+first of them is switched off, which the log says."""
 
 
 class Feature(NamedTuple):
@@ -20,7 +20,7 @@ class Feature(NamedTuple):
         name: The words of the documentation.
         fields: The fields of EngineConfig that turn it on; none for a situation, which the caller names.
         is_on: Whether a configuration has it.
-        advice: What a user can do to be without it.
+        advice: Advice: a setting that avoids it.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Exclusion(NamedTuple):
     Attributes:
         feature: The one that is refused, or switched off.
         other: The one that it does not work with.
-        effect: Where it acts.
+        effect: The place where it acts.
         reason: The reason, as the end of a sentence.
     """
 
@@ -166,7 +166,7 @@ def check_compatible(config: Any, effect: Effect, *situations: Feature) -> None:
 
     Args:
         config: An EngineConfig.
-        effect: Where the check is made.
+        effect: The place of the check.
         situations: Features that no field of the configuration shows.
 
     Raises:

@@ -72,7 +72,7 @@ class BlockPool:
         return clone
 
     def take_change(self) -> PoolChange:
-        """What happened to the pool since the last call, for the record of a step."""
+        """Changes to the pool since the last call, for the record of a step."""
         return self._log.take(self._free.__contains__)
 
     @property

@@ -124,7 +124,7 @@ class KVCacheManager:
             states.fresh.clear()
 
     def take_change(self) -> tuple[PoolChange, tuple[int, ...]]:
-        """What happened to the pool since the last call, and the blocks that were put into the prefix cache."""
+        """Changes to the pool since the last call, and the blocks that were put into the prefix cache."""
         change, cached = self.block_pool.take_change(), self.newly_cached
         if cached:
             self.newly_cached = []

@@ -51,7 +51,7 @@ class Scheduler:
         config: Limits and policies. ``max_model_len=None`` sets no limit.
         clock: Returns seconds since the start of the trace; stamps each step.
         policy: Decides order, chunk sizes and victims instead of vLLM's rules; None for those.
-        as_vllm: Let a request wait for ever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
+        as_vllm: Let a request wait forever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
 
     Attributes:
         config: The configuration in force.
@@ -400,7 +400,7 @@ class Scheduler:
         return UNKNOWN if self.partial_prefills is None else Reason("partial_prefills", rule="not_considered")
 
     def _unblock(self, batch: ScheduledBatch, budget: int) -> int:
-        """Serve the head of the queue frugally if nothing runs and it is not admitted: in vLLM it waits for ever.
+        """Serve the head of the queue frugally if nothing runs and it is not admitted: in vLLM it waits forever.
 
         Returns:
             Tokens left in the budget.
@@ -523,7 +523,7 @@ class Scheduler:
         return refund
 
     def _note_loss(self, request: Request) -> None:
-        """Note that a request loses its blocks to itself; vLLM lets it do so for ever."""
+        """Note that a request loses its blocks to itself; vLLM lets it do so forever."""
         reached = (len(request.token_ids), request.num_kv_computed)
         request.num_lost_in_vain = request.num_lost_in_vain + 1 if reached <= request.furthest else 0
         request.furthest = max(reached, request.furthest)

@@ -15,7 +15,7 @@ class StateBoundaries:
     Args:
         config: A configuration with a group of recurrent state, and with prefix caching.
         longest_chunk: Maximum number of tokens of a request in a step. vLLM takes the whole budget for it, and waits
-            for ever for a block of that size if the proposer of drafts has a row of it.
+            forever for a block of that size if the proposer of drafts has a row of it.
     """
 
     def __init__(self, config: EngineConfig, longest_chunk: int) -> None:

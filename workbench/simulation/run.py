@@ -30,7 +30,7 @@ class SimulatedRun:
         arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; each is read when the run reaches it.
         cost_model: Gives the duration of a step; None for a run without a clock, in which no time passes.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
-        as_vllm: Let requests wait for ever where vLLM does.
+        as_vllm: Let requests wait forever where vLLM does.
 
     Attributes:
         scheduler: The scheduler.

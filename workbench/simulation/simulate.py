@@ -40,7 +40,7 @@ def simulate(
         cost_model: Gives the duration of a step; None for the workload's cost model. Without either, steps take no
             time and only ``arrival_step`` says when requests arrive.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
-        as_vllm: Let requests wait for ever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
+        as_vllm: Let requests wait forever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
         max_steps: Maximum number of steps.
         progress: Show a progress bar of finished and aborted requests.
 
@@ -99,7 +99,7 @@ def simulate_requests(
         config_at: Configurations by the step from which they apply.
         cost_model: Gives the duration of a step; None for a run without a clock.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
-        as_vllm: Let requests wait for ever, and the scheduler die, where vLLM 0.33.0 does.
+        as_vllm: Let requests wait forever, and the scheduler die, where vLLM 0.33.0 does.
         meta: First line of the trace; by default its source is "simulation" and its configuration ``config``.
         max_steps: Maximum number of steps.
         progress: Show a progress bar of finished and aborted requests.

@@ -1,4 +1,4 @@
-"""What the pool did in a trace of an earlier version of the format, whose records do not say it.
+"""Changes to the pool in a trace of an earlier version of the format, whose records do not say it.
 
 The rules are those of vLLM's V1 block pool (0.33), but for the last one, which vLLM does not have:
 

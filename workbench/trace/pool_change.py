@@ -1,4 +1,4 @@
-"""What a step did to the pool of KV blocks, beside handing them out: the content it lost and the blocks it got back."""
+"""A step's changes to the pool of KV blocks, handing out aside: the content it lost and the blocks it got back."""
 
 from __future__ import annotations
 

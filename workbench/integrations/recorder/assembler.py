@@ -55,7 +55,7 @@ class _OpenStep:
         table_changes: Changes of the block tables in all KV cache groups by request; empty if one group is recorded.
         finish_reasons: Reasons of the requests that ended while this was the newest step.
         free_blocks_end: Number of free blocks after the last output that was processed.
-        pool_end: What the pool did with the outputs that were processed while this was the newest step.
+        pool_end: Changes to the pool by the outputs that were processed while this was the newest step.
         cached_end: The blocks that were cached with them.
         ahead: Rejected drafts of the step before by request, if they were not known when this step was scheduled.
     """

@@ -115,7 +115,7 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
 
 
 class PoolNews(msgspec.Struct, array_like=True, gc=False):
-    """What the block pool did since the message before.
+    """Changes to the block pool since the message before.
 
     Attributes:
         content: In order, a block that was cached, or with a minus sign one that lost its content.
@@ -144,7 +144,7 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         drafts: Draft tokens by request, those of which none is known as -1.
         table_changes: If all KV cache groups are recorded: for each request that was not admitted and whose tables
             changed, the places that became null and the entries appended, per group.
-        pool: What the block pool did; None if that cannot be known.
+        pool: Changes to the block pool; None if they cannot be known.
     """
 
     output_id: int
@@ -175,7 +175,7 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
         token_ids: New tokens of each request; zeros if token ids are not recorded.
         num_given: Number of tokens that the model gave each of them, those behind its end included; empty in a step
             without drafts.
-        pool: What the block pool did; None if that cannot be known.
+        pool: Changes to the block pool; None if they cannot be known.
     """
 
     output_id: int

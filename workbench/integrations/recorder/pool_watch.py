@@ -1,4 +1,4 @@
-"""What vLLM's block pool does, call by call, in the engine's process.
+"""Watch vLLM's block pool, call by call, in the engine's process.
 
 The pool tells nobody which blocks it evicts and to which end of its free queue it puts blocks back. So four methods of
 its parts are replaced, on these objects alone, by ones that also append to a list.
@@ -57,7 +57,7 @@ class PoolWatch:
         found.insert, found.pop = watched_insert, watched_pop
 
     def take(self) -> tuple[()] | tuple[list[int], list[tuple[bool, list[int]]]]:
-        """What happened since the last call, as the fields of a PoolNews; empty for nothing."""
+        """Events since the last call, as the fields of a PoolNews; empty for nothing."""
         content, given_back = self._content, self._given_back
         if not (content or given_back):
             return ()
