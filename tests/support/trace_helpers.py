@@ -57,9 +57,11 @@ def watch_pools(patch: pytest.MonkeyPatch) -> dict[tuple[int, str], PoolTruth]:
 def run_scheduler(config: EngineConfig, requests, aborts, failures=frozenset(), num_steps=60):
     """A trace, and the true state of the pool at both moments of each step.
 
+    As vLLM, so that requests larger than the pool are not refused.
+
     requests: (arrival_step, priority, prompt, max_tokens) of "r0", "r1", ...
     """
-    scheduler = Scheduler(config, clock=lambda: 0.0)
+    scheduler = Scheduler(config, clock=lambda: 0.0, as_vllm=True)
     trace = Trace(TraceMeta(source="simulation", config=config.to_dict()))
     truths = {}
     for step in range(num_steps):
