@@ -27,6 +27,12 @@ The fields of configurations and records are [on a page by themselves](reference
 SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples):$")
 
 
+def _is_large_record(of: Any) -> bool:
+    """Whether a class has many fields and is read rather than made: its fields are attributes, not arguments."""
+    is_record = inspect.isclass(of) and dataclasses.is_dataclass(of) and "Args:" not in (of.__doc__ or "")
+    return is_record and len(dataclasses.fields(of)) > 6
+
+
 def names(package: Any) -> list[str]:
     """Public names of a package; a package of components without ``__all__`` shows the classes that it defines."""
     listed = getattr(package, "__all__", None)
@@ -124,7 +130,7 @@ def entry(name: str, of: Any) -> Iterator[str]:
     if of in (*CONFIGURATIONS, *RECORDS):
         text = prose((inspect.getdoc(of) or "").split("\n\n")[0])
         yield from (f"{text} Its fields are [in the reference](reference.md#{name.lower()}).", "")
-    elif inspect.isclass(of) and dataclasses.is_dataclass(of) and len(dataclasses.fields(of)) > 6:
+    elif _is_large_record(of):
         yield from (f"```py\n{name}(...)\n```", "", description(of), "")
     elif callable(of):
         yield from (f"```py\n{signature(name, of)}\n```", "", description(of), "")

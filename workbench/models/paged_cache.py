@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,13 +66,27 @@ class PagedKVCache:
         num_states: int = 0,
         mask_ndim: int = 4,
     ) -> None:
-        def make(layer: LayerKV, memory: Memory, group: int) -> LayerCache:
+        wanted = flat_caches(specs)
+        groups = groups or [0] * len(wanted)
+        arrays: dict[tuple[LayerKV, int], Memory] = {}
+        flat: list[LayerCache | StateLayerCache] = []
+        for one, place, group in zip(wanted, _places(wanted, groups), groups):
+            if isinstance(one, LayerState):
+                flat.append(StateLayerCache(one, num_states, group))
+                continue
+            assert place is not None
+            if place not in arrays:
+                slots = (num_blocks, block_size, one.num_kv_heads)
+                keys = mx.zeros((*slots, one.k_head_dim), dtype=one.dtype)
+                arrays[place] = keys, mx.zeros((*slots, one.v_head_dim), dtype=one.dtype)
             if backend is None:
-                return GatheredLayerCache(layer, memory, mask_ndim, group)
-            return PagedLayerCache(layer, memory, backend, group)
-
-        self.argument = _filled(specs, make, num_blocks, block_size, groups, num_states)
-        flat = [one for entry in self.argument for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+                flat.append(GatheredLayerCache(one, arrays[place], mask_ndim, group))
+            else:
+                flat.append(PagedLayerCache(one, arrays[place], backend, group))
+        rest = iter(flat)
+        self.argument: list[Any] = [
+            CacheList(*(next(rest) for _ in spec)) if isinstance(spec, tuple) else next(rest) for spec in specs
+        ]
         self.layers = [one for one in flat if isinstance(one, LayerCache)]
         self.states = [one for one in flat if isinstance(one, StateLayerCache)]
         self.backend = backend
@@ -177,33 +191,6 @@ def _places(caches: Sequence[LayerKV | LayerState], groups: Sequence[int] | None
         places.append((shape, counts[group, shape]))
         counts[group, shape] += 1
     return places
-
-
-def _filled(
-    specs: Sequence[CacheSpec],
-    make: Callable[[LayerKV, Memory, int], LayerCache],
-    num_blocks: int,
-    block_size: int,
-    groups: Sequence[int] | None,
-    num_states: int,
-) -> list[Any]:
-    """A model's cache argument with arrays for every entry."""
-    flat = flat_caches(specs)
-    groups = groups or [0] * len(flat)
-    arrays: dict[tuple[LayerKV, int], Memory] = {}
-    made: list[LayerCache | StateLayerCache] = []
-    for one, place, group in zip(flat, _places(flat, groups), groups):
-        if isinstance(one, LayerState):
-            made.append(StateLayerCache(one, num_states, group))
-            continue
-        assert place is not None
-        if place not in arrays:
-            slots = (num_blocks, block_size, one.num_kv_heads)
-            keys = mx.zeros((*slots, one.k_head_dim), dtype=one.dtype)
-            arrays[place] = keys, mx.zeros((*slots, one.v_head_dim), dtype=one.dtype)
-        made.append(make(one, arrays[place], group))
-    rest = iter(made)
-    return [CacheList(*(next(rest) for _ in spec)) if isinstance(spec, tuple) else next(rest) for spec in specs]
 
 
 __getattr__ = moved_names(__name__, "workbench.models.layer_cache", "AttentionCall")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from workbench.msl.statistics import LaunchStatistics, statistics_of
 TIME_LIMIT_SECONDS = 600.0
 
 
+@dataclass(eq=False)
 class MetalKernel:
     """A Metal kernel that runs on the CPU; the parameters are those of `mlx.core.fast.metal_kernel`.
 
@@ -41,42 +43,35 @@ class MetalKernel:
         ValueError: A name or an option is not allowed.
     """
 
-    def __init__(
-        self,
-        name: str,
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        source: str,
-        header: str = "",
-        ensure_row_contiguous: bool = True,
-        atomic_outputs: bool = False,
-        compile_options: Mapping[str, str] | None = None,
-    ) -> None:
-        if not f"_{name}".isidentifier():
-            raise ValueError(f"name is {name!r}: it becomes part of a function's name, so use letters, digits and _")
-        if not output_names:
+    name: str
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    compile_options: Mapping[str, str] | None = None
+    last_statistics: LaunchStatistics | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not f"_{self.name}".isidentifier():
+            raise ValueError(
+                f"name is {self.name!r}: it becomes part of a function's name, so use letters, digits and _"
+            )
+        if not self.output_names:
             raise ValueError("output_names is empty: a kernel needs at least one output")
-        names = [*input_names, *output_names]
+        self.input_names, self.output_names = tuple(self.input_names), tuple(self.output_names)
+        names = (*self.input_names, *self.output_names)
         if bad := [n for n in names if not n.isidentifier()] or [n for n in names if names.count(n) > 1]:
             raise ValueError(
                 f"{bad[0]!r} in input_names and output_names: each name must be an identifier and occur once"
             )
-        options = dict(compile_options or {})
-        math_mode = options.pop("math_mode", "safe")
-        if options or math_mode not in MATH_MODES:
+        options = dict(self.compile_options or {})
+        self._math_mode = options.get("math_mode", "safe")
+        if options.keys() - {"math_mode"} or self._math_mode not in MATH_MODES:
             raise ValueError(
-                f"compile_options is {dict(compile_options or {})!r}: the only option is 'math_mode', one of "
-                f"{tuple(MATH_MODES)}"
+                f"compile_options is {options!r}: the only option is 'math_mode', one of {tuple(MATH_MODES)}"
             )
-        self.name = name
-        self.input_names = tuple(input_names)
-        self.output_names = tuple(output_names)
-        self.source = source
-        self.header = header
-        self.ensure_row_contiguous = ensure_row_contiguous
-        self.atomic_outputs = atomic_outputs
-        self.math_mode = math_mode
-        self.last_statistics: LaunchStatistics | None = None
 
     def __call__(
         self,
@@ -190,7 +185,7 @@ class MetalKernel:
 
         unit = translation_unit(text, self.name)
         try:
-            return compile_kernel(unit, checks=checks, math_mode=self.math_mode, examine=examine)
+            return compile_kernel(unit, checks=checks, math_mode=self._math_mode, examine=examine)
         except CompilerFailed as failed:
             output = str(failed)
             reject(findings_of(output, str(INCLUDE_FOLDER)) or [Finding("", 0, output)])
@@ -206,22 +201,22 @@ class MetalKernel:
         template: Sequence[tuple[str, TemplateArgument]],
         order: int,
     ) -> None:
-        for field, values, names in (
+        for argument, values, names in (
             ("inputs", inputs, self.input_names),
             ("output_shapes", output_shapes, self.output_names),
             ("output_dtypes", output_dtypes, self.output_names),
         ):
             if len(values) != len(names):
                 raise ValueError(
-                    f"{field} has {len(values)} entries: it must have {len(names)}, one for each of {names}"
+                    f"{argument} has {len(values)} entries: it must have {len(names)}, one for each of {names}"
                 )
         template_dtypes = [value for _, value in template if isinstance(value, mx.Dtype)]
         for dtype in [*(x.dtype for x in inputs), *output_dtypes, *template_dtypes]:
             if dtype not in DTYPE_NAMES:
                 raise ValueError(f"dtype {dtype} is not supported on the CPU: use {', '.join(map(str, DTYPE_NAMES))}")
-        for field, size, least in (("grid", grid, 0), ("threadgroup", threadgroup, 1)):
+        for argument, size, least in (("grid", grid, 0), ("threadgroup", threadgroup, 1)):
             if len(size) != 3 or min(size) < least:
-                raise ValueError(f"{field} is {tuple(size)}: it must be three integers, each at least {least}")
+                raise ValueError(f"{argument} is {tuple(size)}: it must be three integers, each at least {least}")
         threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
         if threads > MAX_THREADS:
             raise ValueError(f"threadgroup is {tuple(threadgroup)}, {threads} threads: the maximum is {MAX_THREADS}")

@@ -128,8 +128,22 @@ def write_kernel(
 ) -> KernelText:
     """Write the kernel function for one set of inputs, dtypes and template arguments."""
     template_arguments = "<" + ", ".join(template_argument_text(v) for _, v in template) + ">" if template else ""
-    function = _function_name(name, template_arguments, inputs, output_dtypes)
-    parameters = _parameters(input_names, output_names, source, inputs, output_dtypes, atomic_outputs)
+    function = f"custom_kernel_{name}"
+    if template:
+        function += "_" + re.sub(r"<|>|, |-", "_", template_arguments)[:-1]
+    parameters = []
+    for i, (input_name, array) in enumerate(zip(input_names, inputs)):
+        is_constant, dtype_name = array.size < MAX_CONSTANT_ELEMENTS, DTYPE_NAMES[array.dtype]
+        function += f"_{dtype_name}{'s' if array.ndim == 0 else 'c' if is_constant else ''}"
+        space, reference = "constant" if is_constant else "device", "&" if array.ndim == 0 else "*"
+        parameters.append(Parameter(input_name, "input", i, f"const {space} {dtype_name}{reference}"))
+        for role, kind in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
+            if array.ndim and f"{input_name}_{role}" in source:
+                parameters.append(Parameter(f"{input_name}_{role}", role, i, f"const constant {kind}"))
+    for i, (output_name, dtype) in enumerate(zip(output_names, output_dtypes)):
+        function += f"_{DTYPE_NAMES[dtype]}"
+        element = f"atomic<{DTYPE_NAMES[dtype]}>" if atomic_outputs else DTYPE_NAMES[dtype]
+        parameters.append(Parameter(output_name, "output", i, f"device {element}*"))
     attributes = tuple(attribute for attribute in ATTRIBUTE_TYPES if attribute in source)
 
     lines = [f"  {p.declaration} {p.name} [[buffer({i})]]" for i, p in enumerate(parameters)]
@@ -144,39 +158,3 @@ def write_kernel(
     return KernelText(
         function, header, signature, source, instantiation, template_arguments, tuple(parameters), attributes
     )
-
-
-def _function_name(
-    name: str, template_arguments: str, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]
-) -> str:
-    function = f"custom_kernel_{name}"
-    if template_arguments:
-        function += "_" + re.sub(r"<|>|, |-", "_", template_arguments)[:-1]
-    for array in inputs:
-        passed_as = "s" if array.ndim == 0 else "c" if array.size < MAX_CONSTANT_ELEMENTS else ""
-        function += f"_{DTYPE_NAMES[array.dtype]}{passed_as}"
-    return function + "".join(f"_{DTYPE_NAMES[dtype]}" for dtype in output_dtypes)
-
-
-def _parameters(
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    source: str,
-    inputs: Sequence[mx.array],
-    output_dtypes: Sequence[mx.Dtype],
-    atomic_outputs: bool,
-) -> list[Parameter]:
-    parameters = []
-    for i, (name, array) in enumerate(zip(input_names, inputs)):
-        space = "constant" if array.size < MAX_CONSTANT_ELEMENTS else "device"
-        reference = "&" if array.ndim == 0 else "*"
-        parameters.append(Parameter(name, "input", i, f"const {space} {DTYPE_NAMES[array.dtype]}{reference}"))
-        if array.ndim == 0:
-            continue
-        for role, kind in (("shape", "int*"), ("strides", "int64_t*"), ("ndim", "int&")):
-            if f"{name}_{role}" in source:
-                parameters.append(Parameter(f"{name}_{role}", role, i, f"const constant {kind}"))
-    for i, (name, dtype) in enumerate(zip(output_names, output_dtypes)):
-        element = f"atomic<{DTYPE_NAMES[dtype]}>" if atomic_outputs else DTYPE_NAMES[dtype]
-        parameters.append(Parameter(name, "output", i, f"device {element}*"))
-    return parameters
