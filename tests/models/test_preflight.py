@@ -17,6 +17,7 @@ from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.models import preflight as preflight_module
 from workbench.models import preflight_once as once_module
+from workbench.models import trial_steps
 from workbench.models.preflight import PreflightResult, UnsupportedModelError, preflight
 from workbench.models.preflight_once import preflight_once
 from workbench.models.remembered import NOTHING
@@ -206,7 +207,7 @@ def test_nan_is_not_taken_for_agreement(bad_step):
 
         def attend(self, q, k_cache, v_cache, metadata, options):
             out = super().attend(q, k_cache, v_cache, metadata, options)
-            first = int(metadata.seqused_k.sum()) < preflight_module.NUM_SEQS * preflight_module.NUM_TOKENS
+            first = int(metadata.seqused_k.sum()) < trial_steps.NUM_SEQS * trial_steps.NUM_TOKENS
             return out * mx.nan if first == (bad_step == 0) else out
 
     result = preflight(tiny_model("llama"), LosesAStep())
@@ -218,7 +219,7 @@ def test_the_negative_control_would_fail_the_comparison(monkeypatch):
     step_errors = preflight_module._Trial._step_errors
 
     def shifted(self, kv_cache, step, final_norm, shift=0):
-        return step_errors(self, kv_cache, step, final_norm, shift=3 if step is preflight_module.STEPS[-1] else 0)
+        return step_errors(self, kv_cache, step, final_norm, shift=3 if step is trial_steps.STEPS[-1] else 0)
 
     monkeypatch.setattr(preflight_module._Trial, "_step_errors", shifted)
     with pytest.raises(UnsupportedModelError, match="logits differ"):
