@@ -24,7 +24,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (demo, simulate, playground, serve, trace, bench, kernel, notebooks, doctor):
         command.add_parser(commands)
-    parser.set_defaults(extra="")  # of a command that needs more than the base, it is the extra that brings all of it
     return parser
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_model_option
+from workbench.cli.options import Commands, add_command, add_model_option, add_number
 from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Add ``bench`` to the commands."""
-    parser = commands.add_parser("bench", help="serve random requests and print latency and throughput")
-    add_model_option(parser)
-    parser.add_argument(
-        "--num-requests", type=int, default=8, help="number of requests, which all arrive at the start (default 8)"
+    parser = add_command(
+        commands, "bench", run, "serve random requests and print latency and throughput", extra="engine"
     )
-    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens of each request (default 128)")
-    parser.add_argument("--output-len", type=int, default=32, help="output tokens of each request (default 32)")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=256, help="token budget (default 256)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, help="maximum number of running requests (default 16)")
+    add_model_option(parser)
+    add_number(parser, "--num-requests", 8, "number of requests, which all arrive at the start")
+    add_number(parser, "--input-len", 128, "prompt tokens of each request")
+    add_number(parser, "--output-len", 32, "output tokens of each request")
+    add_number(parser, "--max-num-batched-tokens", 256, "token budget")
+    add_number(parser, "--max-num-seqs", 16, "maximum number of running requests")
     parser.add_argument("--attention-backend", default="auto", help='"auto" or a backend by name')
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
+    add_number(parser, "--seed", 0, "seed of the random prompts")
     parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to")
-    parser.set_defaults(run=run, extra="engine")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import webbrowser
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_dashboard_port_option, add_model_option, check_port
+from workbench.cli.options import Commands, add_command, add_dashboard_port_option, add_model_option, check_port
 
 if TYPE_CHECKING:
     from workbench.distributed.job import MakeEngine
@@ -24,12 +24,11 @@ BROWSER_SECONDS = 10
 
 def add_parser(commands: Commands) -> None:
     """Add ``demo`` to the commands."""
-    parser = commands.add_parser("demo", help="a real model serving real requests, with the dashboard")
+    parser = add_command(commands, "demo", run, "a real model serving real requests, with the dashboard", extra="serve")
     add_dashboard_port_option(parser)
     add_model_option(parser)
     parser.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.set_defaults(run=run, extra="serve")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,11 +6,11 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import workbench
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_command
 from workbench.ground.on_demand import missing_extra
 
 PACKAGES = (
@@ -32,8 +32,7 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 
 def add_parser(commands: Commands) -> None:
     """Add ``doctor`` to the commands."""
-    doctor = commands.add_parser("doctor", help="what this machine computes with, and why; for bug reports")
-    doctor.set_defaults(run=run)
+    add_command(commands, "doctor", run, "what this machine computes with, and why; for bug reports")
 
 
 def run(_options: argparse.Namespace) -> int:
@@ -42,29 +41,19 @@ def run(_options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if the attention kernel of this machine is wrong or something failed to answer, else 0.
     """
-    sections: dict[str, Callable[[], Iterator[str]]] = {
-        "versions": _versions,
-        "device": _device,
-        "memory": _memory,
-        "products": _products,
-        "attention": _attention,
-        "msl": _msl,
-        "preflight": _preflight,
-        "forward": _forward,
-        "environment": _environment,
-    }
     status = 0
-    for name, lines in sections.items():
+    sections = (_versions, _device, _memory, _products, _attention, _msl, _preflight, _forward, _environment)
+    for section in sections:
         found: list[str] = []
         try:
-            found.extend(lines())
+            found.extend(section())
         except ModuleNotFoundError as problem:
             found.append(f"not installed: {missing_extra('this part', problem)}")
         except Exception as problem:  # one part that fails must not hide the others
             found.append(f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}")
         status |= any(line.startswith("FAILED") for line in found)
         for number, line in enumerate(found):
-            print(f"{name if number == 0 else '':12} {line}", flush=True)
+            print(f"{section.__name__[1:] if number == 0 else '':12} {line}", flush=True)
     return status
 
 

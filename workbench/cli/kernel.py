@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_command
 
 if TYPE_CHECKING:
     from workbench.attention.backend import AttentionBackend
@@ -51,12 +51,11 @@ def add_parser(commands: Commands) -> None:
     """Add ``kernel`` to the commands."""
     kernel = commands.add_parser("kernel", help="the attention kernels on this machine")
     actions = kernel.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="compare every backend of this machine with float64")
+    check = add_command(actions, "check", _check, "compare every backend of this machine with float64", extra="engine")
     check.add_argument("--backend", action="append", choices=TRIED_BACKENDS, help="only this backend; may be repeated")
     check.add_argument(
         "--full", action="store_true", help="every head_dim, block size and dtype; on by default on a GPU"
     )
-    check.set_defaults(run=_check, extra="engine")
 
 
 def _check(options: argparse.Namespace) -> int:

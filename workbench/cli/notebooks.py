@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import workbench
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_command
 
 PACKAGE = Path(workbench.__file__).parent
 INSTALLED = PACKAGE / "course" / "notebooks"
@@ -27,17 +27,11 @@ _LINK = re.compile(rb"\[([^\[\]]*)\]\(\.\./docs/([^)]*)\)")
 
 def add_parser(commands: Commands) -> None:
     """Add ``notebooks`` to the commands."""
-    parser = commands.add_parser("notebooks", help="copy the course into a folder and say how to open it")
-    parser.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        default="workbench-notebooks",
-        metavar="DIR",
-        help="created if needed (default: %(default)s)",
-    )
+    parser = add_command(commands, "notebooks", run, "copy the course into a folder and say how to open it")
+    default = "workbench-notebooks"
+    help = "created if needed (default: %(default)s)"
+    parser.add_argument("folder", type=Path, nargs="?", default=default, metavar="DIR", help=help)
     parser.add_argument("--force", action="store_true", help="replace notebooks that you changed")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from workbench.ground.field_checks import integer
 
+if TYPE_CHECKING:
+    from workbench.trace import Trace
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Type that ``ArgumentParser.add_subparsers`` returns."""
+
+
+TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    *,
+    examples: str = "",
+    extra: str = "",
+) -> argparse.ArgumentParser:
+    """Add a command to the command line, or to a command that has its own commands.
+
+    Args:
+        commands: The commands to add it to.
+        name: Its name.
+        run: Function that carries it out and returns the exit status.
+        help: A line for the list of commands.
+        examples: Uses of the command, a line each, below its help.
+        extra: The extra that brings all that the command needs; "" for a command that needs the base alone.
+    """
+    epilog = f"examples:\n{examples}" if examples else None
+    parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(run=run, extra=extra)
+    return parser
+
+
+def add_number(parser: argparse.ArgumentParser, name: str, default: float, help: str) -> None:
+    """Add an option with a number of the default's type, which the help names."""
+    parser.add_argument(name, type=type(default), default=default, help=f"{help} (default {default:g})")
+
+
+def add_list(parser: argparse.ArgumentParser, name: str, metavar: str, help: str, type: Callable = str) -> None:
+    """Add an option that may be repeated; its value is the list of all values."""
+    parser.add_argument(name, type=type, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +61,12 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
     """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=f"{help}; may be repeated")
+    add_list(parser, "--set", "FIELD=VALUE", help)
 
 
 def add_dashboard_port_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--port``, where a dashboard is served; see `check_port`."""
-    parser.add_argument("--port", type=int, default=5006, help="port of the dashboard on 127.0.0.1 (default 5006)")
+    add_number(parser, "--port", 5006, "port of the dashboard on 127.0.0.1")
 
 
 def check_port(options: argparse.Namespace) -> int:
@@ -33,3 +76,22 @@ def check_port(options: argparse.Namespace) -> int:
         ValueError: It is outside the range of ports.
     """
     return integer("--port", options.port, 1, 65535)
+
+
+def check_table_and_plot(options: argparse.Namespace) -> None:
+    """Check the names of the files that ``--out`` and ``--plot`` name.
+
+    Raises:
+        ValueError: One of them has a suffix of another format.
+    """
+    for name, suffixes in (("plot", (".svg",)), ("out", (".csv", ".parquet"))):
+        path = getattr(options, name)
+        if path and path.suffix not in suffixes:
+            raise ValueError(f"--{name} {path} must end in {' or '.join(suffixes)}")
+
+
+def load_trace(path: Path) -> Trace:
+    """The trace in a file."""
+    from workbench.trace import Trace
+
+    return Trace.load(path)

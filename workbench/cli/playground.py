@@ -7,19 +7,17 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_command
 
 
 def add_parser(commands: Commands) -> None:
     """Add ``playground`` to the commands."""
-    parser = commands.add_parser(
-        "playground", help="try the scheduler in a web page: workloads, settings, policies, recordings"
-    )
+    help = "try the scheduler in a web page: workloads, settings, policies, recordings"
+    parser = add_command(commands, "playground", run, help)
     parser.add_argument("--port", type=int, default=5007, metavar="N", help="port on 127.0.0.1 (default: %(default)s)")
     parser.add_argument("--fetch", action="store_true", help="fetch Pyodide with npm and pip, once, and end")
     parser.add_argument("--build", type=Path, metavar="DIR", help="write the page's files into DIR, and end")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_model_option, add_settings_option
+from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -23,7 +23,9 @@ KEEP_STEPS = 10_000
 
 def add_parser(commands: Commands) -> None:
     """Add ``serve`` to the commands."""
-    parser = commands.add_parser("serve", help="an OpenAI-compatible server, with the dashboard beside it")
+    parser = add_command(
+        commands, "serve", run, "an OpenAI-compatible server, with the dashboard beside it", extra="serve"
+    )
     defaults = ServeSettings()
     add_model_option(parser)
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
@@ -43,61 +45,29 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
     parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
-    parser.add_argument(
-        "--allowed-host", action="append", default=[], metavar="NAME", help="a name of this server; may be repeated"
-    )
-    parser.add_argument(
-        "--max-queue",
-        type=int,
-        default=defaults.max_queue,
-        help=f"maximum number of waiting requests; one more gets status 429 (default {defaults.max_queue})",
-    )
-    parser.add_argument(
-        "--max-connections",
-        type=int,
-        default=defaults.max_connections,
-        help=f"maximum number of open connections; one more gets status 503 (default {defaults.max_connections})",
-    )
-    parser.add_argument(
-        "--max-connections-per-client",
-        type=int,
-        default=defaults.max_connections_per_client,
-        help=f"the same for the connections of one address (default {defaults.max_connections_per_client})",
-    )
-    parser.add_argument(
-        "--trusted-proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="address of a reverse proxy, whose word on clients is taken; may be repeated",
-    )
+    add_list(parser, "--allowed-host", "NAME", "a name of this server")
+    for name, help in {
+        "--max-queue": "maximum number of waiting requests; one more gets status 429",
+        "--max-connections": "maximum number of open connections; one more gets status 503",
+        "--max-connections-per-client": "the same for the connections of one address",
+    }.items():
+        add_number(parser, name, getattr(defaults, name[2:].replace("-", "_")), help)
+    add_list(parser, "--trusted-proxy", "ADDRESS", "address of a reverse proxy, whose word on clients is taken")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate and chain (PEM): serve https")
     parser.add_argument("--tls-key", metavar="FILE", help="private key, if the certificate's file does not hold it")
-    parser.add_argument(
-        "--drain-seconds",
-        type=float,
-        default=defaults.drain_seconds,
-        help=f"time that open requests have to finish after SIGTERM (default {defaults.drain_seconds:g})",
+    add_number(
+        parser, "--drain-seconds", defaults.drain_seconds, "time that open requests have to finish after SIGTERM"
     )
-    parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="token budget of a step (default 512)")
-    parser.add_argument("--max-num-seqs", type=int, default=16, help="maximum number of running requests (default 16)")
-    parser.add_argument("--num-blocks", type=int, default=512, help="KV blocks in the pool (default 512)")
+    add_number(parser, "--max-num-batched-tokens", 512, "token budget of a step")
+    add_number(parser, "--max-num-seqs", 16, "maximum number of running requests")
+    add_number(parser, "--num-blocks", 512, "KV blocks in the pool")
     parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
     add_settings_option(parser, "another field of EngineConfig, such as async_scheduling=true")
-    parser.add_argument("--weights", choices=("packed", "float32"), default="packed", help="weights on a CPU")
-    parser.add_argument(
-        "--activations",
-        choices=("float32", "int8"),
-        default="float32",
-        help="inputs of packed weights; int8 rounds them",
-    )
-    parser.add_argument(
-        "--keep-steps",
-        type=int,
-        default=KEEP_STEPS,
-        help=f"maximum number of steps that the trace keeps, the newest (default {KEEP_STEPS})",
-    )
-    parser.set_defaults(run=run, extra="serve")
+    weights, activations = ("packed", "float32"), ("float32", "int8")
+    parser.add_argument("--weights", choices=weights, default="packed", help="weights on a CPU")
+    help = "inputs of packed weights; int8 rounds them"
+    parser.add_argument("--activations", choices=activations, default="float32", help=help)
+    add_number(parser, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.options import Commands
+from workbench.cli.options import Commands, add_command, check_table_and_plot, load_trace
 from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
 
-_EPILOG = """\
-examples:
+_EXAMPLES = """\
   workbench simulate workload.json --trace run.jsonl
   workbench simulate workload.json --cost-from measured.jsonl
   workbench simulate million.json --record 5000:5200 --trace stretch.jsonl
@@ -26,11 +25,8 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     """Add ``simulate`` to the commands."""
-    parser = commands.add_parser(
-        "simulate",
-        help="run a workload through the scheduler without a model",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        commands, "simulate", run, "run a workload through the scheduler without a model", examples=_EXAMPLES
     )
     parser.add_argument("workload", type=Path, help="workload file (JSON)")
     parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to (.jsonl, .jsonl.gz)")
@@ -47,7 +43,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
     parser.add_argument("--out", type=Path, metavar="OUT.csv", help="table of a sweep (.csv, .parquet)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,12 +55,11 @@ def run(options: argparse.Namespace) -> int:
     from workbench.costs.cost_model import CostModel
     from workbench.simulation.simulate import simulate
     from workbench.simulation.workload import read_json_workload
-    from workbench.trace import Trace
 
     _check_options(options)
     workload = dict(read_json_workload(options.workload))
     if options.cost_from:
-        model, report = CostModel.fit(Trace.load(options.cost_from))
+        model, report = CostModel.fit(load_trace(options.cost_from))
         workload["cost_model"] = model.to_dict()
         print(
             f"cost model fitted to {report.num_fitted} steps of {options.cost_from}; on {report.num_held_out} others "
@@ -91,10 +85,7 @@ def _check_options(options: argparse.Namespace) -> None:
         integer("--jobs", options.jobs, 1)
     if options.record and not options.trace:
         raise ValueError("--record needs --trace OUT.jsonl to save the steps to")
-    if options.plot and options.plot.suffix != ".svg":
-        raise ValueError(f"--plot {options.plot} must end in .svg")
-    if options.out and options.out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--out {options.out} must end in .csv or .parquet")
+    check_table_and_plot(options)
 
 
 def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> int:

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli import trace_decide
-from workbench.cli.options import Commands, add_dashboard_port_option, check_port
+from workbench.cli.options import TRACE_FILE, Commands, add_command, add_dashboard_port_option, check_port, load_trace
 
 if TYPE_CHECKING:
     from workbench.formats.kv_events import KVEvents
     from workbench.formats.request_log import RequestLog
     from workbench.formats.scrapes import Scrapes
-    from workbench.trace import Trace
 
 _KV_EVENTS = """\
-examples:
   workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
   workbench trace info events.jsonl
 """
@@ -27,69 +25,50 @@ def add_parser(commands: Commands) -> None:
     trace = commands.add_parser("trace", help="summarise, explain, predict, compare or convert trace files")
     actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
 
-    info = actions.add_parser(
-        "info", help="summarise the contents and latencies of a trace, or of what other tools recorded"
-    )
-    info.add_argument(
-        "trace",
-        type=Path,
-        help="trace file (.jsonl, .jsonl.gz), a folder of them, OTLP spans, a recording of vllm-vcr, scrapes of "
-        "/metrics, or KV events",
-    )
-    info.set_defaults(run=_info)
+    help = "summarise the contents and latencies of a trace, or of what other tools recorded"
+    info = add_command(actions, "info", _info, help)
+    others = "a folder of them, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, or KV events"
+    info.add_argument("trace", type=Path, help=f"{TRACE_FILE}, {others}")
 
-    story = actions.add_parser("narrate", help="tell every step of a trace in one sentence")
-    story.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
-    story.set_defaults(run=_narrate)
+    story = add_command(actions, "narrate", _narrate, "tell every step of a trace in one sentence")
+    story.add_argument("trace", type=Path, help=TRACE_FILE)
 
-    html = actions.add_parser("html", help="one page that shows the trace, for any browser, without a network")
-    html.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    html = add_command(actions, "html", _html, "one page that shows the trace, for any browser, without a network")
+    html.add_argument("trace", type=Path, help=TRACE_FILE)
     html.add_argument("out", type=Path, nargs="?", help="page to write (default: beside the trace, .html)")
-    html.set_defaults(run=_html)
 
-    perfetto = actions.add_parser("perfetto", help="convert to a Chrome trace, which opens in ui.perfetto.dev")
-    perfetto.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
+    perfetto = add_command(actions, "perfetto", _perfetto, help)
+    perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
     perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
-    perfetto.set_defaults(run=_perfetto)
 
-    otlp = actions.add_parser("otlp", help="write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards")
-    otlp.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
+    otlp = add_command(actions, "otlp", _otlp, help)
+    otlp.add_argument("trace", type=Path, help=TRACE_FILE)
     otlp.add_argument("-o", "--out", type=Path, help="file to write (default: beside the trace, .otlp.json)")
-    otlp.set_defaults(run=_otlp)
 
-    watch = actions.add_parser("watch", help="serve the dashboard of a trace, and follow it while it is written")
+    watch = add_command(
+        actions, "watch", _watch, "serve the dashboard of a trace, and follow it while it is written", extra="serve"
+    )
     watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
     add_dashboard_port_option(watch)
-    watch.set_defaults(run=_watch, extra="serve")
 
-    events = actions.add_parser(
-        "kv-events",
-        help="record the KV cache events of a running vLLM",
-        epilog=_KV_EVENTS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    events = add_command(
+        actions, "kv-events", _kv_events, "record the KV cache events of a running vLLM", examples=_KV_EVENTS
     )
     events.add_argument("endpoint", help="address of vLLM's publisher, such as tcp://127.0.0.1:5557")
     events.add_argument("out", type=Path, help="file to write (.jsonl)")
-    events.add_argument(
-        "--replay", metavar="ENDPOINT", help="vLLM's replay_endpoint: begin with the oldest batch it has"
-    )
+    help = "vLLM's replay_endpoint: begin with the oldest batch it has"
+    events.add_argument("--replay", metavar="ENDPOINT", help=help)
     events.add_argument("--topic", default="", help="beginning of the topics to subscribe to (default: all)")
     events.add_argument("--tokens", action="store_true", help="write the token ids of blocks, which are users' texts")
     events.add_argument("--seconds", type=float, metavar="S", help="time to record (default: until Ctrl-C)")
-    events.set_defaults(run=_kv_events)
 
-    diff = actions.add_parser("diff", help="compare two traces of the same requests")
+    diff = add_command(actions, "diff", _diff, "compare two traces of the same requests")
     diff.add_argument("a", type=Path, help="trace file")
     diff.add_argument("b", type=Path, help="trace file")
-    diff.set_defaults(run=_diff)
 
     trace_decide.add_parsers(actions)
-
-
-def _load(path: Path) -> Trace:
-    from workbench.trace.trace import Trace
-
-    return Trace.load(path)
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -107,7 +86,7 @@ def _info(options: argparse.Namespace) -> int:
     if (other := _read_other(options.trace)) is not None:
         print(other)
         return 0
-    trace = _load(options.trace)
+    trace = load_trace(options.trace)
     print(trace)
     print(trace.metrics())
     return 0
@@ -129,21 +108,21 @@ def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
 
 
 def _narrate(options: argparse.Namespace) -> int:
-    for step in _load(options.trace):
+    for step in load_trace(options.trace):
         print(step)
     return 0
 
 
 def _html(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".html")
-    _load(options.trace).to_html(out)
+    load_trace(options.trace).to_html(out)
     print(f"wrote {out}")
     return 0
 
 
 def _perfetto(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".perfetto.json")
-    _load(options.trace).to_chrome_trace(out)
+    load_trace(options.trace).to_chrome_trace(out)
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
     return 0
 
@@ -152,7 +131,7 @@ def _otlp(options: argparse.Namespace) -> int:
     from workbench.formats.otlp import to_otlp
 
     out = options.out or _beside(options.trace, ".otlp.json")
-    count = to_otlp(_load(options.trace), out)
+    count = to_otlp(load_trace(options.trace), out)
     print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
     return 0
 
@@ -203,5 +182,5 @@ def _kv_events(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from workbench.readings.compare import compare
 
-    print(compare(_load(options.a), _load(options.b)))
+    print(compare(load_trace(options.a), load_trace(options.b)))
     return 0

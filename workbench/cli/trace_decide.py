@@ -6,34 +6,38 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_settings_option
+from workbench.cli.options import (
+    TRACE_FILE,
+    Commands,
+    add_command,
+    add_list,
+    add_settings_option,
+    check_table_and_plot,
+    load_trace,
+)
 from workbench.ground.field_checks import integer, printable
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
 
 _WHATIF = """\
-examples:
   workbench trace whatif run.jsonl.gz --set max_num_batched_tokens=2048
   workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --save predicted.jsonl
 """
 
 _TUNE = """\
-examples:
   workbench trace tune run.jsonl.gz --slo ttft_p99=1s,itl_p99=100ms
   workbench trace tune access.csv --cost-from run.jsonl.gz --slo ttft_p99=1s
   workbench trace tune run.jsonl.gz --slo ttft_p99=1s --sweep max_num_batched_tokens=512,1024,2048 --plot front.svg
 """
 
 _EXPLAIN = """\
-examples:
   workbench trace explain run.jsonl.gz r17
   workbench trace explain run.jsonl.gz --slowest 10
   workbench trace explain run.jsonl.gz --by e2e        where the time of all requests went
 """
 
 _MISSES = """\
-examples:
   workbench trace misses run.jsonl.gz
   workbench trace misses run.jsonl.gz r17
 """
@@ -45,70 +49,37 @@ _SHOWN = dict.fromkeys(_TIMES, "s") | {"output_throughput": "tok/s"}
 
 def add_parsers(actions: Commands) -> None:
     """Add the commands to ``workbench trace``."""
-    explain = actions.add_parser(
-        "explain",
-        help="say why requests took as long as they did",
-        epilog=_EXPLAIN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    explain.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or a folder: all ranks")
+    explain = add_command(actions, "explain", _explain, "say why requests took as long as they did", examples=_EXPLAIN)
+    explain.add_argument("trace", type=Path, help=f"{TRACE_FILE}, or a folder: all ranks")
     explain.add_argument("request_id", nargs="*", help="requests to explain in full; none for a table of all causes")
     explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
-    explain.add_argument(
-        "--by", choices=("ttft", "e2e"), default="ttft", help="slowest by this latency (default: ttft)"
-    )
-    explain.set_defaults(run=_explain)
+    help = "slowest by this latency (default: ttft)"
+    explain.add_argument("--by", choices=("ttft", "e2e"), default="ttft", help=help)
 
-    misses = actions.add_parser(
-        "misses",
-        help="say why prefixes were not found in the cache, and what would have saved how many tokens",
-        epilog=_MISSES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    misses.add_argument("trace", type=Path, help="trace file (.jsonl, .jsonl.gz)")
+    help = "say why prefixes were not found in the cache, and what would have saved how many tokens"
+    misses = add_command(actions, "misses", _misses, help, examples=_MISSES)
+    misses.add_argument("trace", type=Path, help=TRACE_FILE)
     misses.add_argument("request_id", nargs="*", help="requests whose admissions to explain one by one")
-    misses.set_defaults(run=_misses)
 
-    whatif = _parser(actions, "whatif", "predict a recorded run under other settings", _WHATIF)
+    whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
+    _add_sources(whatif)
     add_settings_option(whatif, "a changed setting")
     whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
-    whatif.set_defaults(run=_whatif)
 
-    tune = _parser(actions, "tune", "find the setting that meets a target on a recorded run", _TUNE)
+    tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
+    _add_sources(tune)
     tune.add_argument("--slo", required=True, metavar="NAME=TIME,...", help="target, such as ttft_p99=1s,itl_p99=100ms")
-    tune.add_argument(
-        "--sweep", action="append", default=[], metavar="FIELD=A,B,...", help="values to try; may be repeated"
-    )
+    add_list(tune, "--sweep", "FIELD=A,B,...", "values to try")
     tune.add_argument("--out", type=Path, metavar="OUT.csv", help="table of all settings (.csv, .parquet)")
     tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
-    tune.set_defaults(run=_tune)
 
 
-def _parser(actions: Commands, name: str, help_text: str, epilog: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(
-        name, help=help_text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "trace", type=Path, help="trace file (.jsonl, .jsonl.gz), or an access log (.csv, .jsonl) with --cost-from"
-    )
-    parser.add_argument(
-        "--also",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="TRACE",
-        help="another recording to fit the durations of steps to; may be repeated",
-    )
-    parser.add_argument(
-        "--cost-from", type=Path, metavar="TRACE", help="fit the durations of steps to this recording instead"
-    )
-    return parser
-
-
-def _load(path: Path) -> Trace:
-    from workbench.trace import Trace
-
-    return Trace.load(path)
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the recordings that `_sources` loads."""
+    parser.add_argument("trace", type=Path, help=f"{TRACE_FILE}, or an access log (.csv, .jsonl) with --cost-from")
+    add_list(parser, "--also", "TRACE", "another recording to fit the durations of steps to", Path)
+    help = "fit the durations of steps to this recording instead"
+    parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -124,7 +95,7 @@ def _explain(options: argparse.Namespace) -> int:
         with Fleet(options.trace) as fleet:
             traces = dict(fleet.traces)
     else:
-        traces = {"": _load(options.trace)}
+        traces = {"": load_trace(options.trace)}
     if options.request_id:
         for request_id in options.request_id:
             trace = next((t for t in traces.values() if request_id in t.requests), next(iter(traces.values())))
@@ -152,7 +123,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _misses(options: argparse.Namespace) -> int:
     from workbench.analysis.misses import table, why_missed
 
-    trace = _load(options.trace)
+    trace = load_trace(options.trace)
     for request_id in options.request_id:
         print(why_missed(trace, request_id))
     if not options.request_id:
@@ -169,16 +140,16 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
 
     if options.trace.is_dir():
         raise ValueError(f"{options.trace} is a folder: name the recording of one rank in it")
-    others = [_load(path) for path in options.also]
+    others = [load_trace(path) for path in options.also]
     if options.cost_from is None:
         if is_access_log(options.trace):
             raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
-        return _load(options.trace), others, []
+        return load_trace(options.trace), others, []
     if others:
         raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
-    costs = _load(options.cost_from)
+    costs = load_trace(options.cost_from)
     if not is_access_log(options.trace):
-        return _load(options.trace), [], [costs]
+        return load_trace(options.trace), [], [costs]
     trace = simulate_log(options.trace, recorded_config(costs), CostModel.fit(costs)[0])
     print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
@@ -216,10 +187,7 @@ def _tune(options: argparse.Namespace) -> int:
     from workbench.analysis.tune import read_slo, tune
     from workbench.viz.pareto import pareto_svg
 
-    if options.plot and options.plot.suffix != ".svg":
-        raise ValueError(f"--plot {options.plot} must end in .svg")
-    if options.out and options.out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"--out {options.out} must end in .csv or .parquet")
+    check_table_and_plot(options)
     read_slo(options.slo)
     trace, others, fit_from = _sources(options)
     grid = read_grid(options.sweep) if options.sweep else None
