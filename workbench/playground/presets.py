@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 CLOCK = {"fixed": 0.012, "per_sequence": 0.0002, "per_prefill_token": 0.00008, "per_kv_token": 2e-7}
 """Cost model of the presets: a step of one decode takes 12 ms, 1,000 prompt tokens add 80 ms."""
 
-Requests = list[dict[str, Any]]
+Request = dict[str, Any]
 
 
 class Preset(NamedTuple):
@@ -25,182 +26,141 @@ class Preset(NamedTuple):
     workload: dict[str, Any]
 
 
-def _timed(rng: random.Random, number: int, rate: float) -> list[float]:
+def _preset(title: str, hint: str, requests: list[Request], **config: Any) -> Preset:
+    return Preset(title, hint, {"config": config, "cost_model": CLOCK, "requests": requests})
+
+
+def _request(name: str, prompt: int | list[Request], max_tokens: int, at: float | None = None) -> Request:
+    """A request whose prompt is a number of tokens or a list of parts, and which arrives at a time in seconds."""
+    arrival = {} if at is None else {"arrival_time": round(at, 3)}
+    length = {"parts": prompt} if isinstance(prompt, list) else {"len": prompt}
+    return {"id": name, "prompt": length, "max_tokens": max_tokens} | arrival
+
+
+def _times(rng: random.Random, number: int, rate: float) -> list[float]:
     """Arrival times in seconds, ``rate`` per second on average."""
-    now, times = 0.0, []
-    for _ in range(number):
-        now += rng.expovariate(rate)
-        times.append(round(now, 3))
-    return times
+    return list(accumulate(rng.expovariate(rate) for _ in range(number)))
 
 
-def _chunked() -> dict[str, Any]:
-    requests = [
-        {"id": "chat", "prompt": {"len": 5}, "max_tokens": 60},
-        {"id": "long", "prompt": {"len": 2000}, "max_tokens": 4, "arrival_time": 0.06},
+def _chats_and_documents() -> list[Request]:
+    rng = random.Random(5)
+    chats = [
+        _request(f"chat{i}", rng.randint(15, 60), rng.randint(16, 40), at) for i, at in enumerate(_times(rng, 24, 10.0))
     ]
-    return {"config": {"max_num_batched_tokens": 512, "num_blocks": 512}, "cost_model": CLOCK, "requests": requests}
+    return chats + [_request(f"document{i}", rng.randint(2500, 4000), 12, at) for i, at in enumerate((0.3, 0.9, 1.5))]
 
 
-def _partial_prefills() -> dict[str, Any]:
-    requests: Requests = [{"id": f"long{i}", "prompt": {"len": 1500}, "max_tokens": 8} for i in range(3)]
-    requests += [
-        {"id": f"short{i}", "prompt": {"len": 30}, "max_tokens": 8, "arrival_time": round(0.04 + 0.18 * i, 3)}
-        for i in range(4)
-    ]
-    config = {"max_num_batched_tokens": 128, "num_blocks": 1024, "enable_prefix_caching": False}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
-
-
-def _preemption() -> dict[str, Any]:
-    requests = [
-        {"id": f"r{i}", "prompt": {"len": 40 + 11 * i}, "max_tokens": 60, "arrival_time": round(0.03 * i, 3)}
-        for i in range(8)
-    ]
-    config = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "num_blocks": 40}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
-
-
-def _prefix_caching() -> dict[str, Any]:
-    requests = [
-        {
-            "id": f"q{i}",
-            "prompt": {"parts": [{"len": 400, "seed": "common"}, {"len": 30, "seed": f"q{i}"}]},
-            "max_tokens": 8,
-            "arrival_time": round(0.05 * i, 3),
-        }
-        for i in range(20)
-    ]
-    config = {"max_num_batched_tokens": 256, "num_blocks": 256}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
-
-
-def _bursts() -> dict[str, Any]:
+def _bursts() -> list[Request]:
     rng = random.Random(3)
-    requests = [
-        {
-            "id": f"b{burst}.{i}",
-            "prompt": {"len": rng.randint(40, 400)},
-            "max_tokens": rng.randint(8, 48),
-            "arrival_time": round(0.9 * burst + 0.001 * i, 3),
-        }
+    return [
+        _request(f"b{burst}.{i}", rng.randint(40, 400), rng.randint(8, 48), 0.9 * burst + 0.001 * i)
         for burst in range(4)
         for i in range(10)
     ]
-    config = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "num_blocks": 512}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
 
 
-def _documents() -> dict[str, Any]:
-    rng = random.Random(5)
-    requests: Requests = [
-        {
-            "id": f"chat{i}",
-            "prompt": {"len": rng.randint(15, 60)},
-            "max_tokens": rng.randint(16, 40),
-            "arrival_time": at,
-        }
-        for i, at in enumerate(_timed(rng, 24, 10.0))
-    ]
-    requests += [
-        {"id": f"document{i}", "prompt": {"len": rng.randint(2500, 4000)}, "max_tokens": 12, "arrival_time": at}
-        for i, at in enumerate((0.3, 0.9, 1.5))
-    ]
-    config = {"max_num_batched_tokens": 1024, "max_num_seqs": 16, "num_blocks": 1024}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
-
-
-def _agents() -> dict[str, Any]:
+def _agents() -> list[Request]:
     """Each agent's next prompt is its conversation so far, so all of it but the newest turn can come from the cache."""
     rng = random.Random(7)
-    requests: Requests = []
+    requests = []
     for agent in range(5):
-        parts = [{"len": 320, "seed": "tools"}]
+        parts: list[Request] = [{"len": 320, "seed": "tools"}]
         for turn in range(5):
             parts = [*parts, {"len": rng.randint(40, 160), "seed": f"agent{agent} turn{turn}"}]
-            requests.append(
-                {
-                    "id": f"agent{agent}.{turn}",
-                    "prompt": {"parts": parts},
-                    "max_tokens": rng.randint(10, 30),
-                    "arrival_time": round(0.15 * agent + 0.8 * turn + 0.1 * rng.random(), 3),
-                }
-            )
-    config = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "num_blocks": 320}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
+            output, at = rng.randint(10, 30), 0.15 * agent + 0.8 * turn + 0.1 * rng.random()
+            requests.append(_request(f"agent{agent}.{turn}", parts, output, at))
+    return requests
 
 
-def _own_policy() -> dict[str, Any]:
+def _few_long_ones() -> list[Request]:
     rng = random.Random(5)
     lengths = [rng.randint(600, 1200) if rng.random() < 0.25 else rng.randint(10, 60) for _ in range(40)]
-    requests = [
-        {"id": f"r{i}", "prompt": {"len": length}, "max_tokens": 12, "arrival_time": round(0.04 * i, 3)}
-        for i, length in enumerate(lengths)
-    ]
-    config = {"max_num_batched_tokens": 128, "max_num_seqs": 4, "num_blocks": 1024, "enable_prefix_caching": False}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
+    return [_request(f"r{i}", length, 12, 0.04 * i) for i, length in enumerate(lengths)]
 
 
-def _two_hundred() -> dict[str, Any]:
+def _realistic() -> list[Request]:
     rng = random.Random(11)
-    requests = [
-        {
-            "id": f"r{i}",
-            "prompt": {"len": min(2000, max(8, int(rng.lognormvariate(4.8, 0.9))))},
-            "max_tokens": rng.randint(4, 40),
-            "arrival_time": at,
-        }
-        for i, at in enumerate(_timed(rng, 200, 40.0))
+    return [
+        _request(f"r{i}", min(2000, max(8, int(rng.lognormvariate(4.8, 0.9)))), rng.randint(4, 40), at)
+        for i, at in enumerate(_times(rng, 200, 40.0))
     ]
-    config = {"max_num_batched_tokens": 512, "max_num_seqs": 32, "num_blocks": 1024}
-    return {"config": config, "cost_model": CLOCK, "requests": requests}
 
 
 PRESETS = {
-    "chunked": Preset(
+    "chunked": _preset(
         "Course 04: a chat and a long prompt",
         "Lower the token budget: the pauses of the chat get shorter, and the long prompt waits longer.",
-        _chunked(),
+        [_request("chat", 5, 60), _request("long", 2000, 4, 0.06)],
+        max_num_batched_tokens=512,
+        num_blocks=512,
     ),
-    "partial-prefills": Preset(
+    "partial-prefills": _preset(
         "Course 06: three long prompts and short ones",
         "Short prompts wait behind long ones. Limit long partial prefills to 1 and partial prefills to 4.",
-        _partial_prefills(),
+        [_request(f"long{i}", 1500, 8) for i in range(3)]
+        + [_request(f"short{i}", 30, 8, 0.04 + 0.18 * i) for i in range(4)],
+        max_num_batched_tokens=128,
+        num_blocks=1024,
+        enable_prefix_caching=False,
     ),
-    "preemption": Preset(
+    "preemption": _preset(
         "Course 07: too few KV blocks",
         "Requests lose their blocks and are computed again. How many blocks are enough?",
-        _preemption(),
+        [_request(f"r{i}", 40 + 11 * i, 60, 0.03 * i) for i in range(8)],
+        max_num_batched_tokens=128,
+        max_num_seqs=8,
+        num_blocks=40,
     ),
-    "prefix-caching": Preset(
+    "prefix-caching": _preset(
         "Course 08: a shared prefix",
         "Twenty questions about one text. Turn prefix caching off and compare the computed tokens.",
-        _prefix_caching(),
+        [
+            _request(f"q{i}", [{"len": 400, "seed": "common"}, {"len": 30, "seed": f"q{i}"}], 8, 0.05 * i)
+            for i in range(20)
+        ],
+        max_num_batched_tokens=256,
+        num_blocks=256,
     ),
-    "own-policy": Preset(
+    "own-policy": _preset(
         "Course 11: who goes first?",
         "Choose another policy, or write one: the mean time to the first token drops, and the long prompts pay.",
-        _own_policy(),
+        _few_long_ones(),
+        max_num_batched_tokens=128,
+        max_num_seqs=4,
+        num_blocks=1024,
+        enable_prefix_caching=False,
     ),
-    "bursts": Preset(
+    "bursts": _preset(
         "Bursts",
         "Ten requests at once, four times. More seats shorten the queue and lengthen the steps.",
         _bursts(),
+        max_num_batched_tokens=512,
+        max_num_seqs=8,
+        num_blocks=512,
     ),
-    "documents": Preset(
+    "documents": _preset(
         "Long documents among short questions",
         "Each document stops the chats for a while. A chunk cap or a smaller budget shares the steps.",
-        _documents(),
+        _chats_and_documents(),
+        max_num_batched_tokens=1024,
+        max_num_seqs=16,
+        num_blocks=1024,
     ),
-    "agents": Preset(
+    "agents": _preset(
         "Agents",
         "Five agents whose prompts grow with every turn. A smaller pool evicts what the next turn needs.",
         _agents(),
+        max_num_batched_tokens=512,
+        max_num_seqs=8,
+        num_blocks=320,
     ),
-    "two-hundred": Preset(
+    "two-hundred": _preset(
         "200 requests",
         "Prompts of realistic lengths, 40 requests per second.",
-        _two_hundred(),
+        _realistic(),
+        max_num_batched_tokens=512,
+        max_num_seqs=32,
+        num_blocks=1024,
     ),
 }
 """The workloads by their name in links."""
