@@ -357,3 +357,34 @@ def test_long_ids_are_told_apart_by_their_labels(open_page, tmp_path):
     page.wait("view.store.requests.length === 4")
     labels = page.view("view.store.requests.map((request) => request.label)")
     assert labels == ["warm-…7c65", "5-0-0…7450", "5-1-0…7451", "…late"]
+
+
+def test_the_phases_of_a_step_stand_at_their_places_in_its_time(page_of):
+    trace = simulate(workload(1, num_requests=4))
+    # The forward pass of step 1 begins before the step and overlaps its scheduling; sampling follows without a gap.
+    begins, seconds = (
+        {"schedule": 0.0, "forward": -0.01, "sample": 0.03},
+        {"schedule": 0.02, "forward": 0.04, "sample": 0.01},
+    )
+    timed = Trace(trace.meta)
+    for info in trace.requests.values():
+        timed.add_request(info)
+    for record in trace:
+        phases = {"timings": seconds, "phase_starts": begins} if record.step == 1 else {}
+        timed.append(msgspec.structs.replace(record, time=record.step, end=record.step + 0.5, **phases))
+    page = page_of(timed)
+    strip = "[...view.root.querySelectorAll('.wb-phases li')].map((bar) => bar.getBoundingClientRect().toJSON())"
+    page.view("view.cursor.seek(argument)", 1)
+    page.frame()
+    bars = page.view(strip)
+    labels = page.root.locator(".wb-phases li").all_inner_texts()
+    assert labels == ["forward 40 ms", "schedule 20 ms", "sample 10 ms"], "in order of their beginnings"
+    forward, schedule, sample = bars
+    whole = (sample["right"] - forward["left"]) / 0.05
+    for bar, begin, length in ((forward, 0.0, 0.04), (schedule, 0.01, 0.02), (sample, 0.04, 0.01)):
+        assert bar["left"] - forward["left"] == pytest.approx(begin * whole, abs=2)
+        assert bar["width"] == pytest.approx(length * whole, abs=2)
+    assert forward["top"] == sample["top"] < schedule["top"], "only phases that overlap stand below each other"
+    page.view("view.cursor.seek(argument)", 2)
+    page.frame()
+    assert not page.root.locator(".wb-phases").is_visible()

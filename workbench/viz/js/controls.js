@@ -2,6 +2,7 @@
 // below them the sentence that tells the step at the cursor.
 
 import { formatNumber, h, plain, select, setText } from "./dom.js";
+import { PhaseStrip } from "./phase_strip.js";
 import { SearchBox } from "./search.js";
 
 const SPEEDS = [1, 4, 8, 20, 60];
@@ -27,8 +28,9 @@ export class Controls {
     this.message = h("p", { class: "wb-message", role: "alert", hidden: true });
     this.sentence = h("p", { class: "wb-sentence" });
     this.search = new SearchBox(view);
-    const bars = [this.engineBar(), this.cursorBar()];
-    this.element = h("div", { class: "wb-controls" }, bars, this.sentence, this.message, this.announcement);
+    this.phases = new PhaseStrip(view);
+    const bars = [this.engineBar(), this.cursorBar()], texts = [this.message, this.announcement];
+    this.element = h("div", { class: "wb-controls" }, bars, this.sentence, this.phases.element, texts);
   }
 
   // -- building --------------------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ export class Controls {
     this.slider.disabled = store.numSteps < 2;
     setText(this.position, this.positionText());
     setText(this.sentence, store.numSteps ? store.sentences[cursor.step] || "" : this.nothingYet());
+    this.phases.update();
     this.follow.hidden = cursor.follow || !store.numSteps;
     setText(this.follow, live ? "Follow" : "Go to end");
     this.message.hidden = !status.message;
