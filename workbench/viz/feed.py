@@ -63,7 +63,7 @@ class Feed:
         self._capture: Any = None
         self._weights: dict[str, Any] | None = None
         self._mounted = False
-        self._begin()
+        self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
         self._message = ""
         self._handled = 0
         self._queued: dict[str, str] = {}
@@ -76,19 +76,12 @@ class Feed:
         self._resend = False
         self._lock = threading.Lock()
 
-    def _begin(self) -> None:
-        """Forget what has been sent of the trace."""
-        self._sent = 0
-        self._sent_requests = -1
-        self._known_requests = self._known_strings = self._known_reasons = 0
-        self._known_kernels = self._known_supplements = 0
-
     # -- to the view -----------------------------------------------------------------------------------------
 
     def is_far_behind(self) -> bool:
         """Whether more is to be encoded than between two updates of a view that is loaded."""
         trace = self._newest_trace()
-        num_steps = len(trace) - (self._sent if trace is self.trace else 0)
+        num_steps = len(trace) - (self._sent.get("step", 0) if trace is self.trace else 0)
         return num_steps > (REPEAT_STEPS if self._mounted else 0)
 
     def prepare(self) -> None:
@@ -100,36 +93,24 @@ class Feed:
         with self._lock:
             if (newest := self._newest_trace()) is not self.trace:
                 self.trace = newest
-                self._begin()
+                self._sent = {}
             columns = columns_of(self.trace)
-            num_steps, num_requests, num_supplements = (
-                columns.num_steps,
-                len(columns.requests),
-                len(columns.supplements),
-            )
-            seen = self._sent, self._sent_requests, self._known_supplements
-            if seen == (num_steps, num_requests, num_supplements) and not self._resend:
+            sizes, sent = columns.sizes(), self._sent
+            if sizes == sent and not self._resend:
                 return None
-            whole = self._resend or self._sent_requests < 0
-            first = 0 if whole else self._sent if self._mounted else max(0, self._sent - REPEAT_STEPS)
+            whole = self._resend or not sent
+            first = 0 if whole else sent["step"] - (0 if self._mounted else REPEAT_STEPS)
             # Requests and strings are few compared to the steps. Until a view is loaded, each packet has all of them,
             # so that it is complete without the packets before it.
             complete = whole or not self._mounted
             packet = encode_packet(
                 columns,
-                first,
-                num_steps,
-                first_request=0 if complete else self._known_requests,
-                first_string=0 if complete else self._known_strings,
-                first_reason=0 if complete else self._known_reasons,
-                first_kernel=0 if complete else self._known_kernels,
-                first_supplement=0 if complete else self._known_supplements,
+                max(0, first),
+                sizes["step"],
+                known={} if complete else sent,
                 extra={"facts": trace_facts(self.trace)} if complete else None,
             )
-            self._sent, self._sent_requests, self._resend = num_steps, num_requests, False
-            self._known_requests, self._known_supplements = num_requests, num_supplements
-            self._known_strings, self._known_reasons = len(columns.strings), len(columns.reasons)
-            self._known_kernels = len(columns.kernels)
+            self._sent, self._resend = sizes, False
             return packet
 
     def update(self, view: Any) -> None:
@@ -249,24 +230,7 @@ class Feed:
         """Carry out a command of the view. An error becomes the message of the view; nothing is raised."""
         name = command.get("name")
         number = command.get("id")
-        handlers: dict[str, Callable[..., Any]] = {
-            "resend": self._do_resend,
-            "start": self._do_start,
-            "pause": self._do_pause,
-            "step": self._do_step,
-            "step_into": self._do_step_into,
-            "add_request": self._do_add_request,
-            "abort": self._do_abort,
-            "fork": self._do_fork,
-            "capture": self._do_capture,
-            "show_weights": self._do_show_weights,
-            "add_breakpoint": self._do_add_breakpoint,
-            "remove_breakpoint": self._do_remove_breakpoint,
-            "save_html": self._do_save_html,
-            "explain": self._do_explain,
-            "tune": self._do_tune,
-        }
-        handler = handlers.get(name) if isinstance(name, str) else None
+        handler = getattr(self, f"_do_{name}", None)
         if handler is None:
             self._message = f"unknown command {name!r}"
         else:

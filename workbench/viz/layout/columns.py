@@ -129,20 +129,23 @@ SUPPLEMENTS: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
 in the form that the views know, None if they have another."""
 
 
+TABLES = ("request", "string", "reason", "kernel", "supplement")
+
+
 class TraceColumns:
     """The columns of one trace, extended as the trace grows. Safe to use from several threads.
 
     Attributes:
         num_steps: Steps encoded so far.
-        requests: Request ids in order of arrival; a ``request`` column holds indices into this list.
+        tables: The rows that columns refer to by their index, by kind: "request" in order of arrival, "string",
+            "reason", "kernel" (the facts of a launch), and "supplement": index of a step, and name and checked facts of
+            a supplement that the views show.
     """
 
     def __init__(self, trace: Trace) -> None:
         # Weak, so that the table of all columns does not keep its own keys alive.
         self._trace = ref(trace)
         self.num_steps = 0
-        self.requests: list[str] = []
-        self.request_infos: list[RequestInfo] = []
         self.steps: dict[str, array[Any]] = {name: array(code) for name, code in STEP_COLUMNS.items()}
         self.children: dict[str, dict[str, array[Any]]] = {
             kind: {name: array(code) for name, code in columns.items()} for kind, columns in CHILD_COLUMNS.items()
@@ -150,15 +153,10 @@ class TraceColumns:
         self.bounds: dict[str, list[int]] = {kind: [0] for kind in [*CHILD_COLUMNS, "text"]}
         self.texts: list[str] = []
         self.sentences: list[str] = []
-        self.strings: list[str] = []
-        self.reasons: list[dict[str, Any]] = []
-        self.kernels: list[str] = []
-        self.supplements: list[tuple[int, str, Any]] = []
-        """Index of a step, and name and checked facts of a supplement that the views show, in order."""
+        self.tables: dict[str, list[Any]] = {name: [] for name in TABLES}
+        self.supplements: list[tuple[int, str, Any]] = self.tables["supplement"]
         self._index: dict[str, int] = {}
-        self._string_index: dict[str, int] = {"": -1}
-        self._reason_index: dict[Reason | None, int] = {None: -1}
-        self._kernel_index: dict[str, int] = {}
+        self._indices: dict[str, dict[Any, int]] = {"string": {"": -1}, "reason": {None: -1}, "kernel": {None: -1}}
         self._latencies = LatencyAccumulator()
         self._times: list[RequestTimes] = []
         # Made with the first step, because a trace that begins in the middle of a run gets its keyframe before that.
@@ -174,6 +172,10 @@ class TraceColumns:
         if trace is None:
             raise ReferenceError("the trace of these columns is gone; keep a reference to it while it is shown")
         return trace
+
+    def sizes(self) -> dict[str, int]:
+        """Number of steps, as "step", and of the rows of each table."""
+        return {"step": self.num_steps, **{name: len(rows) for name, rows in self.tables.items()}}
 
     def update(self) -> int:
         """Encode the steps appended since the last call; returns the number of steps that are encoded now."""
@@ -201,41 +203,40 @@ class TraceColumns:
         """Index of a request, added at its first mention."""
         index = self._index.get(request_id)
         if index is None:
-            index = self._index[request_id] = len(self.requests)
-            self.requests.append(request_id)
+            index = self._index[request_id] = len(self._index)
             info = self.trace.requests.get(request_id) or RequestInfo(request_id, 0)
-            self.request_infos.append(info)
+            self.tables["request"].append(info)
             self._miss_texts.arrive(info)
             self._times.append(self._latencies.arrive(info))
         return index
 
-    def _string(self, text: str) -> int:
-        """Index in the string table; -1 for an empty one."""
-        index = self._string_index.get(text)
-        if index is None:
-            index = self._string_index[text] = len(self.strings)
-            self.strings.append(text)
+    def _row(self, table: str, key: Any, make: Callable[[Any], Any] = lambda key: key) -> int:
+        """Index of a row of a table, made from its key at its first mention; -1 for the key that stands for none."""
+        indices, rows = self._indices[table], self.tables[table]
+        if (index := indices.get(key)) is None:
+            index = indices[key] = len(rows)
+            rows.append(make(key))
         return index
 
+    def _string(self, text: str) -> int:
+        return self._row("string", text)
+
     def _reason(self, reason: Reason | None) -> int:
-        """Index of a reason in their table; -1 for none. In the table, requests are indices of requests."""
-        index = self._reason_index.get(reason)
-        if index is None:
-            assert reason is not None
-            index = self._reason_index[reason] = len(self.reasons)
-            facts: dict[str, Any] = {
-                "kind": reason.kind,
-                "root": reason.root,
-                "limit": reason.limit,
-                "value": reason.value,
-                "needed": reason.needed,
-                "available": reason.available,
-                "behind": self._index.get(reason.behind, -1),
-                "requests": [self._index[rid] for rid in reason.requests if rid in self._index],
-                "sentence": shown(reason),
-            }
-            self.reasons.append(facts)
-        return index
+        return self._row("reason", reason, self._describe_reason)
+
+    def _describe_reason(self, reason: Reason) -> dict[str, Any]:
+        """A reason as plain data. Its requests are indices of requests."""
+        return {
+            "kind": reason.kind,
+            "root": reason.root,
+            "limit": reason.limit,
+            "value": reason.value,
+            "needed": reason.needed,
+            "available": reason.available,
+            "behind": self._index.get(reason.behind, -1),
+            "requests": [self._index[rid] for rid in reason.requests if rid in self._index],
+            "sentence": shown(reason),
+        }
 
     def _event_reason(self, event: Event, record: StepRecord) -> int:
         if event.kind == "preempt":
@@ -360,15 +361,8 @@ class TraceColumns:
 
     def _kernel(self, record: StepRecord) -> int:
         """Index of the launch facts of a step (without work items); -1 in a simulation."""
-        if record.kernel is None:
-            return -1
-        facts = msgspec.to_builtins(msgspec.structs.replace(record.kernel, work_items=()))
-        text = msgspec.json.encode(facts).decode()
-        index = self._kernel_index.get(text)
-        if index is None:
-            index = self._kernel_index[text] = len(self.kernels)
-            self.kernels.append(text)
-        return index
+        launch = record.kernel and msgspec.json.encode(msgspec.structs.replace(record.kernel, work_items=()))
+        return self._row("kernel", launch, msgspec.Raw)
 
 
 _NO_CHUNKS: dict[str, tuple[Any, ...]] = dict.fromkeys(Chunk.__struct_fields__, ())

@@ -8,6 +8,7 @@ browser can lay typed arrays over it without copying.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,24 +35,16 @@ def encode_packet(
     first_step: int = 0,
     last_step: int | None = None,
     *,
-    first_request: int = 0,
-    first_string: int = 0,
-    first_reason: int = 0,
-    first_kernel: int = 0,
-    first_supplement: int = 0,
+    known: Mapping[str, int] = {},
     extra: dict[str, Any] | None = None,
 ) -> bytes:
-    """Encode steps ``[first_step, last_step)`` with the requests, strings and launches starting at the given indices.
+    """Encode steps ``[first_step, last_step)``, and the rows of tables that the receiver does not have.
 
     Args:
         columns: The columns, already up to date.
         first_step: First step to encode.
         last_step: One past the last; all encoded steps by default.
-        first_request: First request to describe; the receiver has the earlier ones.
-        first_string: First entry of the string table to send.
-        first_reason: First entry of the table of reasons to send.
-        first_kernel: First entry of the table of kernel launches to send.
-        first_supplement: First entry of the supplements to send.
+        known: Number of rows of each table that the receiver has, as `TraceColumns.sizes` gave it; none by default.
         extra: Additional facts for the header.
     """
     last_step = columns.num_steps if last_step is None else min(last_step, columns.num_steps)
@@ -69,21 +62,16 @@ def encode_packet(
         bounds = columns.bounds[kind]
         for name, column in columns.children[kind].items():
             add(f"{kind}.{name}", column, bounds[first_step], bounds[last_step])
+    tables: dict[str, Any] = {}
+    for name, rows in columns.tables.items():
+        first = tables[f"first_{name}"] = known.get(name, 0)
+        tables[f"{name}s"] = [_describe(row) for row in rows[first:]] if name == "request" else rows[first:]
     texts = columns.bounds["text"]
     header = {
         "version": PACKET_VERSION,
         "first_step": first_step,
         "num_steps": last_step - first_step,
-        "first_request": first_request,
-        "requests": [_describe(info) for info in columns.request_infos[first_request:]],
-        "first_string": first_string,
-        "strings": columns.strings[first_string:],
-        "first_reason": first_reason,
-        "reasons": columns.reasons[first_reason:],
-        "first_kernel": first_kernel,
-        "kernels": [msgspec.Raw(text.encode()) for text in columns.kernels[first_kernel:]],
-        "first_supplement": first_supplement,
-        "supplements": columns.supplements[first_supplement:],
+        **tables,
         "texts": columns.texts[texts[first_step] : texts[last_step]],
         "sentences": columns.sentences[first_step:last_step],
         "columns": names,
