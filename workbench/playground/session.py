@@ -74,25 +74,15 @@ class Session:
 
     def handle(self, message: str, content: bytes | None = None) -> Answer:
         """Carry out a command of the page. A mistake in its values becomes ``error``; nothing is raised for it."""
-        commands: dict[str, Callable[..., Answer]] = {
-            "run": self._do_run,
-            "open": self._do_open,
-            "close": self._do_close,
-            "pin": self._do_pin,
-            "unpin": self._do_unpin,
-            "explain": self._do_explain,
-            "numbers": self._do_numbers,
-            "python": self._do_python,
-        }
         given = json.loads(message)
-        name = given.pop("command")
+        command: Callable[..., Answer] = getattr(self, f"_do_{given.pop('command')}")
         if content is not None:
             given["content"] = content
         notes = _Notes()
         logging.getLogger("workbench").addHandler(notes)
         begin = time.perf_counter()
         try:
-            answer = commands[name](**given)
+            answer = command(**given)
         except (ValueError, TraceError, OSError) as problem:
             return Answer(json.dumps({"error": str(problem)}))
         except SyntaxError as problem:

@@ -71,19 +71,18 @@ class TracePage(AnyWidgetComponent):
 
 
 def make_app(
-    source: Any, *, other: Trace | None = None, theme: str = "auto", on_seen: Callable[[], None] | None = None
+    source: Any, *, other: Trace | None = None, on_seen: Callable[[], None] | None = None
 ) -> Callable[[], Any]:
     """Make the function that builds the page of a browser session.
 
     Args:
         source: A controller (an Engine), a Trace, or a function that returns the trace to show.
         other: A second trace of the same workload, to compare with.
-        theme: "auto", "light" or "dark".
         on_seen: Called when a browser has connected and is about to draw.
     """
 
     def session() -> Any:
-        page = TracePage(Feed(source, other), options={"theme": theme, "page": True}, sizing_mode="stretch_width")
+        page = TracePage(Feed(source, other), options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page, on_seen)
         return page
 
@@ -142,7 +141,6 @@ def serve(
     other: Trace | None = None,
     port: int = 5006,
     address: str = "127.0.0.1",
-    show: bool = False,
     title: str = "Workbench",
     threaded: bool = False,
     on_listening: Callable[[], None] | None = None,
@@ -155,7 +153,6 @@ def serve(
         other: A second trace of the same workload, to compare with.
         port: Port to listen on; 0 chooses a free one.
         address: Interface to listen on; by default only this machine can connect.
-        show: Open a browser.
         title: Title of the page.
         threaded: Serve on a separate thread and return the server; its ``stop()`` ends it.
         on_listening: Called on another thread as soon as a browser can connect; not if ``threaded``.
@@ -168,7 +165,6 @@ def serve(
         make_app(source, other=other, on_seen=on_seen),
         port=port,
         address=address,
-        show=show,
         title=title,
         threaded=threaded,
         on_listening=on_listening,
@@ -180,7 +176,6 @@ def serve_session(
     *,
     port: int,
     address: str = "127.0.0.1",
-    show: bool = False,
     title: str = "Workbench",
     threaded: bool = False,
     on_listening: Callable[[], None] | None = None,
@@ -191,7 +186,7 @@ def serve_session(
         OSError: The port is in use.
     """
     check_port_is_free(port, address)
-    options: dict[str, Any] = {"port": port, "address": address, "show": show, "title": title, "verbose": False}
+    options: dict[str, Any] = {"port": port, "address": address, "show": False, "title": title, "verbose": False}
     if threaded:
         return pn.serve({"/": session}, threaded=True, **options)
     server = pn.serve({"/": session}, start=False, **options)

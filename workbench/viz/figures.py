@@ -32,22 +32,14 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
     """
     from bokeh.layouts import column
     from bokeh.models import ColumnDataSource
-    from bokeh.plotting import figure
 
     if cursor is None and metrics.trace is not None:
         cursor = cursor_of(metrics.trace)
     steps, unit = metrics.steps, metrics.summary.unit
     numbers, decode, top = steps.step, steps.num_decode_tokens, steps.num_tokens
     tokens: Any = ColumnDataSource({"step": numbers, "prefill": top - decode, "decode": decode, "top": top})
-    above = figure(
-        height=200,
-        sizing_mode="stretch_width",
-        tools=TOOLS,
-        title="Tokens of each step",
-        x_axis_label="step",
-        y_axis_label="tokens",
-        tooltips=[("step", "@step"), ("prefill tokens", "@prefill"), ("decode tokens", "@decode")],
-    )
+    tooltips = [("step", "@step"), ("prefill tokens", "@prefill"), ("decode tokens", "@decode")]
+    above = _figure("Tokens of each step", "step", "tokens", tooltips)
     bar: dict[str, Any] = {"x": "step", "width": 0.9, "source": tokens}
     above.vbar(top="decode", fill_color=LIGHT.decode, line_color=None, legend_label="decode", **bar)
     above.vbar(bottom="decode", top="top", fill_color=LIGHT.prefill, line_color=None, legend_label="prefill", **bar)
@@ -62,15 +54,9 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
         columns["first"].append(request.ttft.seconds if unit == "s" else request.ttft.steps)
         columns["gap"].append(float(gaps.max()) if len(gaps) else float("nan"))
     latencies = ColumnDataSource(columns)
-    below = figure(
-        height=200,
-        sizing_mode="stretch_width",
-        tools=TOOLS,
-        title="Latencies of each request",
-        x_axis_label="request, in order of arrival",
-        y_axis_label="seconds" if unit == "s" else "steps",
-        tooltips=[("request", "@request"), ("first token after", "@first"), ("longest pause", "@gap")],
-    )
+    tooltips = [("request", "@request"), ("first token after", "@first"), ("longest pause", "@gap")]
+    unit_name = "seconds" if unit == "s" else "steps"
+    below = _figure("Latencies of each request", "request, in order of arrival", unit_name, tooltips)
     for name, words, marker, hue in (
         ("first", "first token after", "circle", FOCUS_HUES[0]),
         ("gap", "longest pause", "triangle", FOCUS_HUES[5]),
@@ -88,3 +74,10 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
 
         tokens.selected.on_change("indices", move)
     return column(above, below, sizing_mode="stretch_width")
+
+
+def _figure(title: str, x: str, y: str, tooltips: list[tuple[str, str]]) -> Any:
+    from bokeh.plotting import figure
+
+    labels: dict[str, Any] = {"title": title, "x_axis_label": x, "y_axis_label": y}
+    return figure(height=200, sizing_mode="stretch_width", tools=TOOLS, tooltips=tooltips, **labels)

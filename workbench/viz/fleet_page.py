@@ -44,19 +44,17 @@ def _colours(theme: Theme, link: str) -> str:
 _DARK = "@media (prefers-color-scheme: dark)"
 STYLE = f"{_LAYOUT} {_colours(LIGHT, '#0B5CAD')} {_DARK} {{ {_colours(DARK, '#6CB6FF')} }}"
 
-_TITLES = (
-    "running",
-    "waiting",
-    "KV in use",
-    "steps",
-    "requests",
-    "output tokens/s",
-    "preemptions",
-    "TTFT mean",
-    "TTFT p99",
-    "ITL mean",
-    "ITL p99",
-)
+_SUMMARY: dict[str, Callable[[Summary], str]] = {
+    "steps": lambda summary: f"{summary.num_steps:,}",
+    "requests": lambda summary: f"{summary.num_requests:,}",
+    "output tokens/s": lambda summary: number(summary.output_throughput),
+    "preemptions": lambda summary: f"{summary.num_preemptions:,}",
+    "TTFT mean": lambda summary: amount(summary.ttft.mean, summary.unit),
+    "TTFT p99": lambda summary: amount(summary.ttft.p99, summary.unit),
+    "ITL mean": lambda summary: amount(summary.itl.mean, summary.unit),
+    "ITL p99": lambda summary: amount(summary.itl.p99, summary.unit),
+}
+"""Columns of the table that follow from a trace's metrics, by title."""
 
 
 def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
@@ -119,7 +117,7 @@ def fleet_html(fleet: Fleet) -> str:
         link = f'<a href="?rank={quote(name)}">{escape(name)}</a>'
         rows.append(_row(link, _now([trace]), trace.metrics().summary))
     rows.append(_row("together", _now(list(traces.values())), fleet.metrics().summary))
-    head = "".join(f"<th>{title}</th>" for title in ("", *_TITLES))
+    head = "".join(f"<th>{title}</th>" for title in ("", "running", "waiting", "KV in use", *_SUMMARY))
     return (
         f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
         f"<div><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
@@ -138,15 +136,5 @@ def _now(traces: list[Trace]) -> tuple[str, str, str]:
 
 
 def _row(name: str, now: tuple[str, str, str], summary: Summary) -> str:
-    cells = (
-        *now,
-        f"{summary.num_steps:,}",
-        f"{summary.num_requests:,}",
-        number(summary.output_throughput),
-        f"{summary.num_preemptions:,}",
-        amount(summary.ttft.mean, summary.unit),
-        amount(summary.ttft.p99, summary.unit),
-        amount(summary.itl.mean, summary.unit),
-        amount(summary.itl.p99, summary.unit),
-    )
+    cells = (*now, *(column(summary) for column in _SUMMARY.values()))
     return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

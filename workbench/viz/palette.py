@@ -28,7 +28,7 @@ EVENT_MARKS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one theme, by role.
+    """Colours of one theme, by role; the defaults are those of the light theme.
 
     Attributes:
         background: Page and canvas background.
@@ -48,41 +48,24 @@ class Theme:
         bad: Rejection, error, difference.
     """
 
-    background: str
-    surface: str
-    text: str
-    muted: str
-    hairline: str
-    prefill: str
-    decode: str
-    kv: str
-    free: str
-    cached: str
-    owned: str
-    outline: str
-    cursor: str
-    good: str
-    bad: str
+    background: str = "#FFFFFF"
+    surface: str = "#F6F7F9"
+    text: str = "#1A1D21"
+    muted: str = "#5C6470"
+    hairline: str = "#E2E5EA"
+    prefill: str = "#4A5361"
+    decode: str = "#B4BBC6"
+    kv: str = "#DDE0E6"
+    free: str = "#FFFFFF"
+    cached: str = "#D9D9D9"
+    owned: str = "#8B929C"
+    outline: str = "#1A1D21"
+    cursor: str = "#B3005E"
+    good: str = "#00704F"
+    bad: str = "#B3261E"
 
 
-LIGHT = Theme(
-    background="#FFFFFF",
-    surface="#F6F7F9",
-    text="#1A1D21",
-    muted="#5C6470",
-    hairline="#E2E5EA",
-    prefill="#4A5361",
-    decode="#B4BBC6",
-    kv="#DDE0E6",
-    free="#FFFFFF",
-    cached="#D9D9D9",
-    owned="#8B929C",
-    outline="#1A1D21",
-    cursor="#B3005E",
-    good="#00704F",
-    bad="#B3261E",
-)
-
+LIGHT = Theme()
 DARK = Theme(
     background="#16181C",
     surface="#1F2227",
