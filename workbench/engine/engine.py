@@ -510,6 +510,8 @@ class Engine(Shortcuts):
 
     def close(self) -> None:
         """Stop after the current step and end the engine's thread. The trace stays readable."""
+        if self._thread.is_forked:
+            return
         self._loop.pause_soon()
         if self._stepper.in_step:
             self._thread.call(self._stepper.give_up)

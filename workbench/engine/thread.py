@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import queue
 import sys
 import threading
@@ -26,6 +27,35 @@ _Work = tuple[Future, Callable[[], Any]] | None
 CLOSE_SECONDS = 30
 """Maximum number of seconds that closing waits for queued work."""
 
+_UNUSED_BYTES = 4096
+"""More memory than MLX (0.32) takes when it is imported."""
+
+_computed_in: int | None = None
+"""The process that forked, or was forked from, with MLX in use: in a fork of it MLX waits for threads it has not."""
+
+
+def _before_fork() -> None:
+    global _computed_in
+    if "mlx.core" in sys.modules and sys.modules["mlx.core"].get_peak_memory() > _UNUSED_BYTES:
+        _computed_in = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
+
+
+def _refuse_fork(process: int | None) -> None:
+    """Refuse to compute in a fork of a process.
+
+    Raises:
+        RuntimeError: This is not the process.
+    """
+    if process not in (None, os.getpid()):
+        raise RuntimeError(
+            f"process {os.getpid()} is a fork of process {process}, in which MLX has computed, and has none of its "
+            'threads: start it with multiprocessing.get_context("spawn") and make an Engine there, or fork first'
+        )
+
 
 class EngineThread:
     """Runs an engine's work on one thread.
@@ -36,18 +66,29 @@ class EngineThread:
 
     Args:
         name: Name of the thread, seen in debuggers.
+
+    Raises:
+        RuntimeError: This process was forked from one in which MLX had computed.
     """
 
     def __init__(self, name: str) -> None:
+        _refuse_fork(_computed_in)
+        self._process = os.getpid()
         self._worker = _Worker.take(name)
         self._end = weakref.finalize(self, self._worker.give_back)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the thread's, without the thread."""
+        return self._process != os.getpid()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue work and return its future.
 
         Raises:
-            RuntimeError: The thread has been closed.
+            RuntimeError: The thread has been closed, or belongs to another process.
         """
+        _refuse_fork(self._process)
         if not self._end.alive:
             raise RuntimeError("this engine is closed: make a new Engine")
         future: Future[T] = Future()
@@ -102,12 +143,10 @@ class _Worker:
     @classmethod
     def take(cls, name: str) -> _Worker:
         """An unused worker, or a new one."""
-        worker = None
-        while worker is None or not worker.thread.is_alive():  # a process that was forked has none of the threads
-            try:
-                worker = cls._idle.pop()
-            except IndexError:
-                worker = cls()
+        try:
+            worker = cls._idle.pop()
+        except IndexError:
+            worker = cls()
         worker.thread.name = name
         return worker
 
@@ -115,6 +154,8 @@ class _Worker:
         """Finish the work that is queued; later the worker is free for others, or ends with the interpreter."""
         if self._exiting:
             self.end()
+            return
+        if not self.thread.is_alive():  # it was the thread of a process that this one is a fork of
             return
         future: Future[None] = Future()
         self.queue.put((future, lambda: self._idle.append(self)))
@@ -161,21 +202,23 @@ class RunLoop:
         take: Takes one step; None when there is nothing to do.
         inbox: The work that waits for the next step.
         breakpoints: Checked after every step.
-
-    Attributes:
-        running: Steps are being taken one after another, or are about to be.
     """
 
     def __init__(
         self, thread: EngineThread, take: Callable[[], StepRecord | None], inbox: Sized, breakpoints: Breakpoints
     ) -> None:
-        self.running = False
+        self._running = False
         self._thread = thread
         self._take = take
         self._inbox = inbox
         self._breakpoints = breakpoints
         self._pause = threading.Event()
         self._handover = threading.Lock()  # between a loop that finds nothing to do and a start() that brings work
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are being taken one after another, or are about to be."""
+        return self._running and not self._thread.is_forked
 
     def run(self, after_step: Callable[[StepRecord], None]) -> None:
         """Take steps and wait for the end. Ctrl-C pauses and is raised then.
@@ -192,7 +235,7 @@ class RunLoop:
         with self._handover:
             if self.running:
                 return
-            self.running = True
+            self._running = True
             self._thread.submit(self._loop_unattended)
 
     def pause(self) -> None:
@@ -212,18 +255,18 @@ class RunLoop:
             log.exception("the engine stopped: a step could not be taken")
 
     def _loop(self, after_step: Callable[[StepRecord], None]) -> None:
-        self.running = True
+        self._running = True
         self._breakpoints.stopped_by = None
         try:
             while not self._pause.is_set():
                 if (record := self._take()) is None:
                     with self._handover:
                         if not self._inbox:
-                            self.running = False
+                            self._running = False
                             return
                     continue
                 after_step(record)
                 if self._breakpoints.check(record):
                     return
         finally:
-            self.running = False
+            self._running = False

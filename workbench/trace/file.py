@@ -12,7 +12,7 @@ import gzip
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -307,9 +307,16 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, TraceLine | 
         TraceError: Not a trace, a version that cannot be read, or a damaged line, with its number.
         OSError: The file cannot be read.
     """
+    return decoded_lines(path, split_lines(path))
+
+
+def decoded_lines(
+    path: str | os.PathLike[str], lines: Iterable[tuple[bytes, bool]]
+) -> Iterator[tuple[int, TraceLine | str]]:
+    """The same as `read_lines` for the result of `split_lines`."""
     decoder = LineDecoder(path)
     ended = False
-    for raw, complete in split_lines(path):
+    for raw, complete in lines:
         number = decoder.number + 1
         if ended:
             raise TraceError(f"{path}, line {number}: nothing may follow the end line")

@@ -126,7 +126,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """Tokens that this step appended to the output, in order: accepted drafts, and the token after them."""
+        """Tokens that this step appended to the output, in order: accepted drafts, and the token after them.
+
+        They define a request's output: those of all its chunks, in order, are ``RequestOutput.token_ids``, however the
+        request ends. ``sampled`` alone lacks the accepted drafts. ``text`` is what was known in the step: together, the
+        texts can end with the beginning of a stop string, which the output drops once the rest of it comes, and lack a
+        last character that is incomplete.
+        """
         return () if self.sampled is None else (*self.sampled_before, self.sampled)
 
     @property

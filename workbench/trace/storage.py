@@ -8,13 +8,13 @@ import logging
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.ground.on_demand import with_progress
 from workbench.trace.errors import TraceError
-from workbench.trace.file import TraceWriter, is_gzip_path, read_lines
+from workbench.trace.file import TraceWriter, decoded_lines, encode_line, is_gzip_path, read_lines
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
 
@@ -83,19 +83,43 @@ def lines_of(trace: Trace) -> Iterator[TraceLine]:
 
 def load(kind: type[Trace], path: str | os.PathLike[str], *, progress: bool) -> Trace:
     """Read a trace and check every line; see ``Trace.load``."""
+    lines = with_progress(read_lines(path), f"load {Path(path).name}", "line", shown=progress)
+    trace = _trace_of(kind, lines, str(path))
+    for text in trace.problems:
+        log.warning("%s; %d steps were read", text, len(trace))
+    return trace
+
+
+def pickled(trace: Trace) -> bytes:
+    """The lines of a trace's file, for ``pickle`` and ``copy``."""
+    lines = [trace.meta, *lines_of(trace), TraceEnd(trace.end, len(trace))]
+    return b"".join(map(encode_line, lines))
+
+
+def unpickled(kind: type[Trace], content: bytes, problems: list[str]) -> Trace:
+    """A trace of its own from the result of `pickled`.
+
+    Raises:
+        TraceError: The content is damaged.
+    """
+    split = ((line, True) for line in content.splitlines())
+    trace = _trace_of(kind, decoded_lines("a pickled trace", split), "a pickled trace")
+    trace.problems = problems
+    return trace
+
+
+def _trace_of(kind: type[Trace], lines: Iterable[tuple[int, TraceLine | str]], name: str) -> Trace:
     trace: Trace | None = None
     with _no_cyclic_gc():
-        for number, line in with_progress(read_lines(path), f"load {Path(path).name}", "line", shown=progress):
+        for number, line in lines:
             try:
                 if isinstance(line, TraceMeta):
                     trace = kind(line)
                 elif trace is not None:
                     _take(trace, line)
             except TraceError as problem:
-                raise TraceError(f"{path}, line {number}: {problem}") from None
-    assert trace is not None, "read_lines yields the meta line first"
-    for text in trace.problems:
-        log.warning("%s; %d steps were read", text, len(trace))
+                raise TraceError(f"{name}, line {number}: {problem}") from None
+    assert trace is not None, "the meta line comes first"
     return trace
 
 
