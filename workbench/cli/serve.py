@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
@@ -77,23 +78,11 @@ def run(options: argparse.Namespace) -> int:
         ValueError: An option is outside its range, or the server would be open to everyone.
         OSError: The port is in use.
     """
-    settings = ServeSettings(
-        host=options.host,
-        port=options.port,
-        api_key=options.api_key or os.environ.get(API_KEY_VARIABLE),
-        api_keys=read_api_keys(options.api_key_file) if options.api_key_file else (),
-        max_requests_per_minute=options.max_requests_per_minute,
-        access_log=options.access_log,
-        insecure=options.insecure,
-        allowed_hosts=tuple(options.allowed_host),
-        max_queue=options.max_queue,
-        max_connections=options.max_connections,
-        max_connections_per_client=options.max_connections_per_client,
-        tls_cert=options.tls_cert,
-        tls_key=options.tls_key,
-        trusted_proxies=tuple(options.trusted_proxy),
-        drain_seconds=options.drain_seconds,
-    )
+    given = {field.name: getattr(options, field.name) for field in fields(ServeSettings) if field.name in options}
+    given["api_key"] = options.api_key or os.environ.get(API_KEY_VARIABLE)
+    given["api_keys"] = read_api_keys(options.api_key_file) if options.api_key_file else ()
+    allowed_hosts, trusted_proxies = tuple(options.allowed_host), tuple(options.trusted_proxy)
+    settings = ServeSettings(**given, allowed_hosts=allowed_hosts, trusted_proxies=trusted_proxies)
     settings.check_files()
     config = _engine_config(options)
     if options.check:

@@ -231,11 +231,8 @@ def pool(state: PoolState, focus: Focus) -> str:
                 continue
             stop = min(stop, state.num_blocks - y * columns)
             kind = classes.get(value) or f"prefill hue{focus[slots[value - FIRST_FOCUS]]}"
-            ids = (
-                f"blocks {y * columns + start} to {y * columns + stop - 1}"
-                if stop - start > 1
-                else (f"block {y * columns + start}")
-            )
+            first, last = y * columns + start, y * columns + stop - 1
+            ids = f"blocks {first} to {last}" if last > first else f"block {first}"
             parts.append(_rect(2 + start * cell, 2 + y * cell, (stop - start) * cell - 1, cell - 1, kind, ids))
     label = f"KV pool: {state.num_owned} in use, {state.num_cached_free} cached, of {state.num_blocks - 1} blocks"
     return drawing(rows * cell + 4, label, parts)
