@@ -8,6 +8,8 @@ import pytest
 
 import workbench
 from workbench import Engine, EngineConfig
+from workbench.models import load_model, remembered
+from workbench.models.bundled import BundledModelError
 
 ROOT = Path(workbench.__file__).parent
 PROMPT = "The capital of France is"
@@ -22,6 +24,17 @@ def own_examples(module):
     return [test for test in doctest.DocTestFinder().find(module) if test.examples]
 
 
+@pytest.fixture(scope="module")
+def model():
+    """SmolLM2 with the findings of earlier checks: no example breaks what these are there for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(remembered.VARIABLE, "remembered")
+        try:
+            return load_model("smollm2")
+        except BundledModelError as problem:
+            pytest.skip(f"the bundled model is not here: {problem}")
+
+
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_examples(name, request, tmp_path, monkeypatch):
     """In an empty folder; ``engine``, where an example does not make its own, has one request queued."""
@@ -34,7 +47,7 @@ def test_examples(name, request, tmp_path, monkeypatch):
         source = "".join(example.source for example in test.examples)
         assert not any(doctest.SKIP in example.options for example in test.examples), f"{test.name} is never run"
         if "ngine" in source:
-            model = request.getfixturevalue("smollm2")
+            model = request.getfixturevalue("model")
             monkeypatch.setattr("workbench.engine.engine.load_model", lambda _, model=model: model)
         if "engine." in source and "engine =" not in source:
             test.globs["engine"] = Engine("smollm2", EngineConfig(num_blocks=32))

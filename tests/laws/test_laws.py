@@ -164,7 +164,9 @@ def test_each_changed_number_of_a_record_is_seen():
     """A random field of a random record is changed; most such traces break a law, and never the check itself."""
     rng, seen = random.Random(3), 0
     for index in range(60):
-        trace = simulate(random_workload(rng.choice(KINDS), random.Random(f"changed:{index}")), max_steps=60)
+        trace = simulate(
+            random_workload(rng.choice(KINDS), random.Random(f"changed:{index}")), max_steps=60, as_vllm=True
+        )
         place = rng.randrange(len(trace))
         record = trace[place]
         changes = {

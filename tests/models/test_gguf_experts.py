@@ -20,6 +20,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize(("model_type", "matrix_type"), [
     ("mixtral", "Q4_0"), ("qwen2_moe", "Q8_0"), ("qwen3_moe", "MXFP4"), ("olmoe", "Q5_1"), ("qwen3_moe", "BF16"),
 ])  # fmt: skip

@@ -183,6 +183,7 @@ def test_packed_rows_can_be_reordered(tmp_path, type_name):
     np.testing.assert_allclose(np.array(back), tensor.float32(order), atol=1e-6)
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0"])
 def test_a_model_that_stays_quantised_computes_the_same(tmp_path, architecture, type_name):

@@ -112,6 +112,7 @@ MODELS = {
 }
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_step_has_the_logits_of_the_plain_model(name, backend):
