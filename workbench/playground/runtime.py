@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 
 PYODIDE_VERSION = "314.0.7"
 PYODIDE_SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
@@ -55,7 +55,7 @@ def fetch() -> Path:
             "npm is not installed, and Pyodide comes from it: install Node.js, or copy the folder "
             f"{target} from a machine that has it"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with tempfile.TemporaryDirectory(prefix=".pyodide-", dir=target.parent) as name:
         folder = Path(name)
         _run([npm, "pack", "--silent", f"pyodide@{PYODIDE_VERSION}"], folder)

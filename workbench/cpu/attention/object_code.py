@@ -27,7 +27,7 @@ from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
 from numba.core import types
 
 from workbench.cpu.attention.simd import LANES, config, cpu_features
-from workbench.ground.cache_folder import cache_folder
+from workbench.ground.cache_folder import cache_folder, make_folder
 
 Signature = tuple[types.Type, ...]
 
@@ -168,7 +168,7 @@ def _write(path: Path, kept: _Kept) -> None:
     rest = b"\0".join([kept.function, kept.wrapper, kept.environment, kept.machine_code])
     part = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
             part = stream.name
             stream.write(hashlib.sha256(rest).digest() + rest)
