@@ -15,7 +15,7 @@ from scheduler_helpers import random_workload as plain_workload
 from workbench.laws import LAWS
 from workbench.scheduler import kv_cache_manager
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.kv_cache_groups import CachedState, SlidingWindow
+from workbench.scheduler.kv_cache_groups import CachedState, GroupManager, SlidingWindow
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Queues, ServiceOrder
@@ -104,9 +104,9 @@ def a_finished_request_keeps_its_last_block(patch):
 def a_request_is_given_a_block_too_many(patch):
     replace(
         patch,
-        KVCacheManager,
+        GroupManager,
         "num_new_blocks",
-        lambda original: lambda self, request, n: original(self, request, n) + (not request.block_tables[0]),
+        lambda original: lambda self, request, *n: original(self, request, *n) + (not request.block_tables[0]),
     )
 
 
@@ -409,13 +409,13 @@ def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
 @mutant("progress", "plain", alone=True, num_blocks=400, enable_prefix_caching=False)
 def a_long_prompt_is_preempted_when_it_is_half_done(patch):
     def make(original):
-        def num_new_blocks(self, request, num_tokens):
+        def allocate_slots(self, request, num_tokens, hit=None, removed=()):
             half = request.is_prefill and request.num_prompt_tokens > 30 and num_tokens > 20 and request.block_tables[0]
-            return original(self, request, num_tokens) + (10**6 if half else 0)
+            return None if half else original(self, request, num_tokens, hit, removed)
 
-        return num_new_blocks
+        return allocate_slots
 
-    replace(patch, KVCacheManager, "num_new_blocks", make)
+    replace(patch, KVCacheManager, "allocate_slots", make)
 
 
 # -- crash -----------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class MissOracle:
         cache, evict = BlockPool.cache, BlockPool.evict
         methods = {
             name: getattr(KVCacheManager, name)
-            for name in ("cache_full_blocks", "allocate_slots", "append_block", "evict_newly_cached", "evict", "free")
+            for name in ("cache_full_blocks", "allocate_slots", "evict_newly_cached", "evict", "free")
         }
         schedule = Scheduler.schedule
 
@@ -81,10 +81,6 @@ class MissOracle:
             oracle.actor, oracle.deed = request.request_id, "computed and evicted"
             return methods["allocate_slots"](manager, request, num_tokens, hit, removed)
 
-        def watched_append(manager, request):
-            oracle.actor, oracle.deed = request.request_id, "computed and evicted"
-            return methods["append_block"](manager, request)
-
         def watched_withdraw(manager, blocks):
             oracle.deed, oracle.taken_back = "published and withdrawn", True
             return methods["evict_newly_cached"](manager, blocks)
@@ -117,7 +113,6 @@ class MissOracle:
             patch.setattr(BlockPool, "evict", watched_evict)
             patch.setattr(KVCacheManager, "cache_full_blocks", watched_cache_full_blocks)
             patch.setattr(KVCacheManager, "allocate_slots", watched_allocate)
-            patch.setattr(KVCacheManager, "append_block", watched_append)
             patch.setattr(KVCacheManager, "evict_newly_cached", watched_withdraw)
             patch.setattr(KVCacheManager, "evict", watched_drop)
             patch.setattr(KVCacheManager, "free", watched_free)
@@ -127,7 +122,7 @@ class MissOracle:
     def note(self, manager: KVCacheManager, request: Any) -> None:
         """Count the decodes that fill no block: the scheduler tells the manager nothing of them."""
         salt, tokens, num_computed = self.computed.get(request.request_id, ("", [], 0))
-        if manager.is_plain and not self.steps_ahead:
+        if manager.rests_inside_blocks:
             num_computed = max(num_computed, min(request.num_kv_computed, len(tokens)))
             self.computed[request.request_id] = salt, tokens, num_computed
 

@@ -76,7 +76,7 @@ class PrefixHistory:
         self.manager = KVCacheManager(config)
         self._pool = self.manager.block_pool
         self._groups = self.manager.groups
-        self._is_plain, self._block_size = self.manager.is_plain, self.manager.block_size
+        self._rests_inside_blocks, self._block_size = self.manager.rests_inside_blocks, self.manager.block_size
         self._is_async = config.async_scheduling
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._requests: dict[str, Request] = {}
@@ -135,7 +135,7 @@ class PrefixHistory:
         """The KV of a request's first tokens is computed, and the blocks that they fill are cached."""
         request.num_kv_computed = num_computed
         # Most decodes complete no block, and the manager then has nothing to cache.
-        if not self._is_plain or num_computed // self._block_size > request.num_cached_blocks[0]:
+        if not self._rests_inside_blocks or num_computed // self._block_size > request.num_cached_blocks[0]:
             self.manager.cache_full_blocks(request, num_computed)
         num_known = len(request.token_ids)
         self._grown[request.request_id] = request, num_computed if num_computed < num_known else num_known

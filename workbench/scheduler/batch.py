@@ -13,16 +13,11 @@ from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
 
-_NO_TOKENS: tuple[int, ...] = ()
-_NO_CHANGES: tuple[TableChange, ...] = ()
-
 
 class ScheduledChunk(msgspec.Struct, gc=False):
     """Tokens ``[start, start + num_tokens)`` of one request, to be computed in this step.
 
-    A struct that the garbage collector does not track: hundreds are made in every step. For the same reason it is a
-    short one: attributes that only drafts, asynchronous steps or several KV cache groups change are constants here, and
-    fields of a :class:`FeatureChunk`.
+    A struct that the garbage collector does not track: hundreds are made in every step.
 
     Attributes:
         request: The request; its block table covers the chunk.
@@ -59,14 +54,13 @@ class ScheduledChunk(msgspec.Struct, gc=False):
     sampled: int | None = None
     discarded: bool = False
     text: str = ""
-    # Constants, not fields: they have no annotation.
-    drafts = _NO_TOKENS
-    is_padded = False
-    sampled_before = _NO_TOKENS
-    num_accepted = 0
-    ahead = 0
-    removed = _NO_TOKENS
-    other_groups = _NO_CHANGES
+    drafts: tuple[int, ...] = ()
+    is_padded: bool = False
+    sampled_before: tuple[int, ...] = ()
+    num_accepted: int = 0
+    ahead: int = 0
+    removed: tuple[int, ...] = ()
+    other_groups: tuple[TableChange, ...] = ()
 
     @property
     def request_id(self) -> str:
@@ -77,18 +71,6 @@ class ScheduledChunk(msgspec.Struct, gc=False):
     def is_partial_prefill(self) -> bool:
         """More of the prompt follows in a later step."""
         return not self.samples
-
-
-class FeatureChunk(ScheduledChunk, gc=False):
-    """A chunk under drafts, asynchronous steps, or KV cache groups other than one of full attention."""
-
-    drafts: tuple[int, ...] = ()
-    is_padded: bool = False
-    sampled_before: tuple[int, ...] = ()
-    num_accepted: int = 0
-    ahead: int = 0
-    removed: tuple[int, ...] = ()
-    other_groups: tuple[TableChange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -102,11 +84,10 @@ class ScheduledBatch:
     Attributes:
         layout: The KV cache group whose slots the record shows.
         tables: For each chunk the block tables of all groups with their lengths at the end of ``schedule()``; None when
-            there is one group and its table does not grow before ``to_record()``.
+            there is one group, and its table stays as it is until ``to_record()``.
         unscheduled_changes: Blocks that a preempted request had been given in this very step in the groups after the
             first.
         withdrawn_block_ids: Blocks that were cached in this step for chunks that were taken out of the batch again.
-        is_plain: One group of full attention, no drafts, and synchronous, with no request aborted since ``schedule()``.
         prefill_continued: A running request that was in the middle of its prompt is in the batch, or was.
     """
 
@@ -138,7 +119,6 @@ class ScheduledBatch:
     pool_end: PoolChange = NO_CHANGE
     num_cached_end: int = 0
     prefill_continued: bool = False
-    is_plain: bool = True
     _chunk_of: dict[str, ScheduledChunk] | None = None
 
     def chunk_of(self, request: Request) -> ScheduledChunk | None:
@@ -177,7 +157,7 @@ class ScheduledBatch:
         """
         record = StepRecord(
             step=self.step,
-            chunks=self._plain_chunks() if self.is_plain else self._chunks(),
+            chunks=self._chunks(),
             arrived=self.arrived,
             admitted=tuple(self.admitted),
             resumed=tuple(self.resumed),
@@ -210,8 +190,7 @@ class ScheduledBatch:
             record.attach_tables_of_groups(self.layout, self.tables)
         return record
 
-    def _plain_chunks(self) -> tuple[Chunk, ...]:
-        """The chunks of a record without the fields that have their default in a plain step."""
+    def _chunks(self) -> tuple[Chunk, ...]:
         return tuple(
             [
                 Chunk(
@@ -226,24 +205,14 @@ class ScheduledBatch:
                     chunk.num_cached_tokens,
                     chunk.num_recomputed_tokens,
                     chunk.text,
+                    chunk.drafts,
+                    chunk.sampled_before,
+                    chunk.num_accepted,
+                    chunk.ahead,
+                    chunk.discarded,
+                    chunk.removed,
+                    chunk.other_groups,
                 )
                 for chunk in self.chunks
-            ]
-        )
-
-    def _chunks(self) -> tuple[Chunk, ...]:
-        return tuple(
-            [
-                msgspec.structs.replace(
-                    plain,
-                    drafts=chunk.drafts,
-                    sampled_before=chunk.sampled_before,
-                    num_accepted=chunk.num_accepted,
-                    ahead=chunk.ahead,
-                    discarded=chunk.discarded,
-                    removed=chunk.removed,
-                    other_groups=chunk.other_groups,
-                )
-                for plain, chunk in zip(self._plain_chunks(), self.chunks)
             ]
         )

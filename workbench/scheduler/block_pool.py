@@ -160,7 +160,9 @@ class BlockPool:
             self._ref_counts[block] += 1
 
     def cache(self, block: int, digest: bytes) -> None:
-        """Let a held block be found by the hash of its content."""
+        """Let a held block be found by the hash of its content, and no longer by another one that ended inside it."""
+        if block in self._hash_of:
+            self.evict(block)
         self._hash_of[block] = digest
         self._blocks_of[digest] = (*self._blocks_of.get(digest, ()), block)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple, Self
 
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.request import Request
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.records import TableChange
 
 Found = tuple[list[list[int]], int]
 """The cached blocks of each of several groups, and the tokens of the hit that they make."""
@@ -94,9 +96,12 @@ class GroupManager(ABC):
     Attributes:
         hashes_per_block: Hashes of a request's tokens per block.
         max_admission_blocks: Maximum number of blocks that the check of a whole request counts; None for no cap.
+        fresh: Keys of the states that were cached in this step. They are not computed yet, so nobody may begin there.
+            None if the group has no states.
     """
 
     max_admission_blocks: int | None = None
+    fresh: set[bytes] | None = None
 
     def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
         self.index = index
@@ -133,8 +138,8 @@ class GroupManager(ABC):
             num_slots: Tokens with the slots that the proposer of drafts writes behind them.
             num_tokens: Tokens alone.
         """
-        required = -(-num_slots // self.block_size) + self.num_scratch(request)
-        return max(0, required - len(request.block_tables[self.index]))
+        lacking = -(-num_slots // self.block_size) - len(request.block_tables[self.index])
+        return lacking if lacking > 0 else 0
 
     def num_admission_blocks(
         self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
@@ -157,15 +162,13 @@ class GroupManager(ABC):
         request.num_cached_blocks[self.index] = len(table)
         request.num_removed_blocks[self.index] = skipped
 
-    def allocate(self, request: Request, num_slots: int, num_tokens: int) -> tuple[list[int], Sequence[int]]:
-        """Extend a table.
-
-        Returns:
-            The entries appended, and the places that became 0.
-        """
-        blocks = self._pool.get_new_blocks(self.num_new_blocks(request, num_slots, num_tokens))
+    def allocate(self, request: Request, num_slots: int, num_tokens: int, removed: Sequence[int]) -> TableChange:
+        """Extend a table, whose places ``removed`` have become 0 before, and return both changes."""
+        if (num_blocks := self.num_new_blocks(request, num_slots, num_tokens)) <= 0:
+            return TableChange((), tuple(removed))
+        blocks = self._pool.get_new_blocks(num_blocks)
         request.block_tables[self.index] += blocks
-        return blocks, ()
+        return TableChange(tuple(blocks), tuple(removed))
 
     def remove_skipped_blocks(self, request: Request, num_processed: int) -> Sequence[int]:
         """Give back the blocks that no later row reads.
@@ -192,13 +195,21 @@ class GroupManager(ABC):
     # -- prefix cache ----------------------------------------------------------------------------------------
 
     def key(self, request: Request, block: int) -> bytes:
-        """The hash under which a block of a request is cached in this group."""
+        """The hash under which a block of a request is cached."""
         return request.block_hashes[(block + 1) * self.hashes_per_block - 1] + self._suffix
 
-    def num_cacheable_tokens(self, num_computed: int, num_groups: int) -> int:
-        """Leading tokens whose blocks a hit could use: hits over several groups are aligned."""
-        if num_groups == 1:
-            return num_computed
+    def keys(self, request: Request, first: int, last: int) -> list[bytes]:
+        """The hashes under which the blocks ``[first, last)`` of a request are cached, as far as they are known."""
+        count = self.hashes_per_block
+        hashes = request.block_hashes[(first + 1) * count - 1 : last * count : count]
+        return [digest + self._suffix for digest in hashes] if self._suffix else hashes
+
+    def unfinished_block(self, request: Request, num_tokens: int) -> tuple[int, bytes] | None:
+        """A block that is cached though it is not full, with its hash."""
+        return None
+
+    def num_cacheable_tokens(self, num_computed: int) -> int:
+        """Leading tokens whose blocks a hit could use that is aligned, because it is one of several groups."""
         aligned = num_computed - num_computed % self._retention.alignment
         if self.drops_last_block and aligned > 0:  # a hit needs the block behind it, and drops it
             return min(num_computed, aligned + self.block_size)
@@ -206,7 +217,7 @@ class GroupManager(ABC):
 
     def keeps(self, request: Request, first: int, last: int) -> Iterable[bool]:
         """Whether each of the blocks ``[first, last)`` is cached."""
-        return (True for _ in range(first, last))
+        return repeat(True)
 
     def first_block_of_hit(self, end: int, found: int) -> int:
         """The first block that a hit needs, if it ends after ``end`` blocks and ``found`` blocks were found."""
@@ -253,13 +264,9 @@ class FullAttention(GroupManager):
 
     def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
         """From the left, all blocks up to the first that is not cached."""
-        hits: list[list[int]] = [[] for _ in same]
-        for block in range(num_tokens // self.block_size):
-            if (found := self._lookup(request, same, block)) is None:
-                break
-            for blocks, hit in zip(hits, found):
-                blocks.append(hit)
-        length = len(hits[0]) * self.block_size
+        num_blocks = num_tokens // self.block_size
+        hits = [self._pool.get_cached_blocks(manager.keys(request, 0, num_blocks)) for manager in same]
+        length = min(map(len, hits)) * self.block_size
         if drops and length:
             length -= self.block_size
         length -= length % self._retention.alignment
@@ -341,6 +348,13 @@ class RecurrentState(GroupManager):
         """A block for the state after each draft."""
         return 0 if request.frugal else self._num_drafts
 
+    def _num_places(self, request: Request, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) + self.num_scratch(request)
+
+    def num_new_blocks(self, request: Request, num_slots: int, num_tokens: int) -> int:
+        """The blocks of its tokens, and those beside them."""
+        return max(0, self._num_places(request, num_slots) - len(request.block_tables[self.index]))
+
     def find(self, request: Request, same: Sequence[GroupManager], num_tokens: int, drops: bool) -> Found:
         """No hit."""
         return [[] for _ in same], 0
@@ -351,14 +365,13 @@ class CachedState(RecurrentState):
 
     Place i of a table holds the state after block i. A request holds the state that it reads, the one that it writes,
     and one more for each draft; the other places are 0.
-
-    Attributes:
-        fresh: Keys of the states that were cached in this step. They are not computed yet, so nobody may begin there.
     """
+
+    fresh: set[bytes]
 
     def __init__(self, index: int, group: KVCacheGroup, shared: Shared, drops_last_block: bool) -> None:
         super().__init__(index, group, shared, drops_last_block)
-        self.fresh: set[bytes] = set()
+        self.fresh = set()
 
     def copy(self, pool: BlockPool) -> Self:
         """The same manager over a copy of the pool."""
@@ -384,16 +397,13 @@ class CachedState(RecurrentState):
         required = self._num_places(request, num_tokens) - len(cached)
         return min(required, 1 + self.num_scratch(request)) + self._pool.num_free_among(cached)
 
-    def _num_places(self, request: Request, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size) + self.num_scratch(request)
-
-    def allocate(self, request: Request, num_slots: int, num_tokens: int) -> tuple[list[int], Sequence[int]]:
+    def allocate(self, request: Request, num_slots: int, num_tokens: int, removed: Sequence[int]) -> TableChange:
         """Append places up to the state that is written, move the blocks of the drafts behind it, and add blocks."""
         table, num_scratch = request.block_tables[self.index], self.num_scratch(request)
         required = self._num_places(request, num_tokens)
         num_before = len(table)
         if required <= num_before:
-            return [], ()
+            return TableChange((), tuple(removed))
         num_skipped = required - num_scratch - 1
         appended = [0] * (num_skipped - num_before)
         moved: list[int] = []
@@ -406,7 +416,7 @@ class CachedState(RecurrentState):
                 table[place] = 0
         appended += self._pool.get_new_blocks(max(0, required - num_before - len(appended)))
         table += appended
-        return appended, moved
+        return TableChange(tuple(appended), (*removed, *moved))
 
     def keeps(self, request: Request, first: int, last: int) -> Iterable[bool]:
         """The state at each place where a hit may end."""

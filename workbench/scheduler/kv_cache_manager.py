@@ -6,7 +6,6 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from workbench._moved import Renamed
 from workbench.config import EngineConfig
@@ -37,7 +36,8 @@ class KVCacheManager:
         block_pool: The blocks themselves.
         groups: One manager per KV cache group.
         layout: The group whose slots a record shows.
-        is_plain: There is one group, of full attention.
+        rests_inside_blocks: A chunk that stays before the end of its request's last block changes no block: there is
+            one group, of full attention, and no step runs ahead of the known tokens.
         alignment: Every hit ends on a multiple of this number of tokens.
         num_hash_lookahead_tokens: Tokens after a block that its hash covers too.
         newly_cached: Blocks that were put into the prefix cache in this part of a step, in order.
@@ -89,7 +89,8 @@ class KVCacheManager:
             "mamba": CachedState if self.enable_prefix_caching else RecurrentState,
         }
         self.groups = [kinds[group.kind](index, group, shared, dropping[index]) for index, group in enumerate(groups)]
-        self.is_plain = len(groups) == 1 and groups[0].kind == "full_attention"
+        steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
+        self.rests_inside_blocks = [group.kind for group in groups] == ["full_attention"] and not steps_ahead
         self.block_size = self.groups[0].block_size
         attention = [(group.index, group.block_size) for group in self.groups if group.group.is_attention]
         self.layout = Layout(*attention[0]) if attention else Layout(None, config.block_size)
@@ -134,10 +135,7 @@ class KVCacheManager:
 
     def num_new_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks that a running request lacks for its first ``num_tokens`` tokens and its proposer's lookahead."""
-        num_slots = self._num_slots(request, num_tokens) if self._num_lookahead_tokens else num_tokens
-        if self.is_plain:
-            num_blocks = -(-num_slots // self.block_size) - len(request.block_tables[0])
-            return num_blocks if num_blocks > 0 else 0
+        num_slots = self._num_slots(request, num_tokens)
         return sum([group.num_new_blocks(request, num_slots, num_tokens) for group in self.groups])
 
     def _num_slots(self, request: Request, num_tokens: int) -> int:
@@ -146,20 +144,22 @@ class KVCacheManager:
             return num_tokens
         return max(num_tokens, min(num_tokens + self._num_lookahead_tokens, self._max_model_len))
 
-    def remove_skipped_blocks(self, request: Request) -> list[Sequence[int]]:
+    def remove_skipped_blocks(self, request: Request) -> Sequence[Sequence[int]]:
         """Give back the blocks of a running request that no later row reads.
 
         A step in flight still reads them.
 
         Returns:
-            For each group the places of its table that became 0.
+            For each group the places of its table that became 0; empty if no group ever gives any back.
         """
+        if self.rests_inside_blocks:
+            return ()
         num_processed = max(0, request.num_kv_computed - request.num_in_flight_tokens)
         return [group.remove_skipped_blocks(request, num_processed) for group in self.groups]
 
     def allocate_slots(
         self, request: Request, num_tokens: int, hit: PrefixHit | None = None, removed: Sequence[Sequence[int]] = ()
-    ) -> tuple[tuple[int, ...], tuple[TableChange, ...]]:
+    ) -> list[TableChange] | None:
         """Extend the block tables to ``num_tokens`` tokens, by the blocks that an admission found and by new ones.
 
         Args:
@@ -169,31 +169,24 @@ class KVCacheManager:
             removed: The places that ``remove_skipped_blocks()`` returned.
 
         Returns:
-            The entries appended to the first group's table, and the change of every group's; no changes if there
-            is one group of full attention.
+            The change of each group's table; None, and nothing has changed, if too few blocks are free for a running
+            request.
         """
         if hit is not None and hit.num_tokens:
             for group in self.groups:  # all of them before any block is handed out
                 group.add_cached_blocks(request, hit)
-        if self.is_plain:
-            blocks = self.block_pool.get_new_blocks(self.num_new_blocks(request, num_tokens))
-            request.block_tables[0] += blocks
-            return tuple(blocks), ()
-        num_slots = self._num_slots(request, num_tokens)
-        changes = []
-        for index, group in enumerate(self.groups):
-            appended, moved = group.allocate(request, num_slots, num_tokens)
-            places = (*removed[index], *moved) if removed else tuple(moved)
-            changes.append(TableChange(tuple(appended), places))
-        return changes[0].new_block_ids, tuple(changes)
-
-    def append_block(self, request: Request) -> tuple[int, ...]:
-        """Give a request one more block, with one group of full attention; empty when no block is free."""
-        if not self.block_pool.num_free_blocks:
-            return ()
-        blocks = self.block_pool.get_new_blocks(1)
-        request.block_tables[0] += blocks
-        return tuple(blocks)
+        num_slots = self._num_slots(request, num_tokens) if self._num_lookahead_tokens else num_tokens
+        num_lacking, changes = 0, []
+        for group in self.groups:
+            num_lacking += group.num_new_blocks(request, num_slots, num_tokens)
+        if num_lacking > self.num_free_blocks and hit is None:
+            return None
+        for group in self.groups:
+            places = removed[group.index] if removed else ()
+            changes.append(group.allocate(request, num_slots, num_tokens, places))
+        if self.rests_inside_blocks:
+            request.block_boundary = len(request.block_tables[0]) * self.block_size
+        return changes
 
     def free(self, request: Request, *, keep_cached: bool = True) -> None:
         """Give back all blocks of a request; its block tables stay readable.
@@ -201,8 +194,7 @@ class KVCacheManager:
         With ``keep_cached=False`` they are evicted: the KV of a request that ended with an error may have caused it.
         """
         for table in request.block_tables:
-            held = table if self.is_plain else [block for block in table if block]
-            self.block_pool.free_blocks(held, keep_cached=keep_cached)
+            self.block_pool.free_blocks(list(filter(None, table)), keep_cached=keep_cached)
 
     # -- prefix cache ----------------------------------------------------------------------------------------
 
@@ -214,13 +206,6 @@ class KVCacheManager:
         if not self.enable_prefix_caching or (request.frugal and self._states):  # a state of a hit is one block more
             return self._no_hit
         num_tokens = len(request.token_ids)
-        if self.is_plain:
-            num_blocks = (num_tokens - 1) // self.block_size
-            self._extend_hashes(request, num_blocks)
-            cached = self.block_pool.get_cached_blocks(islice(request.block_hashes, num_blocks))
-            if self._drops_last_cached_block and cached:
-                cached.pop()
-            return PrefixHit(len(cached) * self.block_size, (cached,))
         self._extend_hashes(request, (num_tokens - self.num_hash_lookahead_tokens) // self._hash_block_size)
         if len(self.groups) == 1:
             group = self.groups[0]
@@ -275,41 +260,31 @@ class KVCacheManager:
         """
         if not self.enable_prefix_caching:
             return
-        num_known = len(request.token_ids) - self.num_hash_lookahead_tokens
-        if self.is_plain:
-            first, num_full = request.num_cached_blocks[0], min(num_computed, num_known) // self.block_size
-            if num_full <= first:
-                return
-            self._extend_hashes(request, num_full)
-            table = request.block_tables[0]
-            for index in range(first, num_full):
-                self.block_pool.cache(table[index], request.block_hashes[index])
-                self.newly_cached.append(table[index])
-            request.num_cached_blocks[0] = num_full
-            return
+        pool, newly_cached = self.block_pool, self.newly_cached
+        num_tokens = len(request.token_ids)
+        num_known = num_tokens - self.num_hash_lookahead_tokens
         self._extend_hashes(request, num_known // self._hash_block_size)
+        if num_computed < num_tokens:
+            num_tokens = num_computed
         for group in self.groups:
+            num_usable = num_tokens if len(self.groups) == 1 else group.num_cacheable_tokens(num_tokens)
             first = request.num_cached_blocks[group.index]
-            num_tokens = group.num_cacheable_tokens(min(num_computed, len(request.token_ids)), len(self.groups))
-            num_full = min(num_tokens, num_known) // group.block_size
-            if num_full > first:
+            last = (num_usable if num_usable < num_known else num_known) // group.block_size
+            if last > first:
                 table = request.block_tables[group.index]
-                for index, kept in enumerate(group.keeps(request, first, num_full), first):
-                    if kept and table[index]:
-                        self._cache(table[index], group.key(request, index), group)
-                request.num_cached_blocks[group.index] = num_full
-            if isinstance(group, FullAttention):
-                tail = group.unfinished_block(request, num_tokens)
-                if tail is not None and self.block_pool.hash_of(tail[0]) is None:
-                    self._cache(*tail, group)
-
-    def _cache(self, block: int, key: bytes, group: GroupManager) -> None:
-        if self.block_pool.hash_of(block) is not None:  # by a hash that ends inside it
-            self.block_pool.evict(block)
-        self.block_pool.cache(block, key)
-        self.newly_cached.append(block)
-        if isinstance(group, CachedState):
-            group.fresh.add(key)
+                for index, kept in zip(range(first, last), group.keeps(request, first, last)):
+                    if kept and (block := table[index]):
+                        key = group.key(request, index)
+                        pool.cache(block, key)
+                        newly_cached.append(block)
+                        if group.fresh is not None:
+                            group.fresh.add(key)
+                request.num_cached_blocks[group.index] = last
+            if group.hashes_per_block > 1:
+                tail = group.unfinished_block(request, num_usable)
+                if tail is not None and pool.hash_of(tail[0]) is None:
+                    pool.cache(*tail)
+                    newly_cached.append(tail[0])
 
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
         hashes, tokens = request.block_hashes, request.token_ids

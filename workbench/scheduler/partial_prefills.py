@@ -207,7 +207,8 @@ class PartialPrefills(ServiceOrder):
                 num_tokens = min(share, budget, request.num_tokens - end, held - end, max_model_len - end - 1)
                 if num_tokens <= 0:
                     continue
-                chunk.new_block_ids += kv_cache.allocate_slots(request, end + num_tokens)[0]
+                for change in kv_cache.allocate_slots(request, end + num_tokens) or ():
+                    chunk.new_block_ids += change.new_block_ids
                 chunk.num_tokens += num_tokens
                 budget -= num_tokens
                 progress = True

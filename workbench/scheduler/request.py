@@ -33,6 +33,8 @@ class Request:
         block_hashes: Chained hash of each full block of ``token_ids``, as far as they have been needed.
         num_cached_blocks: For each group the leading places of the table that the prefix cache has seen already.
         num_removed_blocks: For each group the leading places of the table whose blocks were given back.
+        block_boundary: A chunk that ends before it neither needs nor fills a block; 0 if every chunk may. The KV cache
+            manager sets it.
         shared_prefix_boundary: End of a prefix that it shares with an earlier request, and that some groups have not
             kept in the prefix cache; 0 for none.
         status: "waiting" (never admitted), "running", "preempted" (waiting again) or "finished".
@@ -60,6 +62,40 @@ class Request:
         cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
         stop_token_ids: Tokens that end the request: its own, and the model's unless ``ignore_eos``.
     """
+
+    __slots__ = (
+        "arrival_step",
+        "arrival_time",
+        "block_boundary",
+        "block_hashes",
+        "block_tables",
+        "cache_salt",
+        "draft_token_ids",
+        "finish_reason",
+        "frugal",
+        "furthest",
+        "is_prefill",
+        "max_num_tokens",
+        "max_tokens",
+        "num_cached_blocks",
+        "num_in_flight_tokens",
+        "num_kv_computed",
+        "num_kv_lost",
+        "num_lost_in_vain",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_removed_blocks",
+        "num_stale_output_tokens",
+        "overtaking_limit",
+        "priority",
+        "request_id",
+        "sampling",
+        "shared_prefix_boundary",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -115,6 +151,7 @@ class Request:
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.num_cached_blocks = [0] * num_groups
         self.num_removed_blocks = [0] * num_groups
+        self.block_boundary = 0
 
     @property
     def block_table(self) -> list[int]:

@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import check_servable
-from workbench.scheduler.batch import FeatureChunk, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_groups import PrefixHit
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
@@ -95,8 +95,7 @@ class Scheduler:
         self._is_async = config.async_scheduling
         self._max_in_flight = 2 if config.async_scheduling else 1
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
-        self._takes_short_path = self.kv_cache.is_plain and not self._steps_ahead
-        self._chunk_type = ScheduledChunk if self._takes_short_path else FeatureChunk
+        self._keeps_tables = config.async_scheduling or len(config.cache_groups) > 1
         has_states = config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups)
         longest_chunk = config.token_budget if self.as_vllm else config.longest_chunk
         self._states = StateBoundaries(config, longest_chunk) if has_states else None
@@ -225,9 +224,8 @@ class Scheduler:
         batch.pool, batch.cached_block_ids = kv_cache.take_change()
         if self._is_async:
             batch.free_blocks_end = batch.free_blocks  # in the first iteration nothing is updated
-        if self._is_async or not kv_cache.is_plain:
+        if self._keeps_tables:
             batch.tables = [[(table, len(table)) for table in chunk.request.block_tables] for chunk in batch.chunks]
-        batch.is_plain = self._takes_short_path
         self.step += 1
         self._in_flight.append(batch)
         return batch
@@ -253,63 +251,60 @@ class Scheduler:
         Returns:
             Tokens left in the budget.
         """
-        chunks, kv_cache, is_plain = batch.chunks, self.kv_cache, self._takes_short_path
-        block_size, max_model_len = self.config.block_size, self.max_model_len
+        chunks, kv_cache, draft_slots = batch.chunks, self.kv_cache, self._draft_slots
+        max_model_len = self.max_model_len
         for request in self.order.running_order(batch):
-            if budget <= 0:
+            if budget <= 0 or (draft_slots and self._available(batch, budget) <= 0):
                 break
-            start = request.num_kv_computed
-            if is_plain and not request.is_prefill:
-                # By far the most frequent: a decode, whose one token no limit shortens.
-                if used := start % block_size:
-                    chunks.append(ScheduledChunk(request, start, 1, "decode"))
-                elif block_ids := kv_cache.append_block(request):
-                    chunks.append(ScheduledChunk(request, start, 1, "decode", new_block_ids=block_ids))
-                if used or block_ids:
-                    request.num_kv_computed = start + 1
-                    if used + 1 == block_size:
-                        kv_cache.cache_full_blocks(request, start + 1)
-                    budget -= 1
-                    continue
             if request.status != "running":  # preempted for a request before it
                 continue
-            available = self._available(batch, budget)
-            if available <= 0:
-                break
-            num_expected = request.num_output_placeholders
+            start, num_expected = request.num_kv_computed, request.num_output_placeholders
             if num_expected and start + 2 - num_expected >= request.max_num_tokens:
                 continue  # the token that is on its way is the last one, whatever becomes of the drafts
-            num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected
-            remaining, room = num_wanted - start, max_model_len - start - 1
-            if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
-                room = max(room, len(request.token_ids) - start)
-            num_tokens, limited_by = self._chunk_size(request, remaining, batch, available, room)
-            if self._states is not None and not request.frugal:
-                num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
-            if num_tokens <= 0:
-                continue
-            if request.frugal and request.num_in_flight_tokens and not self._num_fitting(request, start, 1):
-                continue  # its step in flight holds blocks that it does not need after that
-            removed = () if kv_cache.is_plain else kv_cache.remove_skipped_blocks(request)
-            if request.frugal and (num_fitting := self._num_fitting(request, start, num_tokens)) < num_tokens:
-                num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
-            num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
-            while num_new_blocks > kv_cache.num_free_blocks and request.status == "running":
-                budget += self._make_room(batch, budget, request, num_new_blocks)
-            if request.status == "running":
-                arm: Arm = "cached_final" if request.is_prefill else "decode"
-                block_ids, changes = kv_cache.allocate_slots(request, start + num_tokens, removed=removed)
-                chunk = self._chunk_type(request, start, num_tokens, arm, limited_by, new_block_ids=block_ids)
-                if changes:
-                    chunk.removed, chunk.other_groups = changes[0].removed, changes[1:]
-                batch.prefill_continued |= request.is_prefill
-                if request.draft_token_ids:  # as many as the limits left
-                    num_drafts = max(0, len(request.draft_token_ids) - remaining + num_tokens)
-                    chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
-                    request.draft_token_ids = ()
-                chunks.append(chunk)
-                self._advance(chunk)
+            num_tokens = num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected - start
+            limited_by: LimitedBy = "complete"
+            if num_wanted != 1 or start + 1 >= max_model_len:  # no other limit shortens the one token of a decode
+                room = max_model_len - start - 1
+                if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
+                    room = max(room, len(request.token_ids) - start)
+                available = self._available(batch, budget)
+                num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available, room)
+                if num_tokens <= 0:
+                    continue
+            if start + num_tokens < request.block_boundary and not request.is_prefill:
+                # Inside its last block nothing else changes.
+                chunks.append(ScheduledChunk(request, start, num_tokens, "decode"))
+                request.num_kv_computed = start + num_tokens
                 budget -= num_tokens
+                continue
+            changes: Sequence[TableChange] | None = ()
+            if start + num_tokens > request.block_boundary:
+                if request.frugal and request.num_in_flight_tokens and not self._num_fitting(request, start, 1):
+                    continue  # its step in flight holds blocks that it does not need after that
+                removed = kv_cache.remove_skipped_blocks(request)
+                if request.frugal and (num_fitting := self._num_fitting(request, start, num_tokens)) < num_tokens:
+                    num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
+                while (changes := kv_cache.allocate_slots(request, start + num_tokens, removed=removed)) is None:
+                    num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
+                    budget += self._make_room(batch, budget, request, num_new_blocks)
+                    if request.status != "running":
+                        break
+                if changes is None:
+                    continue
+            chunk = ScheduledChunk(request, start, num_tokens, "decode", limited_by)
+            if changes:
+                chunk.new_block_ids, chunk.removed = changes[0].new_block_ids, changes[0].removed
+                if len(changes) > 1:
+                    chunk.other_groups = tuple(changes[1:])
+            if request.is_prefill:
+                chunk.arm, batch.prefill_continued = "cached_final", True
+            if request.draft_token_ids:  # as many as the limits left
+                num_drafts = max(0, len(request.draft_token_ids) - num_wanted + num_tokens)
+                chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
+                request.draft_token_ids = ()
+            chunks.append(chunk)
+            self._advance(chunk)
+            budget -= num_tokens
         return budget
 
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
@@ -342,15 +337,13 @@ class Scheduler:
             if refusal is None and num_wanted > available and not may_be_split:
                 refusal = self._over_budget(num_uncached, available, "whole_prompt")
             if refusal is None:
-                num_tokens, limited_by = self._chunk_size(request, num_wanted, batch, available)
+                num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available)
                 if request.frugal:
                     num_fitting = self._num_fitting(request, start, num_tokens, hit)
                     if num_fitting < num_tokens:
                         num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
-                elif self._states is not None:
-                    num_tokens, limited_by = self._end_at_state(request, start, num_tokens, limited_by)
-                    if num_tokens < num_wanted and num_uncached == 1:
-                        num_wanted, num_tokens = 1, min(num_tokens, 1)
+                elif self._states is not None and num_tokens < num_wanted and num_uncached == 1:
+                    num_wanted, num_tokens = 1, min(num_tokens, 1)
                 if num_tokens <= 0:
                     refusal = self._over_budget(num_wanted, available, kind="state_boundary")
                 else:
@@ -369,12 +362,12 @@ class Scheduler:
                 limits.admit(request, num_uncached)
             queues.admit(request)
             arm: Arm = "cached_final" if resumed else "new_final"
-            table = tuple(request.block_tables[0])
-            chunk = self._chunk_type(
+            table, *others = map(tuple, request.block_tables)
+            chunk = ScheduledChunk(
                 request, start, num_tokens, arm, limited_by, new_block_ids=table, num_cached_tokens=start
             )
-            if not kv_cache.is_plain:
-                chunk.other_groups = tuple([TableChange(tuple(other)) for other in request.block_tables[1:]])
+            if others:
+                chunk.other_groups = tuple(map(TableChange, others))
             if num_wanted > num_uncached:
                 if num_tokens < num_wanted and self.as_vllm:
                     raise RuntimeError("assert num_new_tokens == 1 + self.num_spec_tokens")
@@ -434,43 +427,48 @@ class Scheduler:
         fits = start + 1 + self._num_drafts + 1 <= self.max_model_len
         return self._num_drafts if fits and not batch.prefill_continued else 0
 
-    def _end_at_state(
-        self, request: Request, start: int, num_tokens: int, limited_by: LimitedBy
-    ) -> tuple[int, LimitedBy]:
-        """Shorten a prompt chunk so that it ends at a state of the recurrent layers that can be cached."""
-        assert self._states is not None
-        shorter = self._states.shorten(request, start, num_tokens)
-        return (shorter, "state_boundary") if shorter < num_tokens else (num_tokens, limited_by)
-
     def _chunk_size(
-        self, request: Request, remaining: int, batch: ScheduledBatch, budget: int, room: int = sys.maxsize
+        self,
+        request: Request,
+        start: int,
+        num_wanted: int,
+        batch: ScheduledBatch,
+        budget: int,
+        room: int = sys.maxsize,
     ) -> tuple[int, LimitedBy]:
-        """Tokens of a request to schedule, and the limit that applied."""
-        num_tokens: int = remaining
+        """Tokens of a chunk, and the limit that applied."""
+        num_tokens: int = num_wanted
         limited_by: LimitedBy = "complete"
         if not request.frugal:  # with a single state, its whole prompt has to be one chunk
-            num_tokens, limited_by = self.order.limit_chunk(request, remaining, "complete", batch, budget)
+            num_tokens, limited_by = self.order.limit_chunk(request, num_wanted, "complete", batch, budget)
         if budget < num_tokens:
             num_tokens, limited_by = budget, "token_budget"
         if room < num_tokens:
             num_tokens, limited_by = room, "max_model_len"
+        if self._states is not None and not request.frugal:
+            shorter = self._states.shorten(request, start, num_tokens)
+            if shorter < num_tokens:
+                return shorter, "state_boundary"
         return num_tokens, limited_by
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         """Move a chunk's request to the end of the chunk. A chunk that leaves tokens over samples nothing."""
         request, end = chunk.request, chunk.start + chunk.num_tokens
-        chunk.samples = end >= len(request.token_ids) + request.num_output_placeholders
-        if not chunk.samples:
-            chunk.arm = "intermediate"
-        chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
-        if self.partial_prefills is not None and chunk.arm != "decode":
-            self.partial_prefills.num_computed += end - max(chunk.start, request.num_kv_computed)
+        samples = end >= len(request.token_ids) + request.num_output_placeholders
+        is_prefill = request.is_prefill
+        if is_prefill or not samples:
+            chunk.samples, request.is_prefill = samples, not samples
+            if not samples:
+                chunk.arm = "intermediate"
+            chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
+            if self.partial_prefills is not None:
+                self.partial_prefills.num_computed += end - max(chunk.start, request.num_kv_computed)
         request.num_kv_computed = end
-        request.is_prefill = not chunk.samples
-        self.kv_cache.cache_full_blocks(request, end)
+        if is_prefill or end >= request.block_boundary:
+            self.kv_cache.cache_full_blocks(request, end)
         if self._is_async:
             request.num_in_flight_tokens += chunk.num_tokens
-            if chunk.samples:
+            if samples:
                 request.num_output_placeholders += 1 + len(chunk.drafts)
                 request.draft_token_ids = () if request.frugal else (-1,) * self._num_drafts
 
@@ -573,7 +571,7 @@ class Scheduler:
         for chunk, tokens in zip(batch.chunks, sampled):
             request = chunk.request
             if request.status == "finished":  # ended since schedule()
-                chunk.discarded, batch.is_plain = True, False
+                chunk.discarded = True
                 continue
             reason = finish.get(request.request_id) if finish else None
             if steps_ahead:

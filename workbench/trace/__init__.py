@@ -1,22 +1,33 @@
 """The record of a step, and the trace that holds the records of a run."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.ground.attached import attached_functions
-from workbench.trace.errors import TraceError
-from workbench.trace.file import TraceWriter
-from workbench.trace.follower import TraceFollower
-from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceMeta
-from workbench.trace.pool_change import PoolChange
-from workbench.trace.records import Chunk, Event, KernelLaunch, StepRecord, WorkItem
-from workbench.trace.trace import Trace
+from workbench.ground.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.readings.compare import Comparison, compare
     from workbench.readings.fleet import Fleet
     from workbench.readings.narrate import narrate
-else:
-    __getattr__ = attached_functions(__name__)
+    from workbench.trace.errors import TraceError
+    from workbench.trace.file import TraceWriter
+    from workbench.trace.follower import TraceFollower
+    from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceMeta
+    from workbench.trace.pool_change import PoolChange
+    from workbench.trace.records import Chunk, Event, KernelLaunch, StepRecord, WorkItem
+    from workbench.trace.trace import Trace
+
+_NAMES = {
+    "errors": ("TraceError",),
+    "file": ("TraceWriter",),
+    "follower": ("TraceFollower",),
+    "lines": ("SCHEMA_VERSION", "Keyframe", "RequestInfo", "Supplement", "TraceMeta"),
+    "pool_change": ("PoolChange",),
+    "records": ("Chunk", "Event", "KernelLaunch", "StepRecord", "WorkItem"),
+    "trace": ("Trace",),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+_attached_function = attached_functions(__name__)
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -39,3 +50,13 @@ __all__ = [
     "compare",
     "narrate",
 ]
+
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used: a scheduler needs records, and no files of them."""
+        if name not in _HOMES:
+            return _attached_function(name)
+        value = globals()[name] = imported(_HOMES[name], name)
+        return value
