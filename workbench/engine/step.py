@@ -67,6 +67,7 @@ class Step:
     Attributes:
         computing: Index of the step whose forward pass ran last, or runs.
         packed: The batch that was packed last, from which the next one reuses what still holds.
+        timed: The times of the step that `phases` began last.
         trace: The trace that the next record is added to.
         record_top_tokens: Number of most likely tokens that are recorded with each output token.
         inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
@@ -95,6 +96,7 @@ class Step:
         self.record_top_tokens = sampler.num_top_tokens
         self.computing = 0
         self.packed: PackedBatch | None = None
+        self.timed: Stopwatch | None = None
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._forget_interval = keep_steps // 2 if keep_steps is not None else None
@@ -127,15 +129,13 @@ class Step:
             between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a
             phase ends the requests of the batch with reason "error", and no others.
         """
-        timed = Stopwatch(self.scheduler.clock, batch.time)
+        timed = self.timed = Stopwatch(self.scheduler.clock, batch.time)
         yield "schedule", batch
-        timed.resume()
         computed = Computed()
         try:
             if batch.chunks:
                 packed = self.prepare(batch, timed)
                 stops_at_layers = yield "prepare", packed
-                timed.resume()
                 computed = yield from self.compute(batch, packed, timed, stops_at_layers)
         except Exception as problem:
             timed.lap("failed")
@@ -169,13 +169,11 @@ class Step:
                 while stops_at_layers and (layer := path.advance()) is not None:
                     timed.lap("forward")
                     stops_at_layers = yield f"layer {layer.layer}", layer
-                    timed.resume()
                 logits, kernel = path.run(packed)
         else:
             logits, kernel = self.runner.forward(packed)
         timed.lap("forward")
         yield "forward", logits.values
-        timed.resume()
         sampled: Sequence[Sequence[SampledToken]]
         if self.speculator is not None:
             sampled = self.speculator.sample(self.sampler, logits, batch)
@@ -184,13 +182,11 @@ class Step:
             sampled = [[token] for token in self.sampler.sample(logits, requests)]
         timed.lap("sample")
         yield "sample", list(chain.from_iterable(sampled))
-        timed.resume()
         if self.speculator is None:
             return Computed(kernel, sampled)
         drafts = self.speculator.propose(batch, packed, sampled)
         timed.lap("draft")
         yield "draft", drafts
-        timed.resume()
         return Computed(kernel, sampled, drafts)
 
     def complete(self, batch: ScheduledBatch, timed: Stopwatch, computed: Computed) -> StepRecord:
@@ -320,7 +316,7 @@ class Stepper:
         """Take what is left of the current step, or a whole one; None when there is nothing to do."""
         step = self.step
         step.sampler.num_top_tokens = step.record_top_tokens
-        phases, self._phases, self.phase = self._phases, None, None
+        phases, self._phases, self.phase = self._resumed(), None, None
         record: StepRecord | None = None
         for _, made in phases or (step.phases(step.scheduler.schedule()) if step.begin() else ()):
             record = made  # the last phase makes it
@@ -330,12 +326,13 @@ class Stepper:
         """Take the next phase of the current step, or the first of a new one; the record after the last."""
         step, choice = self.step, stop_at_layers if self._phases is not None else None
         step.sampler.num_top_tokens = step.record_top_tokens or SHOWN_TOP_TOKENS
-        if self._phases is None:
+        phases = self._resumed()
+        if phases is None:
             if not step.begin():
                 return None
-            self._phases = step.phases(step.scheduler.schedule())
+            phases = self._phases = step.phases(step.scheduler.schedule())
         try:  # a generator's first send() takes None
-            name, made = self._phases.send(choice)  # meanwhile views can read the phase before
+            name, made = phases.send(choice)  # meanwhile views can read the phase before
         except BaseException:
             self._phases = self.phase = None
             raise
@@ -344,6 +341,12 @@ class Stepper:
             return made
         self.phase = name, made
         return self.phase
+
+    def _resumed(self) -> Phases | None:
+        """The rest of the current step; the time of those who looked at its latest phase is left out."""
+        if self._phases is not None and self.step.timed is not None:
+            self.step.timed.resume()
+        return self._phases
 
     def give_up(self) -> None:
         """Leave what is left of the current step undone."""

@@ -12,12 +12,12 @@ import gzip
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple, force_setattr, replace
 
 from workbench.trace.errors import TraceError
 from workbench.trace.gunzip import Gunzip
@@ -66,16 +66,30 @@ def encode_line(line: TraceLine) -> bytes:
 
 
 def _shortened(record: StepRecord) -> StepRecord:
-    """A record as it is written: chunks and reasons without the fields at their end that have their default."""
+    """A record as it is written: each reason once, and nothing that has its default, at the end of an array as well."""
     short: dict[str, Any] = {}
     if record.chunks:
         short["chunks"] = tuple(map(_without_defaults, record.chunks))
     if record.waiting_reason is not None:
         short["waiting_reason"] = _without_defaults(record.waiting_reason)
+    written = replace(record, **short)
     for name in ("passed_over", "preempt_reasons"):
         if reasons := getattr(record, name):
-            short[name] = {request_id: _without_defaults(reason) for request_id, reason in reasons.items()}
-    return replace(record, **short) if short else record
+            force_setattr(written, name, _each_once(reasons))
+    if record.end == record.end_of_phases:
+        force_setattr(written, "end", 0.0)
+    return written
+
+
+def _each_once(reasons: Mapping[str, Reason]) -> dict[str, tuple[Any, ...] | int]:
+    """Reasons by request; the number n stands for the n-th different one, counted from 0."""
+    numbers: dict[Reason, int] = {}
+    short: dict[str, tuple[Any, ...] | int] = {}
+    for request_id, reason in reasons.items():
+        if (number := numbers.get(reason)) is None:
+            numbers[reason] = len(numbers)
+        short[request_id] = _without_defaults(reason) if number is None else number
+    return short
 
 
 def _without_defaults(value: Chunk | Reason) -> tuple[Any, ...]:

@@ -75,8 +75,9 @@ class PoolChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, evicted: Iterable[int] = (), front: Iterable[int] = (), back: Iterable[int] = ()) -> PoolChange:
-        """The change with these blocks."""
-        return cls(pack(evicted), pack(front), pack(back))
+        """The change with these blocks; without any the constant, which a file leaves out."""
+        change = cls(pack(evicted), pack(front), pack(back))
+        return change if change != NO_CHANGE else NO_CHANGE
 
     @property
     def evicted(self) -> list[int]:

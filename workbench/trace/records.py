@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,11 @@ from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, Token
 from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
+
+if TYPE_CHECKING:
+    StatedReason = Reason
+else:  # in a file, the number n stands for the n-th different reason of its mapping, counted from 0
+    StatedReason = Reason | Count
 
 _set = msgspec.structs.force_setattr
 
@@ -290,9 +295,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     waiting_reason: Reason | None = None
-    passed_over: Mapping[str, Reason] = EMPTY
+    passed_over: Mapping[str, StatedReason] = EMPTY
     finish_reasons: Mapping[str, str] = EMPTY
-    preempt_reasons: Mapping[str, Reason] = EMPTY
+    preempt_reasons: Mapping[str, StatedReason] = EMPTY
     unscheduled_block_ids: Mapping[str, tuple[BlockId, ...]] = EMPTY
     unscheduled_changes: Mapping[str, tuple[TableChange, ...]] = EMPTY
     free_blocks: Count = 0
@@ -311,18 +316,18 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
 
     def __post_init__(self) -> None:
         if not self.end and (self.time or self.timings):
-            _set(self, "end", self.time + sum(self.timings.values()))
+            _set(self, "end", self.end_of_phases)
         # Without a loop and a call for every field: a record is made in every step.
         if type(timings := self.timings) is not FrozenDict:
             _set(self, "timings", FrozenDict(timings) if timings else EMPTY)
         if type(self.phase_starts) is not FrozenDict:
             freeze_field(self, "phase_starts")
         if type(self.passed_over) is not FrozenDict:
-            freeze_field(self, "passed_over")
+            _set(self, "passed_over", _with_reasons(self.passed_over))
         if type(self.finish_reasons) is not FrozenDict:
             freeze_field(self, "finish_reasons")
         if type(self.preempt_reasons) is not FrozenDict:
-            freeze_field(self, "preempt_reasons")
+            _set(self, "preempt_reasons", _with_reasons(self.preempt_reasons))
         if type(self.unscheduled_block_ids) is not FrozenDict:
             freeze_field(self, "unscheduled_block_ids")
         if type(self.unscheduled_changes) is not FrozenDict:
@@ -420,6 +425,11 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     def duration(self) -> float:
         """Seconds from the beginning of the step to its end; 0 in a simulation without a clock."""
         return self.end - self.time
+
+    @property
+    def end_of_phases(self) -> float:
+        """The end of the phases if they follow each other from the beginning of the step."""
+        return self.time + sum(self.timings.values())
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -552,6 +562,23 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
                 return chunk
         reason = self.not_scheduled.get(request_id, "it is not waiting either")
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
+
+
+def _with_reasons(stated: Mapping[str, Reason | int]) -> FrozenDict[str, Reason]:
+    """A frozen copy with a reason in the place of each number."""
+    if not stated:
+        return EMPTY
+    different: list[Reason] = []
+    reasons: dict[str, Reason] = {}
+    for request_id, reason in stated.items():
+        if not isinstance(reason, int):
+            different.append(reason)
+        elif reason < len(different):
+            reason = different[reason]
+        else:
+            raise ValueError(f"reason number {reason} of {len(different)} stated before it")
+        reasons[request_id] = reason
+    return FrozenDict(reasons)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

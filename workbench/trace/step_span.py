@@ -13,9 +13,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from workbench.trace.frozen import EMPTY
 from workbench.trace.records import StepRecord
 
 _DIGITS = 9  # nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
+_PER_SECOND = 10.0**_DIGITS
+_SAME = 1 / _PER_SECOND
 
 
 class StepSpan:
@@ -39,12 +42,11 @@ class StepSpan:
     def __init__(self, start: float) -> None:
         self.end = start
         self._start = start
-        self._phases: dict[str, tuple[float, float]] = {}  # beginning and seconds
+        self._phases: list[tuple[str, float, float]] = []
 
     def add(self, phase: str, begin: float, end: float) -> None:
         """Add a phase, or more of the latest one."""
-        begun, seconds = self._phases.get(phase, (begin, 0.0))
-        self._phases[phase] = begun, seconds + end - begin
+        self._phases.append((phase, begin, end))
         self.end = end
 
     def fields(self, previous_end: float) -> dict[str, Any]:
@@ -53,15 +55,20 @@ class StepSpan:
         Args:
             previous_end: The end of the step before.
         """
-        time = round(max(self._start, previous_end), _DIGITS)
-        timings, starts, follows = {}, {}, time
-        for phase, (begin, seconds) in self._phases.items():
-            timings[phase] = round(seconds, _DIGITS)
-            if round(begin - follows, _DIGITS):
+        follows = time = max(round(self._start, _DIGITS), previous_end)
+        timings: dict[str, float] = {}
+        starts: dict[str, float] = {}
+        for phase, begin, end in self._phases:
+            seconds = end - begin
+            if phase in timings:
+                seconds += timings[phase]
+            elif begin - follows > _SAME or follows - begin > _SAME:
                 starts[phase] = round(begin - time, _DIGITS)
-            follows = begin + seconds
-        end = max(time, round(self.end, _DIGITS))
-        return {"time": time, "end": end, "timings": timings, "phase_starts": starts}
+            timings[phase] = int(seconds * _PER_SECOND + 0.5) / _PER_SECOND  # a fifth of the time of round()
+            follows = end
+        # Without gaps the default of the record, which its file leaves out.
+        end = max(time, round(self.end, _DIGITS)) if starts else time + sum(timings.values())
+        return {"time": time, "end": end, "timings": timings, "phase_starts": starts or EMPTY}
 
 
 def with_span(record: StepRecord, previous_end: float) -> StepRecord:
@@ -72,7 +79,9 @@ def with_span(record: StepRecord, previous_end: float) -> StepRecord:
         previous_end: The end of the step before.
     """
     if record.time >= previous_end:
-        return replace(record, end=max(record.time, round(record.end, _DIGITS)))
+        return record
+    if record.time > previous_end - _SAME:
+        return replace(record, time=previous_end, end=0.0)
     span, end = StepSpan(record.time), record.time
     for phase, seconds in record.timings.items():
         begin, end = end, end + seconds
