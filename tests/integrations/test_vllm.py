@@ -45,7 +45,7 @@ def test_recorded_vllm_equals_the_simulation_in_every_field(workload):
     trace = Trace.load(DATA / "vllm-recorded" / "sync" / f"{workload.stem}.jsonl.gz")
     assert trace.meta.source == "vllm 0.33.0"
     assert not trace.problems
-    assert_same(trace, simulate(workload))
+    assert_same(trace, simulate(workload, as_vllm=True))
     assert_pool_fits(trace)
 
 
@@ -56,7 +56,7 @@ def test_recorded_asynchronous_vllm_fits_together(workload):
     assert not trace.problems
     assert_pool_fits(trace)
     if "abort" not in workload.stem:  # an abort comes at another number of computed tokens
-        assert tokens_of(trace) == tokens_of(simulate(workload))
+        assert tokens_of(trace) == tokens_of(simulate(workload, as_vllm=True))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_comparison_is_able_to_fail(change):
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
 def test_the_double_equals_the_simulation_in_every_field(workload, in_process):
     scheduler = run_double(workload)
-    assert_same(assemble(scheduler.recorder.writer.received), simulate(workload))
+    assert_same(assemble(scheduler.recorder.writer.received), simulate(workload, as_vllm=True))
 
 
 def test_what_workers_change_later_is_not_what_was_scheduled(in_process, monkeypatch):

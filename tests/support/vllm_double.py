@@ -78,7 +78,7 @@ class _Inner(Scheduler):
     """Workbench's scheduler, which reports preempted and freed requests through vLLM's methods."""
 
     def __init__(self, config: EngineConfig, outer: VllmSchedulerDouble) -> None:
-        super().__init__(config, clock=lambda: 0.0)
+        super().__init__(config, clock=lambda: 0.0, as_vllm=True)
         self.outer = outer
 
     def _preempt(self, victim: Request) -> None:
