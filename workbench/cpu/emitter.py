@@ -52,6 +52,7 @@ class Emitter:
     def __init__(self, builder: ir.IRBuilder, form: Format, rows: int, vectors: int) -> None:
         self.builder, self.format, self.rows, self.vectors = builder, form, rows, vectors
         self.first, self._on_panel = INDEX(0), False
+        self.zero = INDEX(0)  # in a product: a 0 that LLVM does not know
 
     def panel_product(self, panel, first, first_unit, num_units, x, x_row, sums, sums_row, y, y_row) -> None:
         """Emit the tile for a panel; see `workbench.cpu.tiles.panel_tile`."""
@@ -101,7 +102,7 @@ class Emitter:
         builder.function.attributes.alignstack = 64
         builder.function.attributes.add("nounwind")
         units = self._first_unit_at(weights, num_units)
-        self.first = first
+        self.first, self.zero = first, builder.lshr(num_units, INDEX(62))
         x_rows = [self._plus(x, builder.mul(x_row, INDEX(4 * row))) for row in range(self.rows)]
         sum_rows = [self._plus(sums, builder.mul(sums_row, INDEX(4 * row))) for row in range(self.rows)]
         outs = [

@@ -32,7 +32,7 @@ MAX_ENTRIES = 64
 """Entries that are kept; the oldest ones are deleted."""
 
 _PACKAGES = ("inference-workbench", "mlx", "mlx-lm", "numpy", "numba", "llvmlite", "gguf", "scipy-openblas32")
-_SOURCES = ("models", "attention", "blas.py", "device.py", "threads.py")
+_SOURCES = ("models", "attention", "cpu", "ground")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
