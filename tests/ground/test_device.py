@@ -110,6 +110,7 @@ CHECKED_FIRST = {
     "tests/msl/test_msl_compiler.py": "reads a message",
     "workbench/models/template_process.py": "leaves that limit out if there is no such file",
     "tests/models/test_tokenizer.py": "skips one test elsewhere, and counts ru_maxrss in bytes on macOS",
+    "tests/repository/test_package.py": "hides what Windows lacks",
     "tests/integrations/test_recorder.py": "does not wait if there is no such file",
     "benchmarks/_common.py": "reads /proc/cpuinfo only if it exists",
     "benchmarks/bench_llama_cpp.py": "reports no memory if there is no such file",

@@ -293,9 +293,9 @@ def any_number_of_long_prompts_is_in_progress(patch):
 @mutant("exactly_once", "plain", alone=True)
 def a_request_ends_a_token_early(patch):
     def make(original):
-        def add(self, request):
+        def add(self, request, **options):
             request.max_num_tokens -= request.max_tokens > 1
-            original(self, request)
+            original(self, request, **options)
 
         return add
 
@@ -394,7 +394,8 @@ def nobody_is_admitted_in_the_step_of_an_arrival(patch):
 
 @mutant("progress", "small_window", alone=True)
 def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
-    """vLLM 0.19: Running 0, Waiting 1, until the server is restarted."""
+    """vLLM 0.19: Running 0, Waiting 1, until the server is restarted. Ours would serve the request frugally."""
+    patch.setattr(Scheduler, "_unblock", lambda self, batch, budget: budget)
 
     def make(original):
         def init(self, index, group, shared, drops):

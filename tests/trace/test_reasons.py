@@ -79,7 +79,7 @@ def requests(seed):
     return [
         {
             "id": f"r{index}",
-            "prompt": {"len": rng.randint(4, 40), "seed": index},
+            "prompt": {"len": rng.randint(4, 32), "seed": index},
             "max_tokens": rng.randint(1, 14),
             "arrival_time": rng.randint(0, 12) / 1000,
             "priority": rng.randint(0, 2),

@@ -439,7 +439,7 @@ class Scheduler:
         """Tokens of a chunk, and the limit that applied."""
         num_tokens: int = num_wanted
         limited_by: LimitedBy = "complete"
-        if not request.frugal:  # with a single state, its whole prompt has to be one chunk
+        if not request.frugal or self._states is None:  # with a single state, the whole prompt has to be one chunk
             num_tokens, limited_by = self.order.limit_chunk(request, num_wanted, "complete", batch, budget)
         if budget < num_tokens:
             num_tokens, limited_by = budget, "token_budget"
