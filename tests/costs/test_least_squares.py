@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from workbench.costs.drift import STRETCHES, find_drift, stretches
-from workbench.costs.least_squares import combined, non_negative_least_squares, solve
+from workbench.costs.least_squares import combined, non_negative_least_squares, normal_equations, solve
 from workbench.costs.step_model import columns, predicted_seconds, slopes
 
 
@@ -16,10 +16,20 @@ def random_problem(seed, rows=50, count=5):
     """Columns that differ by nine orders of magnitude, a target between them, and weights; some columns equal."""
     rng = np.random.default_rng(seed)
     matrix = np.abs(rng.normal(size=(rows, count))) * 10.0 ** rng.integers(-3, 6, count)
+    matrix[:, 0] = 10.0 ** rng.integers(-3, 6)
     if seed % 3 == 0:
         matrix[:, 1] = 0.0 if seed % 2 else 3 * matrix[:, 0]
     target = matrix @ (rng.normal(size=count) / np.maximum(np.abs(matrix).max(axis=0), 1e-9)) + rng.normal(size=rows)
     return matrix, target, rng.uniform(0.1, 10, rows)
+
+
+def solved(matrix, target, weights):
+    """The solution from the normal equations; the first column is constant."""
+    constant = matrix[0, 0]
+    lower, right = normal_equations(matrix.T[1:].tolist(), target.tolist(), weights.tolist())
+    products = [[lower[max(i, j)][min(i, j)] for j in range(len(right))] for i in range(len(right))]
+    first, *others = non_negative_least_squares(products, right)
+    return np.array([first / constant, *others])
 
 
 def best_subset(matrix, target, weights):
@@ -38,7 +48,7 @@ def best_subset(matrix, target, weights):
 @pytest.mark.parametrize("seed", range(40))
 def test_coefficients_are_never_negative_and_the_best(seed):
     matrix, target, weights = random_problem(seed)
-    found = non_negative_least_squares(matrix.T.tolist(), target.tolist(), weights.tolist())
+    found = solved(matrix, target, weights)
     assert min(found) >= 0
     misfit = (weights * (matrix @ found - target) ** 2).sum()
     assert misfit == pytest.approx(best_subset(matrix, target, weights), rel=1e-9)
@@ -48,7 +58,7 @@ def test_a_coefficient_that_is_slightly_wrong_is_not_the_best():
     """The check above sees an error of one in a thousand."""
     matrix, _, weights = random_problem(1)
     target = matrix @ (3 / matrix.max(axis=0)) + np.random.default_rng(1).normal(size=len(matrix))
-    found = np.array(non_negative_least_squares(matrix.T.tolist(), target.tolist(), weights.tolist()))
+    found = solved(matrix, target, weights)
     largest = int(np.argmax(found * np.abs(matrix).sum(axis=0)))
     found[largest] *= 1.001
     misfit = (weights * (matrix @ found - target) ** 2).sum()
@@ -56,14 +66,16 @@ def test_a_coefficient_that_is_slightly_wrong_is_not_the_best():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_digits_that_the_products_lose_come_back(seed):
-    """Columns that are nearly equal: the products alone would leave few correct digits."""
+def test_nearly_dependent_columns_cost_the_coefficients_digits_and_the_sum_none(seed):
+    """Columns of which two are equal except for one part in 1,000."""
     rng = np.random.default_rng(seed)
     base = rng.uniform(1, 2, 200)
-    matrix = np.column_stack([base, base + 1e-3 * rng.uniform(0, 1, 200), rng.uniform(0, 1, 200)])
-    true = rng.uniform(0.5, 2, 3)
-    found = non_negative_least_squares(matrix.T.tolist(), (matrix @ true).tolist(), [1.0] * 200)
-    assert found == pytest.approx(true, rel=1e-8)
+    matrix = np.column_stack([np.ones(200), base, base + 1e-3 * rng.uniform(0, 1, 200), rng.uniform(0, 1, 200)])
+    true = rng.uniform(0.5, 2, 4)
+    target = matrix @ true
+    found = solved(matrix, target, np.ones(200))
+    assert found == pytest.approx(true, rel=1e-6)
+    assert matrix @ found == pytest.approx(target, rel=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,15 +8,18 @@ simulated run is neither too short nor too long, and steps with and without prom
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add, sub
 from random import Random
 from statistics import fmean, median
 
 from workbench.costs.drift import Drift, find_drift, stretches
-from workbench.costs.least_squares import Vector, combined, dot, non_negative_least_squares
+from workbench.costs.least_squares import Vector, dot, non_negative_least_squares, normal_equations
 from workbench.costs.step_model import (
     ADDED,
+    ALL_COMPUTE,
     COMPUTE,
     LINEAR,
     MEMORY,
@@ -25,9 +28,7 @@ from workbench.costs.step_model import (
     overlapped,
     predicted_seconds,
     scaled,
-    shares,
     slopes,
-    summed,
 )
 from workbench.ground.field_checks import counted
 from workbench.readings.metrics import percentile
@@ -154,6 +155,77 @@ class FitReport:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """The steps with prompt rows, or those without, which lack some columns of the model.
+
+    Attributes:
+        columns: The columns by name that are neither constant nor 0, with one number per step.
+        constants: Names of the columns of 1s.
+        seconds: Duration of each step.
+        counts: Number of equal steps.
+    """
+
+    columns: dict[str, Vector]
+    constants: list[str]
+    seconds: list[float]
+    counts: list[int]
+
+    def summed(self, coefficients: Mapping[str, float], names: Iterable[str]) -> list[float]:
+        """The sum of some terms of the model for each step."""
+        constant = sum(coefficients.get(name, 0.0) for name in names if name in self.constants)
+        used = [(coefficients.get(name, 0.0), self.columns[name]) for name in names if name in self.columns]
+        used = [(factor, column) for factor, column in used if factor]
+        if not used:
+            return [constant] * len(self.seconds)
+        factor, column = used[0]
+        total = [constant + factor * value for value in column]
+        for factor, column in used[1:]:
+            total = [so_far + factor * value for so_far, value in zip(total, column)]
+        return total
+
+    def weights(self, predicted: Vector) -> list[float]:
+        """Weights of steps whose variance is proportional to their duration."""
+        return [
+            count / (one if one > 1e-3 * seconds else 1e-3 * seconds)
+            for one, seconds, count in zip(predicted, self.seconds, self.counts)
+        ]
+
+
+def _kinds(steps: StepCosts) -> list[_Kind]:
+    """The distinct steps of each kind: a step that a bootstrap has drawn repeatedly counts as often, and costs once."""
+    kinds = []
+    counts = Counter(zip(steps.features, steps.seconds))
+    for has_prompt in (False, True):
+        chosen = [step for step in counts if (step[0][1] > 0) == has_prompt]
+        if chosen:
+            found = columns([features for features, _ in chosen])
+            constants = [name for name, column in found.items() if min(column) == 1 == max(column)]
+            varied = {name: column for name, column in found.items() if name not in constants and any(column)}
+            kinds.append(_Kind(varied, constants, [one for _, one in chosen], [counts[step] for step in chosen]))
+    return kinds
+
+
+def _solved(names: Sequence[str], kinds: Sequence[tuple[_Kind, dict[str, Vector], Vector]]) -> dict[str, float]:
+    """The best coefficients of a linear model.
+
+    Args:
+        names: Names of the coefficients.
+        kinds: Each kind of steps, the columns that it has except for the constant, and the weights of its steps.
+    """
+    products = [[0.0] * len(names) for _ in names]
+    right = [0.0] * len(names)
+    for kind, parts, weights in kinds:
+        lower, target = normal_equations(list(parts.values()), kind.seconds, weights)
+        places = dict.fromkeys(kind.constants, 0) | {name: place for place, name in enumerate(parts, 1)}
+        present = [(i, places[name]) for i, name in enumerate(names) if name in places]
+        for i, here in present:
+            right[i] += target[here]
+            for j, there in present:
+                products[i][j] += lower[max(here, there)][min(here, there)]
+    return dict(zip(names, non_negative_least_squares(products, right)))
+
+
 def fit_coefficients(steps: StepCosts) -> dict[str, float]:
     """The coefficients by name, with "overlap", whose predictions add up to the measured time.
 
@@ -161,93 +233,117 @@ def fit_coefficients(steps: StepCosts) -> dict[str, float]:
     square: few steps lie near the knee, and a handful of disturbed ones elsewhere must not decide about its shape.
     """
     searched = steps.thinned()
-    added = _fit_added(searched)
-    smallest = (1 - OVERLAP_GAIN / len(searched)) * _misfit(searched, added)
+    kinds = _kinds(searched)
+    added = _fit_added(kinds)
+    smallest = (1 - OVERLAP_GAIN / len(searched)) * _misfit(kinds, added)
     best, start = added, None
     for overlap in OVERLAPS:
-        start = _fit_overlapped(searched, overlap, start)
-        misfit = _misfit(searched, start) + EXACT * sum(searched.seconds)
+        start = _fit_overlapped(kinds, overlap, start)
+        misfit = _misfit(kinds, start) + EXACT * sum(searched.seconds)
         if misfit < smallest:
             best, smallest = start, misfit
     if len(searched) == len(steps):
         return best
-    return _fit_added(steps) if best is added else _fit_overlapped(steps, best["overlap"], best)
+    kinds = _kinds(steps)
+    return _fit_added(kinds) if best is added else _fit_overlapped(kinds, best["overlap"], best)
 
 
-def _misfit(steps: StepCosts, coefficients: Mapping[str, float]) -> float:
-    predicted = predicted_seconds(coefficients, steps.features)
-    return sum(
-        abs(one - seconds) / math.sqrt(max(one, 1e-3 * seconds)) for one, seconds in zip(predicted, steps.seconds)
-    )
+def _misfit(kinds: Sequence[_Kind], coefficients: Mapping[str, float]) -> float:
+    total = 0.0
+    for kind in kinds:
+        memory, compute = kind.summed(coefficients, MEMORY), kind.summed(coefficients, ALL_COMPUTE)
+        joined, _, _ = overlapped(memory, compute, coefficients["overlap"])
+        predicted = map(add, kind.summed(coefficients, ADDED), joined)
+        total += sum(
+            [
+                count * abs(one - seconds) / math.sqrt(one if one > 1e-3 * seconds else 1e-3 * seconds)
+                for one, seconds, count in zip(predicted, kind.seconds, kind.counts)
+            ]
+        )
+    return total
 
 
-def _weights(predicted: Vector, seconds: Vector) -> list[float]:
-    """Weights of steps whose variance is proportional to their duration."""
-    return [1 / (one if one > 1e-3 * measured else 1e-3 * measured) for one, measured in zip(predicted, seconds)]
+def _solved_added(kinds: Sequence[_Kind], weights: Sequence[Vector]) -> dict[str, float]:
+    """The best coefficients of a model that adds all times, with fixed weights."""
+    parts = [{name: kind.columns[name] for name in LINEAR if name in kind.columns} for kind in kinds]
+    return _solved(LINEAR, list(zip(kinds, parts, weights))) | {"overlap": 1.0}
 
 
-def _fit_added(steps: StepCosts) -> dict[str, float]:
+def _fit_added(kinds: Sequence[_Kind]) -> dict[str, float]:
     """The best coefficients of a model that adds all times."""
-    parts = columns(steps.features)
-    matrix = [parts[name] for name in LINEAR]
-    predicted = steps.seconds
+    predicted = [kind.seconds for kind in kinds]
     for _ in range(4):
-        coefficients = non_negative_least_squares(matrix, steps.seconds, _weights(predicted, steps.seconds))
-        predicted = combined(matrix, coefficients)
-    return dict(zip(LINEAR, coefficients)) | {"overlap": 1.0}
+        coefficients = _solved_added(kinds, [kind.weights(one) for kind, one in zip(kinds, predicted)])
+        predicted = [kind.summed(coefficients, LINEAR) for kind in kinds]
+    return coefficients
 
 
-def _fit_overlapped(steps: StepCosts, overlap: float, start: Mapping[str, float] | None) -> dict[str, float]:
+def _fit_overlapped(kinds: Sequence[_Kind], overlap: float, start: Mapping[str, float] | None) -> dict[str, float]:
     """The best coefficients with one exponent.
 
     The overlapped time is homogeneous in the two times that it joins, so it is a sum of them with weights, its partial
     derivatives. With the weights fixed the model is linear; they are computed again from each solution (Gauss-Newton).
 
     Args:
-        steps: Measured steps.
+        kinds: Measured steps.
         overlap: The exponent.
         start: Coefficients to begin with; None to begin with several guesses of the knee.
     """
-    parts = columns(steps.features)
     best: dict[str, float] = {}
     smallest = math.inf
     if start is not None:
-        memory, compute = summed(start, parts, MEMORY), summed(start, parts, COMPUTE)
-        first = [shares(memory, compute, overlapped(memory, compute, overlap), overlap)]
+        terms = [(kind.summed(start, MEMORY), kind.summed(start, COMPUTE)) for kind in kinds]
+        first = [[overlapped(memory, compute, overlap)[1:] for memory, compute in terms]]
     else:
-        first = [_on_sides_of(knee, parts["per_row"]) for knee in _knees(parts["per_row"])]
-    for memory_share, compute_share in first:
-        weights = [1 / seconds for seconds in steps.seconds]
+        rows = [kind.columns.get("per_row", [1.0] * len(kind.seconds)) for kind in kinds]
+        first = [[_on_sides_of(knee, one) for one in rows] for knee in _knees(kinds, rows)]
+    for shares in first:
+        weights = [kind.weights(kind.seconds) for kind in kinds]
         error = math.inf
         for _ in range(MAX_ITERATIONS):
-            shared = {name: parts[name] for name in ADDED}
-            shared |= {name: scaled(parts[name], memory_share) for name in MEMORY}
-            shared |= {name: scaled(parts[name], compute_share) for name in COMPUTE}
-            values = dict(zip(shared, non_negative_least_squares(list(shared.values()), steps.seconds, weights)))
-            added, memory, compute = (summed(values, parts, names) for names in (ADDED, MEMORY, COMPUTE))
-            linear = [
-                one + part * share + other * rest
-                for one, part, share, other, rest in zip(added, memory, memory_share, compute, compute_share)
-            ]
-            weights = _weights(linear, steps.seconds)
-            joined = overlapped(memory, compute, overlap)
-            memory_share, compute_share = shares(memory, compute, joined, overlap)
-            predicted = [one + other for one, other in zip(added, joined)]
-            # Iterations that diverge have an infinite error: another start wins.
-            differences = [one - seconds for one, seconds in zip(predicted, steps.seconds)]
-            before, error = error, dot(scaled(differences, differences), weights)
+            shared = [_shared(kind, *share) for kind, share in zip(kinds, shares)]
+            values = _solved((*ADDED, *MEMORY, *COMPUTE), list(zip(kinds, shared, weights)))
+            before, error, total = error, 0.0, 0.0
+            for k, kind in enumerate(kinds):
+                added, memory, compute = (kind.summed(values, names) for names in (ADDED, MEMORY, COMPUTE))
+                linear = [
+                    one + part * share + other * rest
+                    for one, part, share, other, rest in zip(added, memory, shares[k][0], compute, shares[k][1])
+                ]
+                weights[k] = kind.weights(linear)
+                joined, memory_share, compute_share = overlapped(memory, compute, overlap)
+                shares[k] = memory_share, compute_share
+                # Iterations that diverge have an infinite error: another start wins.
+                predicted = list(map(add, added, joined))
+                differences = list(map(sub, predicted, kind.seconds))
+                error += sum([weight * one * one for weight, one in zip(weights[k], differences)])
+                total += dot(predicted, kind.counts)
             if abs(before - error) <= CONVERGED * error:
                 break
         if error < smallest or not best:
             # The last solution belongs to the shares before it: scale it so that the sums agree.
-            scale = sum(steps.seconds) / sum(predicted)
+            scale = sum(dot(kind.seconds, kind.counts) for kind in kinds) / total
             best, smallest = {name: value * scale for name, value in values.items()}, error
     return best | {"overlap": overlap}
 
 
-def _knees(rows: Vector) -> list[float]:
+def _shared(kind: _Kind, memory_share: Vector, compute_share: Vector) -> dict[str, Vector]:
+    """The columns of the linear model that has these shares."""
+    parts = {name: kind.columns[name] for name in ADDED if name in kind.columns}
+    for names, share in ((MEMORY, memory_share), (COMPUTE, compute_share)):
+        for name in names:
+            if name in kind.columns:
+                parts[name] = scaled(kind.columns[name], share)
+            elif name in kind.constants:
+                parts[name] = share
+    return parts
+
+
+def _knees(kinds: Sequence[_Kind], rows: Sequence[Vector]) -> list[float]:
     """Guesses of the number of rows above which arithmetic takes longer than reading memory."""
-    ordered = sorted(rows)
+    ordered = sorted(
+        row for kind, column in zip(kinds, rows) for row, count in zip(column, kind.counts) for _ in range(count)
+    )
     return sorted({percentile(ordered, percent) for percent in (50, 75, 90)})
 
 
@@ -312,10 +408,10 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[dict[str, float], FitReport]
 def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
     """The steps without those that took many times as long as predicted, and the steps left out."""
     # The fit by relative errors hardly follows a stall.
-    parts = columns(steps.features)
-    matrix = [parts[name] for name in LINEAR]
-    weights = [seconds**-2 for seconds in steps.seconds]
-    predicted = combined(matrix, non_negative_least_squares(matrix, steps.seconds, weights))
+    kinds = _kinds(steps)
+    weights = [[count / one**2 for one, count in zip(kind.seconds, kind.counts)] for kind in kinds]
+    coefficients = _solved_added(kinds, weights)
+    predicted = predicted_seconds(coefficients, steps.features)
     stalled = {i for i, one in enumerate(predicted) if steps.seconds[i] > STALL_FACTOR * one}
     if len(stalled) > MAX_STALLED * len(steps):
         return steps, ()
@@ -339,11 +435,11 @@ def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_err
 
 def _fit_level(steps: StepCosts) -> tuple[dict[str, float], Drift]:
     """The coefficients of the steps without their trend, and the trend."""
+    coefficients = level = fit_coefficients(steps)
     drift = Drift()
     for _ in range(LEVELLINGS):
-        coefficients = fit_coefficients(steps.without(drift))
-        predicted = predicted_seconds(coefficients, steps.features)
-        drift = find_drift(steps.rows, steps.seconds, predicted, slopes(coefficients, steps.features))
-    if not drift.is_certain:
-        return fit_coefficients(steps), Drift()
-    return fit_coefficients(steps.without(drift)), drift
+        if drift.change:
+            level = fit_coefficients(steps.without(drift))
+        predicted = predicted_seconds(level, steps.features)
+        drift = find_drift(steps.rows, steps.seconds, predicted, slopes(level, steps.features))
+    return (fit_coefficients(steps.without(drift)), drift) if drift.is_certain else (coefficients, Drift())

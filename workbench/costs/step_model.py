@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import mul
+from operator import mul, truediv
 
 from workbench.costs.least_squares import Vector, combined
 
@@ -42,34 +42,31 @@ def columns(features: Sequence[Features]) -> dict[str, Vector]:
     }
 
 
-def overlapped(memory: Vector, compute: Vector, overlap: float) -> list[float]:
-    """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``."""
-    # Without max() and min(), which take longer than the arithmetic.
-    root = 1 / overlap
-    return [
-        one * (1 + (other / one) ** overlap) ** root
-        if one > other
-        else other * (1 + (one / other) ** overlap) ** root
-        if other > 0
-        else 1e-12
-        for one, other in zip(memory, compute)
+def overlapped(memory: Vector, compute: Vector, overlap: float) -> tuple[list[float], list[float], list[float]]:
+    """The time that reading memory and arithmetic take together: the p-norm of the two, with p = ``overlap``.
+
+    Returns:
+        The time of each step, and its partial derivatives with respect to the two times: their shares.
+    """
+    # In passes of one operation over all steps: three powers of each step.
+    power, unit = overlap - 1, max(*memory, *compute) or 1.0
+    memory_power = [(one / unit) ** power for one in memory]
+    compute_power = [(one / unit) ** power for one in compute]
+    sums = [
+        (one * part + other * rest) / unit or 1e-300
+        for one, part, other, rest in zip(memory, memory_power, compute, compute_power)
     ]
-
-
-def shares(memory: Vector, compute: Vector, joined: Vector, overlap: float) -> tuple[list[float], list[float]]:
-    """The partial derivatives of the overlapped time ``joined``."""
-    power = overlap - 1
-    return (
-        [(part / whole) ** power for part, whole in zip(memory, joined)],
-        [(part / whole) ** power for part, whole in zip(compute, joined)],
-    )
+    root = 1 / overlap
+    joined = [one**root for one in sums]
+    slope = list(map(truediv, joined, sums))
+    return [unit * one for one in joined], scaled(memory_power, slope), scaled(compute_power, slope)
 
 
 def predicted_seconds(coefficients: Mapping[str, float], features: Sequence[Features]) -> list[float]:
     """The durations that coefficients give to steps."""
     parts = columns(features)
     memory, compute = summed(coefficients, parts, MEMORY), summed(coefficients, parts, ALL_COMPUTE)
-    joined = overlapped(memory, compute, coefficients["overlap"])
+    joined, _, _ = overlapped(memory, compute, coefficients["overlap"])
     return [one + other for one, other in zip(summed(coefficients, parts, ADDED), joined)]
 
 
@@ -80,8 +77,7 @@ def slopes(coefficients: Mapping[str, float], features: Sequence[Features]) -> l
     """
     parts = columns(features)
     memory, compute = summed(coefficients, parts, MEMORY), summed(coefficients, parts, ALL_COMPUTE)
-    overlap = coefficients["overlap"]
-    memory_share, compute_share = shares(memory, compute, overlapped(memory, compute, overlap), overlap)
+    _, memory_share, compute_share = overlapped(memory, compute, coefficients["overlap"])
     share = dict.fromkeys(MEMORY, memory_share) | dict.fromkeys(ALL_COMPUTE, compute_share)
     positive = [name for name, value in coefficients.items() if value > 0 and name in parts]
     return [scaled(parts[name], share[name]) if name in share else parts[name] for name in positive]
