@@ -53,7 +53,7 @@ BY_HAND = {
 
 
 def git(*arguments: str) -> str:
-    """What git prints about the repository."""
+    """The output of git about the repository."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -122,7 +122,7 @@ def workloads(seed):
 def run(workload):
     oracle = MissOracle()
     with oracle.watching():
-        trace = simulate(workload, max_steps=400)
+        trace = simulate(workload, max_steps=400, as_vllm=True)
     return oracle, trace
 
 

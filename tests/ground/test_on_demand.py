@@ -13,7 +13,7 @@ from workbench.ground.on_demand import EXTRA_OF, OnDemand, imported, missing_ext
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-IMPORTED_AS = {"pyzmq": "zmq", "mlx-lm": "mlx_lm", "prometheus-client": "prometheus_client"}
+IMPORTED_AS = {"pyzmq": "zmq", "pyelftools": "elftools", "mlx-lm": "mlx_lm", "prometheus-client": "prometheus_client"}
 PRODUCTS = ("engine", "notebook", "serve", "hunt", "msl")
 COMMANDS = {
     "serve": "serve",

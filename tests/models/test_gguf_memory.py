@@ -5,7 +5,7 @@ import pytest
 from gguf_files import random_model, tiny_config, write_model
 
 from workbench.models import load
-from workbench.models.gguf import loader
+from workbench.models.gguf import packed_tensors
 from workbench.models.gguf.file import GGUFFile
 from workbench.models.load import load_model
 from workbench.models.packed.pack_model import why_not_packed
@@ -29,7 +29,7 @@ def test_stored_rows_are_let_go_block_by_block(path, monkeypatch):
     forgotten = []
     forget = GGUFFile.forget
     monkeypatch.setattr(GGUFFile, "forget", lambda file, data: forgotten.append(data.nbytes) or forget(file, data))
-    monkeypatch.setattr(loader, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(packed_tensors, "_BLOCK_BYTES", 500)
     assert mx.array_equal(load_model(path).model(token_ids), whole)
     matrices = [tensor.raw.nbytes for tensor in GGUFFile(path).tensors.values() if tensor.type_name == "Q8_0"]
     blocks = [size for size in forgotten if size <= 500]

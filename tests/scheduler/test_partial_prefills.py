@@ -48,11 +48,11 @@ def first_token_steps(trace: Trace) -> dict[str, int]:
         ),
         (
             {"max_num_partial_prefills": 2, "enable_chunked_prefill": False},
-            "max_num_partial_prefills=2 splits prompts.*enable_chunked_prefill=False.*at most 1",
+            "max_num_partial_prefills=2 does not work with enable_chunked_prefill=False.*at most 1",
         ),
         (
             {"long_prefill_token_threshold": 9, "enable_chunked_prefill": False},
-            "long_prefill_token_threshold=9 splits prompts",
+            "long_prefill_token_threshold=9 does not work with enable_chunked_prefill=False",
         ),
         ({"max_model_len": 513, "enable_chunked_prefill": False}, "max_model_len=513 is over the token budget of 512"),
         ({"enable_chunked_prefill": 1}, "enable_chunked_prefill must be True or False, got 1"),

@@ -1,4 +1,4 @@
-"""How much of the tests runs: ``pytest --tier check``, ``--tier test`` (the default) or ``--tier all``.
+"""The share of the tests that runs: ``pytest --tier check``, ``--tier test`` (the default) or ``--tier all``.
 
 ``check`` runs the files of `CHECK`: quick ones that find most faults. ``test`` runs tests of every kind. Both leave out
 repeats: the cases of a function that its marker does not keep, and random inputs beyond a part of them (`examples`).

@@ -1,4 +1,4 @@
-"""Pickles and copies of a trace: what a saved file holds, as a trace of its own."""
+"""Pickles and copies of a trace: the contents of a saved file, as a separate trace."""
 
 import copy
 import pickle

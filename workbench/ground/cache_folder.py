@@ -50,7 +50,7 @@ def _check_ours(folder: Path) -> None:
     raise UnsafeCacheFolder(
         f"the cache folder {folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; it "
         f"must belong to user {os.getuid()} and be writable by nobody else, because machine code is run from it: "
-        f"chmod go-w {folder}, or set WORKBENCH_CACHE to a folder of your own"
+        f"chmod go-w {folder}, or set WORKBENCH_CACHE to another folder"
     )
 
 

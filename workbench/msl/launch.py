@@ -32,7 +32,7 @@ SLOT_SHIFT = 36
 NUM_SLOTS = 32
 
 
-# Where C's types and Python's names of them differ. A launch's inputs and functions are addresses here.
+# Names of C's types that differ from Python's. A launch's inputs and functions are addresses here.
 _KINDS: dict[str, Any] = {
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,

@@ -97,7 +97,7 @@ def pickled(trace: Trace) -> bytes:
 
 
 def unpickled(kind: type[Trace], content: bytes, problems: list[str]) -> Trace:
-    """A trace of its own from the result of `pickled`.
+    """A separate trace from the result of `pickled`.
 
     Raises:
         TraceError: The content is damaged.

@@ -260,7 +260,7 @@ class Trace(TraceMethods):
         return storage.load(cls, path, progress=progress)
 
     def __reduce__(self) -> tuple[Callable[..., Trace], tuple[Any, ...]]:
-        """Pickles and copies hold the lines of ``save``: a trace of its own, also of a slice or of a growing one."""
+        """Pickles and copies hold the lines of ``save``: a separate trace, also of a slice or of a growing one."""
         return storage.unpickled, (type(self), storage.pickled(self), list(self.problems))
 
     # -- reading ------------------------------------------------------------------------------------------------
