@@ -81,7 +81,7 @@ def normal_equations(
 def non_negative_least_squares(products: Sequence[Vector], right: Vector) -> list[float]:
     """The x >= 0 that minimises the sum of squares with these normal equations.
 
-    Lawson and Hanson's active-set method (Solving Least Squares Problems, 1974, chapter 23). Where columns are nearly
+    Lawson and Hanson's active-set method (Solving Least Squares Problems, 1974, chapter 23). If columns are nearly
     dependent, the products lose up to half of the digits of x, but hardly any of the sum that fits the target.
 
     Args:
