@@ -20,7 +20,7 @@ class Feature(NamedTuple):
         name: The words of the documentation.
         fields: The fields of EngineConfig that turn it on; none for a situation, which the caller names.
         is_on: Whether a configuration has it.
-        advice: Advice: a setting that avoids it.
+        advice: A setting that avoids it.
     """
 
     name: str

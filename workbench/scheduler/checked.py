@@ -13,7 +13,7 @@ from workbench.scheduler.block_pool import extend_block_hashes
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import FinishReason, Request
-from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.scheduler import Sampled, Scheduler
 
 
 def raise_broken(broken: Sequence[Broken]) -> None:
@@ -103,11 +103,7 @@ class CheckedScheduler(Scheduler):
         return batch
 
     def update(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | Sequence[int] | None],
-        *,
-        finish: Mapping[str, FinishReason] = MappingProxyType({}),
+        self, batch: ScheduledBatch, sampled: Sampled, *, finish: Mapping[str, FinishReason] = MappingProxyType({})
     ) -> ScheduledBatch:
         """Take in a step's output, and check the laws."""
         if self.checker is None:

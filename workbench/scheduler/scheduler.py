@@ -38,6 +38,9 @@ from workbench.trace.lines import Keyframe
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
 
+Sampled = Sequence[int | Sequence[int] | None]
+"""For each chunk its token, or its tokens; None for a chunk that does not sample."""
+
 
 class Scheduler:
     """Chooses the tokens of each step.
@@ -545,11 +548,7 @@ class Scheduler:
     # -- update ----------------------------------------------------------------------------------------------
 
     def update(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | Sequence[int] | None],
-        *,
-        finish: Mapping[str, FinishReason] = MappingProxyType({}),
+        self, batch: ScheduledBatch, sampled: Sampled, *, finish: Mapping[str, FinishReason] = MappingProxyType({})
     ) -> ScheduledBatch:
         """Append the sampled tokens and end the requests that are done.
 
@@ -692,12 +691,7 @@ class Scheduler:
         if not self._in_flight or batch is not self._in_flight[0]:
             raise ValueError(f"batch of step {batch.step} is not in flight: give back what schedule() returned, once")
 
-    def _check_update(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[int | Sequence[int] | None],
-        finish: Mapping[str, FinishReason],
-    ) -> None:
+    def _check_update(self, batch: ScheduledBatch, sampled: Sampled, finish: Mapping[str, FinishReason]) -> None:
         self._check_in_flight(batch)
         if len(sampled) != len(batch.chunks):
             raise ValueError(f"sampled has {len(sampled)} entries, the batch has {len(batch.chunks)} chunks")
