@@ -44,6 +44,7 @@ SAVED = {
 
 BY_HAND = {
     "checkouts": "needs another checkout",
+    "fit": "needs another checkout",
     "instructions": "needs another checkout, and valgrind",
     "llama_cpp": "needs a Python that has llama-cpp-python",
     "served_ttft": "needs a Python that has llama-cpp-python[server]",

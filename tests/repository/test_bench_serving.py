@@ -229,9 +229,11 @@ def test_arm_without_a_record_computes_the_same_tokens(tiny_llama, monkeypatch):
     from bench_watched import switch_record_off
 
     from workbench import Engine, EngineConfig
+    from workbench.engine.forward.path import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
 
-    monkeypatch.setattr(ScheduledBatch, "to_record", ScheduledBatch.to_record)  # restored afterwards
+    for home, name in ((ScheduledBatch, "to_record"), (ServedModel, "launch")):
+        monkeypatch.setattr(home, name, getattr(home, name))  # restored afterwards
     outputs = []
     for record in (True, False):
         engine = Engine(tiny_llama, EngineConfig(max_num_batched_tokens=16, num_blocks=64))

@@ -40,7 +40,8 @@ def make_recipe(target):
     """The commands behind a target of the Makefile, without running them."""
     # Without the commands that install the environment.
     made = ["--assume-old=.venv/.installed-all", "--assume-old=.venv/.installed-demo"]
-    done = subprocess.run(["make", "--dry-run", *made, target], cwd=ROOT, capture_output=True, text=True)
+    command = ["make", "--dry-run", "--no-print-directory", *made, target]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
