@@ -122,6 +122,13 @@ def test_what_vllm_finishes_is_the_same():
     assert num_stuck > 0.1 * NUM_WORKLOADS and num_aborted < 0.02 * NUM_WORKLOADS
 
 
+def test_a_state_within_reach_of_a_step_without_the_row_for_drafts_is_waited_for():
+    """vLLM waits for ever only for a state that needs that row too."""
+    workload = limit_workload(random.Random("limits:9119"))
+    assert workload["config"]["block_size"] == workload["config"]["max_num_batched_tokens"]
+    assert list(simulate(workload)) == list(simulate(workload, as_vllm=True, max_steps=400))
+
+
 def test_the_number_of_blocks_in_the_message_is_enough_and_one_less_is_not():
     rng = random.Random(5)
     num_checked = 0

@@ -42,7 +42,7 @@ def record(workload: Path, name: str, tmp_path: Path, depth: int) -> Trace:
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)
 def test_a_recording_equals_the_simulation_in_every_field(workload, tmp_path):
     trace = record(workload, "RecordingScheduler", tmp_path, depth=1)
-    assert_same(trace, simulate(workload))
+    assert_same(trace, simulate(workload, as_vllm=True))
     assert_pool_fits(trace)
     assert not trace.problems
     assert trace.meta.source == "vllm 0.33.0"
@@ -55,7 +55,7 @@ def test_an_asynchronous_recording_fits_together(name, workload, tmp_path):
     assert trace.config["async_scheduling"]
     assert_pool_fits(trace)
     if "abort" not in workload.stem:  # an abort comes at another number of computed tokens
-        assert tokens_of(trace) == tokens_of(simulate(workload))
+        assert tokens_of(trace) == tokens_of(simulate(workload, as_vllm=True))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda path: path.stem)

@@ -15,13 +15,15 @@ class StateBoundaries:
     Args:
         config: A configuration with a group of recurrent state, and with prefix caching.
         longest_chunk: Maximum number of tokens of a request in a step. vLLM takes the whole budget for it, and waits
-            forever for a block of that size if the proposer of drafts has a row of it.
+            forever for the next state if the proposer of drafts has a row of the budget and the state needs that row.
     """
 
     def __init__(self, config: EngineConfig, longest_chunk: int) -> None:
         self._block_size = config.block_size
         threshold = config.long_prefill_token_threshold
-        self._longest_chunk = min(longest_chunk, threshold) if threshold else longest_chunk
+        limit = threshold or config.token_budget
+        self._longest_chunk = min(longest_chunk, limit)
+        self._keeps_boundaries = self._block_size <= min(config.token_budget, limit)
         self._drops_last_block = config.speculation.drops_last_cached_block
 
     def shorten(self, request: Request, start: int, num_tokens: int) -> int:
@@ -33,7 +35,8 @@ class StateBoundaries:
         end = start + num_tokens
         if end < prompt_end:
             aligned = end // size * size
-            if aligned > start or size <= self._longest_chunk:
+            next_end = min(prompt_end, (start // size + 1) * size)
+            if aligned > start or (self._keeps_boundaries and next_end - start <= self._longest_chunk):
                 end = aligned
         if self._drops_last_block:
             last_state = max(0, request.num_tokens // size * size - size)
