@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from workbench.serve.errors import ApiError
-from workbench.serve.preparation import LONG_TEXT, MAX_WAITING, Preparation, length_of
+from workbench.serve.preparation import LONG_BODY, MAX_WAITING, Preparation
 
 
 def ticks_during(work):
@@ -48,8 +48,8 @@ def test_long_texts_give_way_to_short_ones():
     async def prepare():
         preparation = Preparation(60)
         now = niceness()
-        assert await preparation.run(niceness, LONG_TEXT - 1) == now
-        assert await preparation.run(niceness, LONG_TEXT) == min(19, now + 10)
+        assert await preparation.run(niceness, LONG_BODY - 1) == now
+        assert await preparation.run(niceness, LONG_BODY) == min(19, now + 10)
         preparation.close()
 
     run_in_a_thread(prepare())
@@ -89,11 +89,11 @@ def blocked():
 def test_short_texts_do_not_wait_for_long_ones():
     async def main():
         with blocked() as (preparation, gate):
-            waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT)) for _ in range(MAX_WAITING)]
+            waiting = [asyncio.ensure_future(preparation.run(gate.wait, LONG_BODY)) for _ in range(MAX_WAITING)]
             await asyncio.sleep(0)
             assert await asyncio.wait_for(preparation.run(lambda: "short", 10), 60) == "short"
-            with pytest.raises(ApiError, match="too many long texts") as error:
-                await asyncio.wait_for(preparation.run(gate.wait, LONG_TEXT), 60)
+            with pytest.raises(ApiError, match="too many long bodies") as error:
+                await asyncio.wait_for(preparation.run(gate.wait, LONG_BODY), 60)
             assert error.value.status == 429
             gate.set()
             assert all(await asyncio.gather(*waiting))
@@ -105,20 +105,15 @@ def test_the_text_of_a_client_that_left_is_not_tokenized():
     async def main():
         gone, done = asyncio.Event(), []
         with blocked() as (preparation, gate):
-            first = asyncio.ensure_future(preparation.run(gate.wait, LONG_TEXT))
-            second = asyncio.ensure_future(preparation.run(lambda: done.append(1), LONG_TEXT, gone))
+            first = asyncio.ensure_future(preparation.run(gate.wait, LONG_BODY))
+            second = asyncio.ensure_future(preparation.run(lambda: done.append(1), LONG_BODY, gone))
             await asyncio.sleep(0.01)
             gone.set()
             with pytest.raises(ApiError, match="disconnected"):
                 await asyncio.wait_for(second, 60)
             gate.set()
             await first
-            await preparation.run(lambda: None, LONG_TEXT)
+            await preparation.run(lambda: None, LONG_BODY)
             assert not done
 
     run_in_a_thread(main())
-
-
-def test_lengths_of_prompts():
-    assert length_of("abc") == 3 and length_of([1, 2]) == 0
-    assert length_of([{"role": "user", "content": "ab"}, {"role": "user", "content": "c"}]) == 3

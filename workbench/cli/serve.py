@@ -22,6 +22,10 @@ KEEP_STEPS = 10_000
 """Steps that a server's trace keeps: minutes of traffic, at about 11 kB per step with 16 sequences."""
 
 
+KEEP_MIB = 256
+"""Size of a server's trace: twice as much as those steps take with short prompts."""
+
+
 def add_parser(commands: Commands) -> None:
     """Add ``serve`` to the commands."""
     parser = add_command(
@@ -69,6 +73,7 @@ def add_parser(commands: Commands) -> None:
     help = "inputs of packed weights; int8 rounds them"
     parser.add_argument("--activations", choices=activations, default="float32", help=help)
     add_number(parser, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
+    add_number(parser, "--keep-mib", KEEP_MIB, "the same for its size in MiB, of which prompts are a large part")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -94,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     from workbench.serve.server import serve
 
     def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
-        with make_engine(config, keep_steps=options.keep_steps) as engine:
+        with make_engine(config, keep_steps=options.keep_steps, keep_bytes=options.keep_mib << 20) as engine:
             serve(engine, settings)
         return 0
 

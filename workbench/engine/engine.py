@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.async_step import AsyncStepper
-from workbench.engine.input_processor import make_config, process_input, resolve_config
+from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.sampler import Sampler
@@ -25,7 +25,7 @@ from workbench.engine.speculation.custom import DraftFunction
 from workbench.engine.speculation.make import make_speculator, with_method
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
-from workbench.engine.step import MIN_KEEP_STEPS, Step, Stepper
+from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.ground.compatibility import ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
@@ -54,6 +54,7 @@ class Engine(Shortcuts):
             None for vLLM's rules.
         keep_steps: Maximum number of steps that the trace keeps, for an engine that runs for long: when it is reached,
             the older half is forgotten, and ``trace`` is another object from then on. None keeps every step.
+        keep_bytes: The same for its estimated size in memory, of which prompts are a large part.
         draft_model: A smaller model with the same vocabulary, for speculative decoding: like ``model``.
         proposer: A function ``propose(token_ids, num_drafts)`` for speculative decoding, which returns at most
             ``num_drafts`` token ids that it expects next.
@@ -96,6 +97,7 @@ class Engine(Shortcuts):
         *,
         policy: SchedulingPolicy | str | None = None,
         keep_steps: int | None = None,
+        keep_bytes: int | None = None,
         draft_model: str | Path | LoadedModel | None = None,
         proposer: DraftFunction | None = None,
         weights: Weights | None = None,
@@ -113,8 +115,11 @@ class Engine(Shortcuts):
             raise ValueError(f"{given} has no effect on a LoadedModel: pass it to load_model()")
         if keep_steps is not None:
             integer("keep_steps", keep_steps, MIN_KEEP_STEPS, 2**31 - 1)
+        if keep_bytes is not None:
+            integer("keep_bytes", keep_bytes, MIN_KEEP_BYTES, 2**63 - 1)
         config = with_method(config, draft_model, proposer)
         check_compatible(config, "engine", ENGINE, *self._situations)
+        window = {"keep_steps": keep_steps, "keep_bytes": keep_bytes}
         self._thread = EngineThread("workbench-engine")
         self._given_clock, self._started = clock, 0.0
         self._started = self._clock()
@@ -122,7 +127,7 @@ class Engine(Shortcuts):
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
         self.broken_laws: list[Broken] = []
         self._checks_laws = check_laws
-        self._thread.call(lambda: self._load(model, config, policy, keep_steps, speculator, options))
+        self._thread.call(lambda: self._load(model, config, policy, window, speculator, options))
         self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
 
     def _load(
@@ -130,7 +135,7 @@ class Engine(Shortcuts):
         model: str | Path | LoadedModel,
         config: EngineConfig,
         policy: SchedulingPolicy | None,
-        keep_steps: int | None,
+        window: Mapping[str, int | None],
         make_speculator: Callable[[EngineConfig, LoadedModel, Sampler], Speculator | None],
         options: dict[str, Any],
     ) -> None:
@@ -157,7 +162,7 @@ class Engine(Shortcuts):
         shadow = start_shadow(self.config, self.runner)
         speculator = make_speculator(self.config, self.model, sampler)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
-        self._step = self._make_step(*parts, keep_steps=keep_steps, shadow=shadow, speculator=speculator)
+        self._step = self._make_step(*parts, **window, shadow=shadow, speculator=speculator)
         self._stepper: Stepper | AsyncStepper
         self._stepper = AsyncStepper(self._step) if self.config.async_scheduling else Stepper(self._step)
 
@@ -183,7 +188,7 @@ class Engine(Shortcuts):
 
     @property
     def trace(self) -> Trace:
-        """The record of every step so far, or of the newest ``keep_steps``; always on."""
+        """The record of every step so far, or of the newest ``keep_steps`` or ``keep_bytes``; always on."""
         return self._step.trace
 
     @property
@@ -211,7 +216,7 @@ class Engine(Shortcuts):
 
     def add_request(
         self,
-        prompt: str | Sequence[int] | Sequence[dict[str, str]],
+        prompt: str | Sequence[int] | Sequence[dict[str, str]] | TokensPrompt,
         sampling: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -222,7 +227,8 @@ class Engine(Shortcuts):
         """Queue a request. It is checked here and scheduled by the next step.
 
         Args:
-            prompt: Text, token ids, or chat messages ({"role": ..., "content": ...}) for the chat template.
+            prompt: Text, token ids, chat messages ({"role": ..., "content": ...}) for the chat template, or token ids
+                with their text, as vLLM's TokensPrompt ({"prompt_token_ids": ..., "prompt": ...}).
             sampling: Sampling and stop parameters.
             request_id: Its name; "r0", "r1", ... by default.
             priority: Smaller is served first under policy "priority".

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.ground.cache_salt import check_salt
 from workbench.models.load import LoadedModel
 from workbench.scheduler.admission import check_servable
+
+
+class TokensPrompt(TypedDict):
+    """vLLM's: a prompt that has been tokenized, and perhaps its text, which the trace shows."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
 
 
 def make_config(config: EngineConfig | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> EngineConfig:
@@ -72,13 +79,17 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
     """The prompt as text and as token ids.
 
     Args:
-        prompt: Text, token ids, or chat messages.
+        prompt: Text, token ids, chat messages, or a TokensPrompt.
         tokenizer: The model's tokenizer, or None.
 
     Raises:
         ValueError: The prompt is none of these, is empty, or is text and there is no tokenizer.
     """
-    given = type(prompt).__name__
+    given, text = type(prompt).__name__, ""
+    if isinstance(prompt, Mapping):
+        if unknown := set(prompt) - set(TokensPrompt.__annotations__):
+            raise ValueError(f"prompt may hold prompt_token_ids and prompt, got {min(unknown, key=str)!r}")
+        text, prompt = prompt.get("prompt", ""), prompt.get("prompt_token_ids", ())
     if hasattr(prompt, "tolist"):  # an array of numpy or MLX, or a number of theirs
         prompt = prompt.tolist()
     if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
@@ -99,7 +110,7 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
     for index, token in enumerate(prompt):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ValueError(f"prompt[{index}]={token!r} is not a token id: token ids are integers")
-    return "", [int(token) for token in prompt]
+    return text, [int(token) for token in prompt]
 
 
 def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineConfig, model: LoadedModel) -> None:
@@ -110,6 +121,12 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
     """
     if not isinstance(sampling, SamplingParams):
         raise ValueError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
+    limit = config.max_model_len or model.max_position
+    if len(token_ids) >= limit:
+        raise ValueError(
+            f"prompt has {len(token_ids)} tokens; max_model_len={limit} leaves room for {limit - 1} and one "
+            "output token: shorten the prompt or raise max_model_len"
+        )
     for index, token in enumerate(token_ids):
         if not 0 <= token < model.vocab_size:
             raise ValueError(f"prompt[{index}]={token} is outside the vocabulary: 0 to {model.vocab_size - 1}")
@@ -119,10 +136,4 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
                 raise ValueError(f"{field} holds token {token}, outside the vocabulary: 0 to {model.vocab_size - 1}")
     if sampling.stop and model.tokenizer is None:
         raise ValueError("stop needs a tokenizer, and the model came without one: use stop_token_ids")
-    limit = config.max_model_len or model.max_position
-    if len(token_ids) >= limit:
-        raise ValueError(
-            f"prompt has {len(token_ids)} tokens; max_model_len={limit} leaves room for {limit - 1} and one "
-            "output token: shorten the prompt or raise max_model_len"
-        )
     check_servable(config, len(token_ids), sampling.max_tokens)

@@ -24,9 +24,11 @@ from workbench.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
+from workbench.trace.size import size_of, size_of_step
 from workbench.trace.step_span import StepSpan
 
 MIN_KEEP_STEPS = 16
+MIN_KEEP_BYTES = 1 << 20
 
 SHOWN_TOP_TOKENS = 5
 """Number of most likely tokens beside each sampled one in a step that is taken phase by phase."""
@@ -61,6 +63,7 @@ class Step:
         outputs: Turns tokens into the outputs of requests.
         trace: Holds the records.
         keep_steps: Maximum number of steps in the trace; None keeps every step.
+        keep_bytes: Maximum size of the trace (`workbench.trace.size`); None for any size.
         shadow: Runs the Metal source beside the backend; None without.
         speculator: Makes drafts and verifies them; None without speculative decoding.
 
@@ -83,6 +86,7 @@ class Step:
         trace: Trace,
         *,
         keep_steps: int | None = None,
+        keep_bytes: int | None = None,
         shadow: ShadowLauncher | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -100,6 +104,8 @@ class Step:
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._forget_interval = keep_steps // 2 if keep_steps is not None else None
+        self._forget_size = keep_bytes // 2 if keep_bytes is not None else None
+        self._num_bytes = 0  # of what was added to the trace since the latest keyframe
         self._keyframe: Keyframe | None = None
         self._end = 0.0  # of the latest step
 
@@ -243,7 +249,11 @@ class Step:
             self.trace.add_supplement(supplement)
         if self.shadow is not None:
             self.shadow.launch(record, self.trace)
-        if self._forget_interval is not None and (record.step + 1) % self._forget_interval == 0:
+        if self._forget_size is not None:
+            arrivals = map(self.trace.requests.__getitem__, record.arrived)
+            self._num_bytes += size_of_step(record) + sum(map(size_of, chain(arrivals, supplements)))
+        is_full = self._forget_size is not None and self._num_bytes > self._forget_size
+        if is_full or (self._forget_interval is not None and (record.step + 1) % self._forget_interval == 0):
             self._forget_old_steps()
         for listener in list(self.listeners):
             try:
@@ -254,9 +264,10 @@ class Step:
     def _forget_old_steps(self) -> None:
         """Let the trace begin at the latest keyframe, and take the next one.
 
-        The trace then holds between half of ``keep_steps`` and all of them, and nothing that is derived from it grows
-        with the number of steps or of requests.
+        The trace then holds between half of ``keep_steps`` or ``keep_bytes`` and all of them, and nothing that is
+        derived from it grows with the number of steps or of requests.
         """
+        self._num_bytes = 0
         previous, self._keyframe = self._keyframe, self.scheduler.keyframe()
         if previous is not None:
             self.trace = self.trace.continued_from(previous)

@@ -12,12 +12,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.config import SamplingParams
 from workbench.ground.cache_salt import digest_of
 from workbench.serve.errors import ApiError, too_many_requests, unavailable
-from workbench.serve.preparation import Preparation, length_of
+from workbench.serve.preparation import Preparation
 from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
 from workbench.serve.stream import Delta, Stream
@@ -26,9 +26,12 @@ from workbench.trace.file import encode_line
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
+    from workbench.engine.input_processor import TokensPrompt
     from workbench.engine.output_processor import RequestOutput
 
 log = logging.getLogger("workbench")
+
+T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
 """Interval at which the server checks, while requests are open, that the engine still runs."""
@@ -75,9 +78,34 @@ class EngineBridge:
         """Number of requests that run, wait or are being prepared."""
         return len(self._streams) + self._preparing
 
+    def check_room(self, num_requests: int = 1) -> None:
+        """Check that the server accepts this number of requests now.
+
+        Raises:
+            ApiError: The queue is full or too short, or the server is shutting down.
+        """
+        if self.draining:
+            raise unavailable("the server is shutting down and accepts no more requests")
+        if num_requests > self.limit:
+            raise ApiError(
+                400, f"the request asks for {num_requests} answers, more than the server's limit of {self.limit}"
+            )
+        if self.num_open + num_requests > self.limit:
+            raise too_many_requests(self.limit)
+
+    async def read(self, work: Callable[[], T], length: int, gone: asyncio.Event) -> T:
+        """Decode and tokenize a body, if there is room for a request; see `Preparation.run`."""
+        self.check_room()
+        self._preparing += 1
+        try:
+            return await self.preparation.run(work, length, gone)
+        finally:
+            self._preparing -= 1
+
     async def submit(
         self,
-        requests: list[tuple[str, Any, SamplingParams]],
+        requests: list[tuple[str, TokensPrompt, SamplingParams]],
+        length: int,
         *,
         priority: int = 0,
         cache_salt: str = "",
@@ -86,7 +114,8 @@ class EngineBridge:
         """Queue requests, all of them or none.
 
         Args:
-            requests: Id, prompt (text, token ids or messages) and sampling of each.
+            requests: Id, prompt and sampling of each.
+            length: Number of bytes of the body that asked for them.
             priority: Priority of all.
             cache_salt: Cache salt of all. The engine gets a digest of it: the trace shows salts to all clients, and a
                 client that knew another's salt could find out which prompts are cached.
@@ -95,21 +124,14 @@ class EngineBridge:
         Raises:
             ApiError: The queue is full or too short, the server is shutting down, or a request is not valid.
         """
-        if self.draining:
-            raise unavailable("the server is shutting down and accepts no more requests")
-        if len(requests) > self.limit:
-            raise ApiError(
-                400, f"the request asks for {len(requests)} answers, more than the server's limit of {self.limit}"
-            )
-        if self.num_open + len(requests) > self.limit:
-            raise too_many_requests(self.limit)
+        self.check_room(len(requests))
         self._preparing += len(requests)
         streams: list[Stream] = []
         try:
             for request_id, prompt, sampling in requests:
                 stream = Stream(request_id, sampling)
                 add = partial(self._add, prompt, stream, priority=priority, cache_salt=digest_of(cache_salt))
-                await self.preparation.run(add, length_of(prompt), gone)
+                await self.preparation.run(add, length, gone)
                 streams.append(stream)
         except BaseException:
             for stream in streams:
@@ -120,7 +142,7 @@ class EngineBridge:
         self.engine.start()
         return streams
 
-    def _add(self, prompt: Any, stream: Stream, **fields: Any) -> None:
+    def _add(self, prompt: TokensPrompt, stream: Stream, **fields: Any) -> None:
         """Add a request to the engine, on the preparing thread; its stream is registered before its first step."""
         self._streams[stream.request_id] = stream
         try:

@@ -11,6 +11,7 @@ import msgspec
 from tornado.iostream import StreamClosedError
 
 from workbench.config import SamplingParams
+from workbench.engine.input_processor import TokensPrompt, tokenize_prompt
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import stream_of
 from workbench.serve.handlers import ApiHandler
@@ -23,26 +24,35 @@ class CompletionsHandler(ApiHandler):
     """/v1/completions, and the base of chat completions."""
 
     chat = False
+    kind: type[CompletionRequest | ChatRequest] = CompletionRequest
 
-    def read(self) -> tuple[SamplingFields, list[Any], list[SamplingParams]]:
-        """The body, its prompts, and the sampling of each choice of a prompt."""
-        body = decode_body(self.request.body, CompletionRequest)
-        return body, list(body.prompts()), body.sampling()
+    def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
+        """The prompts of a body, and the sampling of each choice of a prompt."""
+        return body.prompts(), body.sampling()
+
+    def read(self) -> tuple[SamplingFields, list[TokensPrompt], list[SamplingParams]]:
+        """The body, its prompts and the sampling of each choice, checked; called beside the event loop."""
+        body = decode_body(self.request.body, self.kind)
+        self.check_model(body.model)
+        tokenizer = self.bridge.engine.model.tokenizer
+        try:
+            prompts, sampling = self.parts(body)
+            # Once for all choices; vLLM's TokensPrompt.
+            tokenized = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
+            return body, [{"prompt": text, "prompt_token_ids": ids} for text, ids in tokenized], sampling
+        except ValueError as problem:
+            raise ApiError(400, str(problem), param=field_of(str(problem), self.kind)) from None
 
     async def post(self) -> None:
         """Answer; if the client disconnects, its requests are aborted."""
-        try:
-            body, prompts, sampling = self.read()
-        except ValueError as problem:
-            kind = ChatRequest if self.chat else CompletionRequest
-            raise ApiError(400, str(problem), param=field_of(str(problem), kind)) from None
-        self.check_model(body.model)
+        body, prompts, sampling = await self.bridge.read(self.read, len(self.request.body), self.gone)
         # The name of the key is part of the request's id, which every view of the trace shows.
         parts = "chatcmpl" if self.chat else "cmpl", stream_of(self.request).user, uuid.uuid4().hex[:24]
         name = "-".join(filter(None, parts))
         choices = [(prompt, params) for prompt in prompts for params in sampling]
         streams = await self.bridge.submit(
             [(f"{name}-{i}", prompt, params) for i, (prompt, params) in enumerate(choices)],
+            len(self.request.body),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             gone=self.gone,
@@ -71,8 +81,16 @@ class CompletionsHandler(ApiHandler):
         for result in results:
             _check_end(result)
         count = sum(len(result.token_ids) for result in results)
-        choices = [answer.choice(i, result, chunk=False) for i, result in enumerate(results)]
-        self.answer({**answer.head(chunk=False), "choices": choices, "usage": answer.usage(count, num_prompts)})
+        usage = answer.usage(count, num_prompts)
+
+        def encode() -> bytes:
+            choices = [answer.choice(i, result, chunk=False) for i, result in enumerate(results)]
+            return msgspec.json.encode({**answer.head(chunk=False), "choices": choices, "usage": usage})
+
+        # The tokens at thousands of positions would hold up the event loop.
+        has_logprobs = any(result.logprobs for result in results)
+        encoded = await asyncio.get_running_loop().run_in_executor(None, encode) if has_logprobs else encode()
+        self.answer_encoded(encoded)
 
     async def _stream(self, answer: Answer, body: SamplingFields, num_prompts: int) -> None:
         options = body.stream_options
@@ -122,12 +140,12 @@ class ChatCompletionsHandler(CompletionsHandler):
     """/v1/chat/completions."""
 
     chat = True
+    kind = ChatRequest
 
-    def read(self) -> tuple[SamplingFields, list[Any], list[SamplingParams]]:
-        """The body, its one prompt, and the sampling of each choice; an answer fills at most half of the context."""
-        body = decode_body(self.request.body, ChatRequest)
+    def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
+        """The one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
-        return body, [body.prompt()], body.sampling(default)
+        return [body.prompt()], body.sampling(default)
 
 
 def _check_end(delta: Delta) -> None:

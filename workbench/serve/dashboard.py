@@ -23,6 +23,8 @@ from panel.io.state import set_curdoc
 from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
 from tornado.web import RequestHandler
 
+from workbench.serve.dashboard_socket import MAX_MESSAGE_BYTES, DashboardSocket
+
 DASHBOARD = "/dashboard"
 DASHBOARD_SOCKET = DASHBOARD + "/ws"
 
@@ -55,8 +57,11 @@ class Dashboard(BokehTornado):
             extra_websocket_origins=["*"],
             unused_session_lifetime_milliseconds=int(1000 * LOST_SESSION_SECONDS),
             check_unused_sessions_milliseconds=1000,
+            websocket_max_message_size_bytes=MAX_MESSAGE_BYTES,
             log_function=log_request,
         )
+        arguments = {"application_context": self.applications[DASHBOARD], "bokeh_websocket_path": DASHBOARD_SOCKET}
+        self.add_handlers(".*", [(DASHBOARD_SOCKET, DashboardSocket, arguments)])  # before Panel's
         self._html = self._render()
 
     def _render(self) -> str:

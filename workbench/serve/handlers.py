@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -16,7 +16,6 @@ from workbench.serve.dashboard import DASHBOARD
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import stream_of
 from workbench.serve.openapi import describe
-from workbench.serve.preparation import length_of
 from workbench.serve.prometheus import CONTENT_TYPE
 from workbench.serve.protocol import TokenizeRequest, decode_body
 
@@ -37,8 +36,12 @@ class ApiHandler(RequestHandler):
 
     def answer(self, value: Any) -> None:
         """Finish with JSON."""
+        self.answer_encoded(msgspec.json.encode(value))
+
+    def answer_encoded(self, value: bytes) -> None:
+        """Finish with JSON that is encoded already."""
         self.set_header("Content-Type", "application/json; charset=utf-8")
-        self.finish(msgspec.json.encode(value))
+        self.finish(value)
 
     def start_events(self) -> None:
         """Begin an answer of server-sent events; its headers are sent at once."""
@@ -168,19 +171,20 @@ class Tokenize(ApiHandler):
 
     async def post(self) -> None:
         """Token ids of a prompt, or of messages under the chat template."""
-        body = decode_body(self.request.body, TokenizeRequest)
+        self.answer_encoded(await self.bridge.preparation.run(self._encode, len(self.request.body), self.gone))
+
+    def _encode(self) -> bytes:
+        body, engine = decode_body(self.request.body, TokenizeRequest), self.bridge.engine
         self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
-        tokenizer = self.bridge.engine.tokenizer
-
-        text = body.prompt if body.prompt is not None else [message.as_dict() for message in body.messages or ()]
-
-        def encode() -> list[int]:
-            return tokenizer.encode(text if isinstance(text, str) else tokenizer.apply_chat_template(text))
-
-        tokens = await self.bridge.preparation.run(encode, length_of(text), self.gone)
-        self.answer({"tokens": tokens, "count": len(tokens), "max_model_len": self.bridge.engine.config.max_model_len})
+        text = body.prompt
+        if text is None:
+            text = engine.tokenizer.apply_chat_template([message.as_dict() for message in body.messages or ()])
+        tokens = engine.tokenizer.encode(text)
+        return msgspec.json.encode(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.config.max_model_len}
+        )
 
 
 class Health(ApiHandler):
@@ -197,7 +201,13 @@ class OpenApi(ApiHandler):
 
     def get(self) -> None:
         """The description."""
-        self.answer(describe(needs_key=bool(self.bridge.settings.keys)))
+        self.answer_encoded(description(needs_key=bool(self.bridge.settings.keys)))
+
+
+@cache
+def description(*, needs_key: bool) -> bytes:
+    """The description of the API as JSON, made once: that takes the event loop several milliseconds."""
+    return msgspec.json.encode(describe(needs_key=needs_key))
 
 
 class Metrics(ApiHandler):

@@ -1,4 +1,4 @@
-"""Rendering and tokenizing prompts: beside the event loop, within a time limit."""
+"""Reading and tokenizing requests: beside the event loop, within a time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from workbench.serve.errors import ApiError, too_busy
 from workbench.serve.priority import go_last
@@ -15,17 +15,17 @@ from workbench.serve.priority import go_last
 T = TypeVar("T")
 
 
-LONG_TEXT = 1 << 16
-"""Number of characters from which a text waits behind other long ones and not in front of short ones."""
+LONG_BODY = 1 << 16
+"""Number of bytes from which a body waits behind other long ones and not in front of short ones."""
 
 MAX_WAITING = 64
-"""Maximum number of long texts that wait."""
+"""Maximum number of long bodies that wait."""
 
 
 class Preparation:
-    """Runs chat templates and the tokenizer on separate threads, within a time limit.
+    """Decodes bodies and runs chat templates and the tokenizer on separate threads, within a time limit.
 
-    There is one thread for long texts and one for all others, so that no request waits for a stranger's long text.
+    There is one thread for long bodies and one for all others, so that no request waits for a stranger's long text.
 
     Args:
         seconds: Time limit for one prompt.
@@ -42,16 +42,16 @@ class Preparation:
 
         Args:
             work: Function to call.
-            length: Number of characters of the text.
+            length: Number of bytes of the body.
             gone: Set when the client has disconnected; work that has not begun is then left out.
 
         Raises:
             ApiError: It took too long, raised a ValueError, too much is waiting, or the client is gone.
         """
-        if length < LONG_TEXT:
+        if length < LONG_BODY:
             return await self._run(self._short, work, gone)
         if self._num_long >= MAX_WAITING:
-            raise too_busy("too many long texts are waiting for the tokenizer")
+            raise too_busy("too many long bodies are waiting for the tokenizer")
         self._num_long += 1
         try:
             return await self._run(self._long, work, gone)
@@ -79,13 +79,6 @@ class Preparation:
         """Accept no more work."""
         for thread in (self._short, self._long):
             thread.shutdown(wait=False, cancel_futures=True)
-
-
-def length_of(prompt: Any) -> int:
-    """Number of characters of a prompt that is text or messages; 0 for token ids."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(message["content"]) for message in prompt if isinstance(message, dict))
 
 
 class _TookTooLong(BaseException):

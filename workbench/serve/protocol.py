@@ -8,6 +8,7 @@ one that silently ignores a field. Fields marked as vLLM's are its additions to 
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -17,13 +18,24 @@ from workbench.serve.errors import ApiError
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
-MAX_STOPS = 16
+MAX_STOPS = 4
+"""OpenAI's limit."""
+MAX_STOP_LENGTH = 1024
+"""In characters."""
+MAX_LOGIT_BIAS = 1024
+"""vLLM's limit (``MAX_NUM_LOGIT_BIAS_TOKENS``)."""
+MAX_STOP_TOKEN_IDS = 128
+"""vLLM's limit (``MAX_NUM_STOP_TOKEN_IDS``)."""
 MAX_LOGPROBS = 20
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
-Stop = str | Annotated[list[str], msgspec.Meta(max_length=MAX_STOPS)] | None
+# Here, the limits of lists are for the description of the API: ``_check_size``, which says what was sent, checks them.
+StopString = Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": MAX_STOP_LENGTH})]
+Stop = StopString | Annotated[list[StopString], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
+LogitBias = Annotated[dict[str, float], msgspec.Meta(extra_json_schema={"maxProperties": MAX_LOGIT_BIAS})]
+StopTokenIds = Annotated[list[int], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOP_TOKEN_IDS})]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,7 +56,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     stop: Stop = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     # vLLM's.
@@ -52,7 +64,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopTokenIds | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1)] | None = None
@@ -68,6 +80,12 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ValueError: A value is outside its range.
         """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        _check_size("stop", stops, MAX_STOPS, "strings")
+        for i, text in enumerate(stops):
+            _check_size(f"stop[{i}]", text, MAX_STOP_LENGTH, "characters")
+        _check_size("stop_token_ids", self.stop_token_ids or [], MAX_STOP_TOKEN_IDS, "token ids")
+        _check_size("logit_bias", self.logit_bias or {}, MAX_LOGIT_BIAS, "token ids")
         fields: dict[str, Any] = {
             name: value
             for name in (
@@ -106,7 +124,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """The prompts one by one.
 
         Raises:
-            ApiError: The list mixes kinds, or is too long.
+            ApiError: The list mixes kinds.
+            ValueError: The list is too long.
         """
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -117,8 +136,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if token_ids := [item for item in self.prompt if isinstance(item, int)]:
             return [token_ids]
         prompts = [item for item in self.prompt if not isinstance(item, int)]
-        if len(prompts) > MAX_PROMPTS:
-            raise ApiError(400, f"prompt holds {len(prompts)} prompts, allowed are {MAX_PROMPTS}", param="prompt")
+        _check_size("prompt", prompts, MAX_PROMPTS, "prompts")
         return prompts
 
     def sampling(self) -> list[SamplingParams]:
@@ -203,6 +221,11 @@ def field_of(message: str, kind: type[msgspec.Struct]) -> str | None:
 def _field_in(message: str) -> str | None:
     match = re.search(r"\$\.([\w.\[\]]+)|unknown field `(\w+)`|missing required field `(\w+)`", message)
     return next((group for group in match.groups() if group), None) if match else None
+
+
+def _check_size(field: str, value: Sized, limit: int, unit: str) -> None:
+    if len(value) > limit:
+        raise ValueError(f"{field} holds {len(value)} {unit}: allowed are up to {limit}")
 
 
 def _token_id(name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from workbench.models.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ class Answer:
                 "content": [self._chat_logprob(token, near) for token, near in zip(delta.token_ids, delta.logprobs)]
             }
         tokens = [self._text(token) for token in delta.token_ids]
-        offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
+        offsets = list(accumulate(map(len, tokens), initial=offset))[:-1]
         return {
             "tokens": tokens,
             "token_logprobs": [near.get(token) for token, near in zip(delta.token_ids, delta.logprobs)],

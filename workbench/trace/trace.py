@@ -387,13 +387,24 @@ class Trace(TraceMethods):
 
 
 class Requests(Mapping[str, RequestInfo]):
-    """RequestInfo by request id, in order of arrival. May be iterated while the engine adds to it."""
+    """RequestInfo by request id, in order of arrival. May be iterated while the engine adds to it.
+
+    Equal lists and mappings in the sampling of several requests, such as long stop strings, are kept once.
+    """
 
     def __init__(self) -> None:
         self._arrivals: dict[str, tuple[int, RequestInfo]] = {}
+        self._settings: dict[str, Any] = {}
 
     def add(self, info: RequestInfo, num_steps_before: int) -> None:
         """Add a request that arrives after this number of steps of the trace."""
+        shared = {
+            name: self._settings.setdefault(repr(value), value)
+            for name, value in info.sampling.items()
+            if isinstance(value, list | dict)
+        }
+        if shared:
+            info = msgspec.structs.replace(info, sampling={**info.sampling, **shared})
         self._arrivals[info.request_id] = (num_steps_before, info)
 
     def arrivals(self) -> list[tuple[int, RequestInfo]]:

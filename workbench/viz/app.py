@@ -17,7 +17,7 @@ from panel.io.state import set_curdoc
 
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
-from workbench.viz.cursor import cursor_of
+from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace, processor_seconds
 
@@ -42,7 +42,8 @@ class TracePage(AnyWidgetComponent):
     def __init__(self, feed: Feed, **params: Any) -> None:
         super().__init__(status=feed.status(), **params)
         self._feed = feed
-        cursor_of(feed.trace).link(self)
+        # The visitors of a server do not move each other's cursor.
+        (Cursor() if feed.watching else cursor_of(feed.trace)).link(self)
         self.param.watch(lambda event: self._feed.handle(event.new), "command")
         self.param.watch(lambda event: self._feed.confirm(), "mounted")
 

@@ -35,6 +35,9 @@ ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
 
+_TURN = threading.Lock()
+"""Held by the work of a server's view: each takes processor time from the engine."""
+
 
 class Feed:
     """The data for one view, and its commands.
@@ -47,12 +50,15 @@ class Feed:
             attention weights of a layer). A run that forgets its oldest steps continues in another Trace, and the view
             then starts again with that one.
         other: A second trace to compare with.
+
+    Attributes:
+        watching: The source is a function: the view is one of a server's.
     """
 
     def __init__(self, source: Any, other: Trace | None = None) -> None:
-        self._watching = callable(source)
-        self.controller: Any = None if self._watching or isinstance(source, Trace) else source
-        self._newest_trace: Callable[[], Trace] = source if self._watching else lambda: getattr(source, "trace", source)
+        self.watching = callable(source)
+        self.controller: Any = None if self.watching or isinstance(source, Trace) else source
+        self._newest_trace: Callable[[], Trace] = source if self.watching else lambda: getattr(source, "trace", source)
         self.trace = self._newest_trace()
         self._other = other
         self._other_sent: Trace | None = None
@@ -75,11 +81,14 @@ class Feed:
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
+        self._working = False
 
     # -- to the view -----------------------------------------------------------------------------------------
 
     def is_far_behind(self) -> bool:
         """Whether more is to be encoded than between two updates of a view that is loaded."""
+        if self._resend:
+            return True
         trace = self._newest_trace()
         num_steps = len(trace) - (self._sent.get("step", 0) if trace is self.trace else 0)
         return num_steps > (REPEAT_STEPS if self._mounted else 0)
@@ -143,7 +152,7 @@ class Feed:
         if self.controller is None:
             return {
                 "live": False,
-                "watching": self._watching,
+                "watching": self.watching,
                 "message": self._message,
                 "handled": self._handled,
                 **self._answers(),
@@ -247,8 +256,28 @@ class Feed:
             log.info("a command of a view failed: %s", problem)
 
     def _in_background(self, work: Callable[[], Any]) -> None:
-        """Run work that waits for the engine on another thread, because the view must not wait."""
-        in_background(lambda: self._attempt(work), "workbench-command")
+        """Run work that waits for the engine on another thread, because the view must not wait.
+
+        Views of a server belong to anybody: their work is done one after the other, and a view may wait with one.
+
+        Raises:
+            ValueError: The work of the view's command before has not ended.
+        """
+        if not self.watching:
+            in_background(lambda: self._attempt(work), "workbench-command")
+            return
+        if self._working:
+            raise ValueError("the answer to the question before is still being computed: ask again when it is there")
+        self._working = True
+
+        def in_turn() -> None:
+            try:
+                with _TURN:
+                    self._attempt(work)
+            finally:
+                self._working = False
+
+        in_background(in_turn, "workbench-command")
 
     def _engine(self, ability: str = "start") -> Any:
         if self.controller is None:
