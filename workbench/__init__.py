@@ -24,6 +24,7 @@ from workbench.ground.on_demand import imported
 if TYPE_CHECKING:
     from workbench.config import EngineConfig, SamplingParams
     from workbench.engine.engine import Engine
+    from workbench.fleet.simulate import simulate_fleet
     from workbench.simulation.simulate import simulate
     from workbench.trace import StepRecord, Trace
 
@@ -36,6 +37,7 @@ _HOMES = {
     "StepRecord": "workbench.trace",
     "Trace": "workbench.trace",
     "simulate": "workbench.simulation.simulate",
+    "simulate_fleet": "workbench.fleet.simulate",
 }
 
 attached.TABLE.update(
@@ -74,7 +76,16 @@ attached.TABLE.update(
 )
 # Methods that rooms give to the classes of rooms below, which do not know them (`workbench.ground.attached`).
 
-__all__ = ["Engine", "EngineConfig", "SamplingParams", "StepRecord", "Trace", "backend_info", "simulate"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "SamplingParams",
+    "StepRecord",
+    "Trace",
+    "backend_info",
+    "simulate",
+    "simulate_fleet",
+]
 
 preload()
 _moved.install()

@@ -49,6 +49,7 @@ class Arrival:
             no such limit.
         index: Place in the workload, which decides between requests that are aborted before the same step.
         cache_salt: Only requests with the same salt share prefixes.
+        session: The session it belongs to, by which routers keep requests together; "" for one of its own.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
     """
 
@@ -63,6 +64,7 @@ class Arrival:
     index: int = 0
     accepts: tuple[int, ...] = ()
     cache_salt: str = ""
+    session: str = ""
 
     def to_request(self) -> Request:
         """A fresh request for a scheduler."""

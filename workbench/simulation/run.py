@@ -35,6 +35,7 @@ class SimulatedRun:
     Attributes:
         scheduler: The scheduler.
         now: Seconds since the start, at the end of the latest step.
+        expects_more: Further requests may be given with ``add``, so the run is neither over nor stuck.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class SimulatedRun:
         # Without a cost model the clock stays at 0, so that equal runs give equal traces.
         self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy, as_vllm=as_vllm)
         self.now = 0.0
+        self.expects_more = False
         self._cost_model = cost_model
         self._arrivals = arrivals
+        self._added: deque[Arrival] = deque()
         self._upcoming = next(arrivals, None)
         self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
         self._num_arrived = 0
@@ -66,13 +69,31 @@ class SimulatedRun:
     @property
     def over(self) -> bool:
         """Every request has arrived and ended, and no output is to come."""
-        output_to_come = any(batch.chunks for batch, _ in self._in_flight)
-        return self._upcoming is None and not self.scheduler.has_unfinished_requests() and not output_to_come
+        if self.expects_more or self._upcoming is not None or self.scheduler.has_unfinished_requests():
+            return False
+        return not any(batch.chunks for batch, _ in self._in_flight)
 
     @property
     def stuck(self) -> bool:
         """The requests that are left can never be scheduled: no arrival and no abort is to come."""
-        return self._num_idle >= STUCK_AFTER and self.scheduler.has_unfinished_requests()
+        return self._num_idle >= STUCK_AFTER and not self.expects_more and self.scheduler.has_unfinished_requests()
+
+    @property
+    def rests(self) -> bool:
+        """Nothing happens before the next request arrives, if one arrives at all."""
+        return self._upcoming is None and self._waits_for_arrival
+
+    @property
+    def _waits_for_arrival(self) -> bool:
+        return self._num_empty >= STUCK_AFTER or not self.scheduler.has_unfinished_requests()
+
+    def add(self, arrival: Arrival) -> None:
+        """Add a request to those that will arrive; it arrives after all that have been added."""
+        self._num_idle = 0
+        if self._upcoming is None:
+            self._upcoming = arrival
+        else:
+            self._added.append(arrival)
 
     def arrive(self) -> list[Request]:
         """Queue the requests that are due before the next step, and abort those whose ``abort_step`` has come.
@@ -81,11 +102,10 @@ class SimulatedRun:
             The requests that arrived.
         """
         scheduler = self.scheduler
-        waits_for_arrival = self._num_empty >= STUCK_AFTER or not scheduler.has_unfinished_requests()
-        if self._cost_model is not None and self._upcoming is not None and waits_for_arrival:
+        if self._cost_model is not None and self._upcoming is not None and self._waits_for_arrival:
             self.now = max(self.now, self._upcoming.arrives_at or 0.0)
         new = []
-        while (arrival := self._upcoming) is not None and self._is_due(arrival):
+        while (arrival := self._upcoming) is not None and self.is_due(arrival):
             request = arrival.to_request()
             request.arrival_step = scheduler.step
             if self._cost_model is not None and arrival.arrives_at is None:
@@ -97,12 +117,13 @@ class SimulatedRun:
                 self._acceptance[arrival.request_id] = _Acceptance(arrival.accepts)
             if arrival.abort_step is not None:
                 heappush(self._aborts, (arrival.abort_step, arrival.index, self._num_arrived, arrival.request_id))
-            self._upcoming = next(self._arrivals, None)
+            self._upcoming = self._added.popleft() if self._added else next(self._arrivals, None)
         while self._aborts and self._aborts[0][0] <= scheduler.step:
             scheduler.abort_request(heappop(self._aborts)[-1])
         return new
 
-    def _is_due(self, arrival: Arrival) -> bool:
+    def is_due(self, arrival: Arrival) -> bool:
+        """Whether the next step sees a request."""
         if arrival.arrival_step > self.scheduler.step:
             return False
         return self._cost_model is None or (arrival.arrives_at or 0.0) <= self.now

@@ -115,7 +115,7 @@ def simulate_requests(
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
     pending = sorted(_in_memory(arrivals), key=arrival_order)
-    trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=_versions()))
+    trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=versions()))
     if not as_vllm:
         for arrival in pending:
             arrival.check_servable(config, sample_token)
@@ -155,7 +155,8 @@ def _in_memory(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         yield arrival
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The version that simulates, for the head of a trace."""
     import workbench
 
     return {"workbench": workbench.__version__}

@@ -8,8 +8,8 @@
 by default and "eagle" with asynchronous scheduling, and ``disable_lookahead_block_hashes``; null stands for the
 default. With speculation, ``accepts`` of a request says how many drafts are accepted in each of its verifications, from
 the first again after the last. ``stop_at: n`` makes its n-th output token a stop token. Requests share prefixes only
-with requests of the same ``cache_salt``, a string that is empty by default. A request needs only ``id`` and
-``prompt``;
+with requests of the same ``cache_salt``, a string that is empty by default. ``session`` names the requests that the
+routers of a fleet keep together; each has its own by default. A request needs only ``id`` and ``prompt``;
 ``arrival_time`` (seconds) has an effect if the simulation has a clock. A prompt is a list of token ids,
 ``{"len": n, "seed": s}`` (the seed is the request's id by default), or ``{"parts": [prompt, ...]}``, which joins
 prompts, so that requests can share a prefix.
@@ -46,6 +46,7 @@ _REQUEST_FIELDS = (
     "accepts",
     "stop_at",
     "cache_salt",
+    "session",
 )
 
 
@@ -192,6 +193,7 @@ def _read_request(index: int, request: Mapping[str, Any]) -> Arrival:
         index=index,
         accepts=_read_accepts(f"{place}.accepts", given.get("accepts", ())),
         cache_salt=check_salt(f"{place}.cache_salt", given.get("cache_salt", "")),
+        session=check_salt(f"{place}.session", given.get("session", "")),
     )
 
 

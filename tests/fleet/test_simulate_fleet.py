@@ -1,0 +1,251 @@
+"""A fleet is its replicas: one behind any router is `simulate`, several with round robin are as many simulations."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from workbench import EngineConfig, simulate, simulate_fleet
+from workbench.costs.cost_model import CostModel
+from workbench.fleet.hashing import furc_hash
+from workbench.fleet.prefix_tree import PrefixTree
+from workbench.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
+from workbench.simulation.arrivals import timed_arrival
+
+from .workloads import random_workload
+
+CLOCKS = pytest.mark.parametrize("timed", [False, True], ids=["steps", "clock"])
+
+
+def servable(timed, count):
+    """Random workloads with their simulations by one engine."""
+    found = 0
+    for seed in range(10 * count):
+        workload = random_workload(seed, timed)
+        try:
+            trace = simulate(workload)
+        except ValueError:  # no schedule can serve a request
+            continue
+        yield seed, workload, trace
+        found += 1
+        if found == count:
+            return
+    raise AssertionError("too few workloads can be served")
+
+
+@CLOCKS
+def test_one_replica_behind_any_router_is_a_simulation(timed):
+    for seed, workload, trace in servable(timed, 12):
+        for router in ROUTERS:
+            run = simulate_fleet(workload, replicas=1, router=router)
+            assert list(run.traces[0]) == list(trace), (seed, router)
+            assert run.traces[0].end == trace.end and run.traces[0].requests == trace.requests
+
+
+@CLOCKS
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_round_robin_is_a_simulation_of_each_part(timed, replicas):
+    for seed, workload, _ in servable(timed, 12):
+        run = simulate_fleet(workload, replicas=replicas)
+        for index, trace in enumerate(run.traces):
+            part = simulate(workload | {"requests": workload["requests"][index::replicas]})
+            assert len(part) == len(trace), (seed, index)
+            for ours, theirs in zip(trace, part):
+                assert (ours.chunks, ours.time, ours.end, ours.cached_block_ids) == (
+                    theirs.chunks,
+                    theirs.time,
+                    theirs.end,
+                    theirs.cached_block_ids,
+                ), (seed, index, ours.step)
+
+
+def test_another_split_is_seen():
+    """Negative control of the test above: two requests change places."""
+    _, workload, _ = next(iter(servable(True, 1)))
+    run = simulate_fleet(workload, replicas=2)
+    requests = workload["requests"]
+    part = simulate(workload | {"requests": [requests[1], *requests[2::2]]})
+    assert [step.chunks for step in part] != [step.chunks for step in run.traces[0]]
+
+
+def test_loads_are_those_of_the_moment_of_arrival():
+    """Recounted from the traces: what had been sent before, and got its last token later."""
+    for seed, workload, _ in servable(True, 10):
+        for request in workload["requests"]:
+            request.pop("abort_step", None)
+        run = simulate_fleet(workload, replicas=3, router="least_loaded", seed=seed)
+        ends = [
+            {chunk.request_id: step.end for step in trace for chunk in step.chunks if chunk.accepted}
+            for trace in run.traces
+        ]
+        sent = []
+        for choice in run.choices.values():
+            loads = [
+                sum(replica == index and ends[index][name] > choice.time for name, replica in sent)
+                for index in range(3)
+            ]
+            assert choice.scores == tuple(loads) and choice.replica == loads.index(min(loads))
+            sent.append((choice.request_id, choice.replica))
+
+
+def test_prefixes_are_those_of_the_replicas_steps_that_have_ended():
+    """The score of the prefix router, from the hits that a request would have had in its replica's own pool."""
+    for _, workload, _ in servable(True, 10):
+        run = simulate_fleet(workload, replicas=2, router="prefix")
+        hits = {
+            chunk.request_id: chunk.num_cached_tokens
+            for trace in run.traces
+            for step in trace
+            for chunk in step.chunks
+            if chunk.num_cached_tokens and chunk.start == chunk.num_cached_tokens
+        }
+        assert hits  # requests share prefixes, and go where they are
+        for choice in run.choices.values():
+            assert choice.replica == choice.scores.index(min(choice.scores))
+
+
+def test_replicas_may_differ():
+    requests = [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 2} for i in range(4)]
+    configs = [EngineConfig(max_num_batched_tokens=16), {"max_num_batched_tokens": 64}]
+    run = simulate_fleet({"requests": requests}, replicas=configs)
+    assert [trace.meta.config["max_num_batched_tokens"] for trace in run.traces] == [16, 64]
+    models = [CostModel(fixed=0.01), CostModel(fixed=0.03)]
+    run = simulate_fleet({"requests": requests}, replicas=2, cost_model=models)
+    assert [trace[0].duration for trace in run.traces] == pytest.approx([0.01, 0.03])
+
+
+def test_a_run_is_the_same_again_and_another_seed_differs():
+    _, workload, _ = next(iter(servable(True, 1)))
+    for router in ("random", "power_of_two"):
+        first, again, other = (simulate_fleet(workload, replicas=3, router=router, seed=seed) for seed in (1, 1, 2))
+        assert first.assignments == again.assignments != other.assignments
+
+
+def test_metrics_are_those_of_all_replicas():
+    _, workload, _ = next(iter(servable(True, 1)))
+    run = simulate_fleet(workload, replicas=3, router="sticky")
+    whole = run.metrics().summary
+    parts = [trace.metrics().summary for trace in run.traces]
+    assert whole.num_requests == sum(part.num_requests for part in parts) == len(workload["requests"])
+    assert whole.num_output_tokens == sum(part.num_output_tokens for part in parts)
+    assert sum(run.shares) == pytest.approx(1)
+    assert "Sticky, 3 replicas" in repr(run) and len(repr(run).splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replicas": 0}, "replicas must be"),
+        ({"replicas": []}, "the number of replicas must be"),
+        ({"router": "fastest"}, "router must be one of round_robin, "),
+        ({"names": ["a"]}, "names must be 2 different strings"),
+        ({"names": ["a", "a"]}, "names must be 2 different strings"),
+        ({"cost_model": [CostModel(fixed=0.01)]}, "one for each of the 2 replicas, got 1"),
+        ({"router": "prefix", "config": {"enable_prefix_caching": False}}, "reads prefix caches"),
+        ({"config": {"num_blocks": 2, "block_size": 4}}, "r0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        simulate_fleet({"requests": [{"id": "r0", "prompt": {"len": 20}, "max_tokens": 2}]}, **changes)
+
+
+def test_a_router_of_ones_own():
+    class ByLength(Router):
+        scores = "length"
+
+        def choose(self, request, replicas):
+            return self.lowest(
+                [abs(len(request.prompt_token_ids) - 10 * replica.index) for replica in replicas], "nearest"
+            )
+
+    requests = [{"id": f"r{n}", "prompt": {"len": n}} for n in (1, 9, 21, 14)]
+    run = simulate_fleet({"requests": requests}, replicas=3, router=ByLength())
+    assert list(run.assignments.values()) == [0, 1, 2, 1]
+    assert str(run.choices["r14"]) == "r14 went to replica 1: nearest; length: 14, 4, 6"
+
+
+# -- the rules of vllm-router 0.1.17, as it was seen to decide ------------------------------------------------------
+
+ADDRESSES = [f"http://127.0.0.1:{port}" for port in (28111, 28112, 28113)]
+SESSIONS = [f"session-{i * i % 23}" for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("router", "seen"),
+    [
+        (ConsistentHash, "2020100211111111200102020201002111111112"),
+        (Sticky, "2011201022100122010211020112010221001220"),
+    ],
+)
+def test_sessions_go_where_the_real_router_sent_them(router, seen):
+    made = router()
+    made.start(ADDRESSES, 0)
+    requests = [timed_arrival(f"r{i}", [1], 1, i / 10) for i in range(40)]
+    requests = [
+        SimpleNamespace(request_id=r.request_id, session=s, arrives_at=r.arrives_at) for r, s in zip(requests, SESSIONS)
+    ]
+    assert "".join(str(made.choose(request, [None] * 3).replica) for request in requests) == seen
+
+
+def test_a_hash_has_few_movers_when_a_place_is_added():
+    before, after = ([furc_hash(f"k{i}".encode(), places) for i in range(2000)] for places in (9, 10))
+    moved = [(old, new) for old, new in zip(before, after) if old != new]
+    assert {new for _, new in moved} == {9} and 120 < len(moved) < 280
+
+
+def test_a_session_is_forgotten_and_counts_no_more():
+    router = Sticky(expires_after=100)
+    router.start(["a", "b"], 0)
+
+    def send(session, time):
+        return router.choose(SimpleNamespace(request_id="x", session=session, arrives_at=time), [None] * 2)
+
+    first = send("s1", 0.0)
+    assert send("s1", 50.0) == (first.replica, tuple(int(i == first.replica) for i in range(2)), "known session")
+    assert sum(send("s2", 160.0).scores) == 0  # after a sweep
+    assert send("s1", 161.0).rule == "new session"
+
+
+def test_prefix_tree_finds_the_longest_common_prefix():
+    rng = random.Random(0)
+    tree, inserted = PrefixTree(), []
+    for _ in range(400):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 12))]
+        expected = max((len(common(prompt, other)) for other in inserted), default=0)
+        assert tree.match(prompt) == expected
+        tree.insert(prompt)
+        inserted.append(prompt)
+        assert tree.num_tokens == len({tuple(p[:n]) for p in inserted for n in range(1, len(p) + 1)})
+
+
+def common(first, second):
+    shared = []
+    for left, right in zip(first, second):
+        if left != right:
+            break
+        shared.append(left)
+    return shared
+
+
+def test_a_tree_is_cut_back_from_its_oldest_leaves():
+    tree = PrefixTree()
+    tree.insert([1, 2, 3, 4])
+    tree.insert([1, 2, 5, 6])
+    tree.insert([1, 2, 3, 4])
+    tree.evict(4)
+    assert tree.num_tokens == 4 and tree.match([1, 2, 5, 6]) == 2 and tree.match([1, 2, 3, 4]) == 4
+
+
+def test_cache_aware_turns_to_loads_when_they_differ_too_much():
+    router = CacheAware(balance_abs_threshold=2, balance_rel_threshold=1.5, cache_threshold=0.5)
+    router.start(["a", "b"], 0)
+
+    def send(prompt, *loads):
+        views = [SimpleNamespace(num_in_flight=load) for load in loads]
+        return router.choose(timed_arrival("r", prompt, 1, 0.0), views)
+
+    assert send([1] * 8, 0, 0) == (0, (0.0, 0.0), "no prefix is long enough")
+    assert send([1] * 8, 2, 0) == (0, (1.0, 0.0), "prefix")
+    assert send([1] * 8, 3, 0) == (1, (1.0, 0.0), "loads of 0 to 3 are out of balance")
+    assert send([1] * 3 + [2] * 5, 1, 0).rule == "no prefix is long enough"

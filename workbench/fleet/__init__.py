@@ -1,0 +1,1 @@
+"""Several replicas behind a router, simulated: each replica is an exact scheduler with its own clock."""
