@@ -129,7 +129,7 @@ def test_metrics_are_those_of_all_replicas():
     assert whole.num_requests == sum(part.num_requests for part in parts) == len(workload["requests"])
     assert whole.num_output_tokens == sum(part.num_output_tokens for part in parts)
     assert sum(run.shares) == pytest.approx(1)
-    assert "Sticky, 3 replicas" in repr(run) and len(repr(run).splitlines()) == 6
+    assert "sticky, 3 replicas" in repr(run) and len(repr(run).splitlines()) == 6
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -112,6 +112,20 @@ def fork(
     return forked
 
 
+def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], int]]:
+    """The requests of a recording as they arrived, each with as many tokens as it got, and what gives those tokens.
+
+    Args:
+        trace: A recording with a clock.
+    """
+    past = _Past(trace)
+    arrivals = [
+        dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
+        for info in trace.requests.values()
+    ]
+    return arrivals, past.sample_token
+
+
 def why_hung(trace: Trace) -> str:
     """A sentence if a simulated run did not end, with the first request that waits forever; "" if it did."""
     if trace.end == "done" or not len(trace):
@@ -179,7 +193,7 @@ class _Past:
         if info.arrival_step < at_step:
             return dataclasses.replace(arrival, arrives_at=self._first_time)
         if info.request_id in self._aborted:  # its steps are other ones on a clock
-            arrival = dataclasses.replace(arrival, abort_step=None, sampling=self._as_many(info.request_id))
+            arrival = dataclasses.replace(arrival, abort_step=None, sampling=self.as_many(info.request_id))
         return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=info.arrival_time)
 
     def _sampling(self, info: RequestInfo) -> SamplingParams:
@@ -194,9 +208,9 @@ class _Past:
             return SamplingParams(max_tokens=info.max_tokens)
         if self._ended[info.request_id] == "stop" and last >= 0 and last not in before:
             return SamplingParams(max_tokens=max(info.max_tokens, len(before) + 1), stop_token_ids=(last,))
-        return self._as_many(info.request_id)
+        return self.as_many(info.request_id)
 
-    def _as_many(self, request_id: str) -> SamplingParams:
+    def as_many(self, request_id: str) -> SamplingParams:
         """As many tokens as in the recording."""
         return SamplingParams(max_tokens=max(1, len(self._sampled[request_id])))
 

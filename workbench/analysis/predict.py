@@ -61,7 +61,15 @@ def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[
     Raises:
         TraceError: The trace has no clock.
     """
-    metrics = trace.metrics()
+    return latency_values(trace.metrics(), request_ids)
+
+
+def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
+    """What ``values_of`` gives, for the metrics of one trace or of several.
+
+    Raises:
+        TraceError: The run has no clock.
+    """
     if metrics.summary.unit != "s":
         raise TraceError("the trace has no clock: it holds steps, but not their times")
     columns = _latencies(metrics, request_ids)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel
+from workbench.costs.cost_model import StepCost
 from workbench.scheduler.block_pool import extend_block_hashes
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.run import SimulatedRun
-from workbench.simulation.simulate import next_token
-from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace import StepRecord
+from workbench.trace.lines import TraceEndReason
+
+
+class Run(Protocol):
+    """Takes the steps of a simulated run, and keeps what is wanted of them."""
+
+    def step(self) -> StepRecord | None:
+        """Take one step; its record, if it is complete."""
+
+    def rest(self) -> None:
+        """Take the steps whose output is still in flight when the run ends."""
 
 
 class Replica:
@@ -24,11 +36,11 @@ class Replica:
         name: Its address.
         config: Its configuration.
         cost_model: Gives the duration of a step; None without a clock.
-        versions: For the head of its trace.
+        keep: Makes what takes the steps of its run: a `TracedRun` or a `SummedRun`.
         publishes: Keep the prefix cache as KV events tell it, for routers that read it.
 
     Attributes:
-        trace: The trace of its run.
+        end: "done", "stuck" or "max_steps" after ``finish``.
         num_in_flight: Requests that were sent to it and had not ended.
         num_prefill_tokens: Prompt tokens that requests without a first token were expected to compute.
         num_waiting: Requests in its waiting queue.
@@ -40,9 +52,9 @@ class Replica:
         index: int,
         name: str,
         config: EngineConfig,
-        cost_model: CostModel | None,
+        cost_model: StepCost | None,
+        keep: Callable[[SimulatedRun], Run],
         *,
-        versions: dict[str, str],
         publishes: bool = False,
     ) -> None:
         if publishes and (len(config.cache_groups) > 1 or not config.enable_prefix_caching):
@@ -53,14 +65,17 @@ class Replica:
         self.index = index
         self.name = name
         self.config = config
-        self.trace = Trace(TraceMeta(source="simulation", config=config.to_dict(), versions=versions))
+        self.end: TraceEndReason = ""
         self.num_in_flight = self.num_prefill_tokens = self.num_waiting = self.num_running = 0
         self._run = SimulatedRun(config, iter(()), cost_model, None)
         self._run.expects_more = True
+        self._kept = keep(self._run)
         self._has_clock = cost_model is not None
         self._num_free_blocks = config.num_pool_blocks - 1
         self._unseen: deque[tuple[float, list[str], StepRecord | None]] = deque()  # end of a step, what it ended
+        self._to_arrive: deque[str] = deque()
         self._active: dict[str, None] = {}  # requests of the scheduler
+        self._num_arrived = 0
         self._prefill_tokens: dict[str, int] = {}  # of requests without a first token
         self._prefixes = _PublishedPrefixes(self._run) if publishes else None
 
@@ -90,39 +105,37 @@ class Replica:
         self.num_in_flight += 1
         self.num_prefill_tokens += tokens
         self._prefill_tokens[request.request_id] = tokens
+        self._to_arrive.append(request.request_id)
         self._run.add(request)
 
-    def finish(self, max_steps: int) -> None:
-        """Take all steps that are left: no request comes any more."""
-        run, trace = self._run, self.trace
+    def finish(self, max_steps: int | None = None) -> None:
+        """Take all steps that are left, up to a number of steps: no request comes any more."""
+        run = self._run
         run.expects_more = False
+        self.end = "done"
         while not run.over:
-            if run.scheduler.step >= max_steps:
-                trace.end = "max_steps"
+            if run.scheduler.step == max_steps:
+                self.end = "max_steps"
                 break
-            self._step()
+            self._kept.step()
             if run.stuck:
-                trace.end = "stuck"
+                self.end = "stuck"
                 break
-        for record in run.rest(next_token):
-            trace.append(record)
-        trace.end = trace.end or "done"
+        self._kept.rest()
 
     def _step(self) -> None:
         run, active = self._run, self._active
-        for request in run.arrive():
-            self.trace.add_request(request.info())
-            active[request.request_id] = None
-        record = run.step(next_token)
+        record = self._kept.step()
+        for _ in range(run.num_arrived - self._num_arrived):
+            active[self._to_arrive.popleft()] = None
+        self._num_arrived = run.num_arrived
         left = run.scheduler.requests
         ended = [request_id for request_id in active if request_id not in left] if len(active) > len(left) else []
         for request_id in ended:
             del active[request_id]
         self._unseen.append((run.now, ended, record))
-        if record is not None:
-            self.trace.append(record)
-            if self._prefixes is not None:
-                self._prefixes.note(record)
+        if record is not None and self._prefixes is not None:
+            self._prefixes.note(record)
 
     def _see(self, ended: list[str], record: StepRecord | None) -> None:
         """A step has ended: requests have ended, have their first token, and blocks were published."""

@@ -87,6 +87,11 @@ class Router(ABC):
     looks_at_replicas: ClassVar[bool] = True
     reads_prefixes: ClassVar[bool] = False
 
+    @property
+    def name(self) -> str:
+        """Its name in `ROUTERS`, or that of its class."""
+        return next((name for name, kind in ROUTERS.items() if kind is type(self)), type(self).__name__)
+
     def start(self, names: Sequence[str], seed: int) -> None:  # noqa: B027 (many routers have nothing to prepare)
         """Prepare for a run.
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel
+from workbench.costs.cost_model import CostModel, StepCost
 from workbench.fleet.replica import Replica
-from workbench.fleet.routers import Router, make_router
+from workbench.fleet.routers import Decision, Router, make_router
 from workbench.ground.field_checks import integer, shown
 from workbench.ground.on_demand import progress_bar
 from workbench.readings.metrics import TraceMetrics, amount, number, percent
 from workbench.readings.metrics_collector import merge_metrics
+from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.limits import MAX_STEPS
-from workbench.simulation.simulate import next_token, versions
+from workbench.simulation.run import SimulatedRun
+from workbench.simulation.simulate import TracedRun, next_token, versions
 from workbench.simulation.workload import read_simulation
-from workbench.trace import Trace
+from workbench.trace import Trace, TraceMeta
 
 MAX_REPLICAS = 4096
 
@@ -57,7 +60,7 @@ class FleetRun:
     """A simulated run of several replicas.
 
     Attributes:
-        router: Name of the router's class.
+        router: Name of the router.
         choices: The router's decisions by request, in the order of arrival.
         traces: One trace per replica.
     """
@@ -152,7 +155,40 @@ def simulate_fleet(
         workload, cost_model if isinstance(cost_model, CostModel) else None
     )
     configs = _configs(config if isinstance(config, EngineConfig) else given.replace(**(config or {})), replicas)
-    models = _one_each("cost_model", cost_model, len(configs), cost_model_of_workload)
+    models = _one_each(cost_model, len(configs), cost_model_of_workload)
+    return run_fleet(
+        arrivals, configs, models, router=router, seed=seed, names=names, max_steps=max_steps, progress=progress
+    )
+
+
+def run_fleet(
+    arrivals: Iterable[Arrival],
+    configs: Sequence[EngineConfig],
+    models: Sequence[StepCost | None],
+    *,
+    router: str | Router = "round_robin",
+    sample_token: Callable[[Request], int] = next_token,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+    max_steps: int = MAX_STEPS,
+    progress: bool = False,
+) -> FleetRun:
+    """What `simulate_fleet` does, for requests in any order, and a configuration and a cost model for each replica.
+
+    Args:
+        arrivals: The requests.
+        configs: Configurations.
+        models: Cost models; all None without a clock.
+        router: See `simulate_fleet`, like the arguments below.
+        sample_token: Gives the next token of a request.
+        seed: Seed of the router's random choices.
+        names: Addresses of the replicas.
+        max_steps: Maximum number of steps of a replica.
+        progress: Show a progress bar of requests.
+
+    Raises:
+        ValueError: An argument is malformed, or a replica cannot serve a request by any schedule.
+    """
     names = [f"http://replica-{index}:8000" for index in range(len(configs))] if names is None else list(names)
     if len(names) != len(configs) or len(set(names)) != len(names):
         raise ValueError(f"names must be {len(configs)} different strings, one for each replica, got {shown(names)}")
@@ -160,37 +196,56 @@ def simulate_fleet(
         raise ValueError("cost_model must be given for every replica, or for none")
     chosen = make_router(router)
     pending = sorted(arrivals, key=arrival_order)
-    for one in dict.fromkeys(configs):
+    for config in dict.fromkeys(configs):
         for arrival in pending:
-            arrival.check_servable(one, next_token)
+            arrival.check_servable(config, sample_token)
+    traces = [Trace(TraceMeta(source="simulation", config=one.to_dict(), versions=versions())) for one in configs]
     fleet = [
-        Replica(index, name, one, model, versions=versions(), publishes=chosen.reads_prefixes)
-        for index, (name, one, model) in enumerate(zip(names, configs, models))
+        Replica(index, name, one, model, partial(_traced, trace, sample_token), publishes=chosen.reads_prefixes)
+        for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))
     ]
     chosen.start(names, seed)
-    choices = _route(pending, chosen, fleet, progress)
-    for replica in fleet:
-        replica.finish(max_steps)
-    return FleetRun(type(chosen).__name__, choices, [replica.trace for replica in fleet])
-
-
-def _route(pending: Sequence[Arrival], router: Router, fleet: Sequence[Replica], progress: bool) -> dict[str, Choice]:
     choices: dict[str, Choice] = {}
     with progress_bar(len(pending), "fleet", "request", shown=progress) as bar:
-        for arrival in pending:
-            if router.looks_at_replicas:
-                for replica in fleet:
-                    replica.reach(arrival)
-            decision = router.choose(arrival, fleet)
-            index = decision.replica
-            if not 0 <= index < len(fleet):
-                raise ValueError(f"the router chose replica {index}, there are 0 to {len(fleet) - 1}")
-            fleet[index].send(arrival)
+        for arrival, decision in route(pending, chosen, fleet):
             choices[arrival.request_id] = Choice(
-                arrival.request_id, arrival.arrives_at or 0.0, index, decision.scores, router.scores, decision.rule
+                request_id=arrival.request_id,
+                time=arrival.arrives_at or 0.0,
+                replica=decision.replica,
+                scores=decision.scores,
+                unit=chosen.scores,
+                rule=decision.rule,
             )
             bar.update(1)
-    return choices
+    for replica, trace in zip(fleet, traces):
+        replica.finish(max_steps)
+        trace.end = replica.end
+    return FleetRun(chosen.name, choices, traces)
+
+
+def route(
+    arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica | None]
+) -> Iterator[tuple[Arrival, Decision]]:
+    """Send each request to a replica at the moment of its arrival, with the steps before that moment taken.
+
+    Replicas that are None are simulated elsewhere, behind a router that does not look at them.
+    """
+    for arrival in arrivals:
+        if router.looks_at_replicas:
+            for replica in fleet:
+                replica.reach(arrival)  # type: ignore[union-attr]
+        decision = router.choose(arrival, fleet)  # type: ignore[arg-type]
+        if not 0 <= decision.replica < len(fleet):
+            raise ValueError(f"the router chose replica {decision.replica}, there are 0 to {len(fleet) - 1}")
+        if (chosen := fleet[decision.replica]) is not None:
+            if not router.looks_at_replicas:
+                chosen.reach(arrival)  # so that few requests are kept
+            chosen.send(arrival)
+        yield arrival, decision
+
+
+def _traced(trace: Trace, sample_token: Callable[[Request], int], run: SimulatedRun) -> TracedRun:
+    return TracedRun(run, trace, sample_token)
 
 
 def _configs(config: EngineConfig, replicas: int | Sequence[EngineConfig | Mapping[str, Any]]) -> list[EngineConfig]:
@@ -201,10 +256,10 @@ def _configs(config: EngineConfig, replicas: int | Sequence[EngineConfig | Mappi
 
 
 def _one_each(
-    name: str, given: CostModel | Sequence[CostModel] | None, count: int, default: CostModel | None
-) -> Iterable[CostModel | None]:
+    given: CostModel | Sequence[CostModel] | None, count: int, default: CostModel | None
+) -> Sequence[CostModel | None]:
     if isinstance(given, Sequence):
         if len(given) != count:
-            raise ValueError(f"{name} must be one, or one for each of the {count} replicas, got {len(given)}")
-        return list(given)
+            raise ValueError(f"cost_model must be one, or one for each of the {count} replicas, got {len(given)}")
+        return given
     return [given or default] * count

@@ -114,6 +114,14 @@ class LatencyHistogram:
         if seconds > self.max:
             self.max = seconds
 
+    def join(self, other: LatencyHistogram) -> None:
+        """Add the events of another histogram."""
+        self.count += other.count
+        self.total += other.total
+        self.max = max(self.max, other.max)
+        for bin_, times in other._bins.items():
+            self._bins[bin_] = self._bins.get(bin_, 0) + times
+
     def percentile(self, percent: float) -> float | None:
         """The latency in seconds that this percentage of events does not exceed; None without events."""
         wanted, seen = self.count * percent / 100, 0
@@ -225,8 +233,8 @@ def simulate_at_scale(
     Raises:
         ValueError: No schedule can serve a request.
     """
-    run = SimulatedRun(config, _servable(arrivals, config), cost_model, policy)
-    summing = _Summing(run, policy, record_steps)
+    run = SimulatedRun(config, servable(arrivals, config), cost_model, policy)
+    summing = SummedRun(run, policy, record_steps)
     summary = summing.summary
     with progress_bar(total, "simulation", "request", shown=progress) as bar:
         while not run.over:
@@ -239,21 +247,28 @@ def simulate_at_scale(
                 summary.end = "stuck"
                 break
         summing.rest()
-    summary.duration = run.now
-    summary.num_output_tokens = summary.ttft.count + summary.itl.count
     return summary
 
 
-def _servable(arrivals: Iterable[Arrival], config: EngineConfig) -> Iterator[Arrival]:
+def servable(arrivals: Iterable[Arrival], config: EngineConfig) -> Iterator[Arrival]:
+    """The arrivals, each checked when it is reached: a ValueError if no schedule can serve it."""
     for arrival in arrivals:
         arrival.check_servable(config, _sample)
         yield arrival
 
 
-class _Summing:
-    """Take the steps of a run and add them to a summary."""
+class SummedRun:
+    """Take the steps of a run and add them to a summary.
 
-    def __init__(self, run: SimulatedRun, policy: SchedulingPolicy | None, record_steps: range) -> None:
+    Args:
+        run: The run.
+        policy: Its policy, for the head of the steps that are kept.
+        record_steps: Steps to keep in full.
+    """
+
+    def __init__(
+        self, run: SimulatedRun, policy: SchedulingPolicy | None = None, record_steps: range = range(0)
+    ) -> None:
         self.summary = SimulationSummary()
         self._run = run
         self._policy = policy
@@ -278,9 +293,12 @@ class _Summing:
         return record
 
     def rest(self) -> None:
-        """Add the steps whose output is still in flight when the run ends."""
+        """Add the steps whose output is still in flight when the run ends, and complete the summary."""
         for record in self._run.rest(_sample):
             self._add(record)
+        summary = self.summary
+        summary.duration = self._run.now
+        summary.num_output_tokens = summary.ttft.count + summary.itl.count
 
     def _add(self, record: StepRecord) -> None:
         if record.step in self._record_steps and self.summary.recorded is not None:

@@ -35,6 +35,7 @@ class SimulatedRun:
     Attributes:
         scheduler: The scheduler.
         now: Seconds since the start, at the end of the latest step.
+        num_arrived: Requests that have arrived.
         expects_more: Further requests may be given with ``add``, so the run is neither over nor stuck.
     """
 
@@ -50,13 +51,13 @@ class SimulatedRun:
         # Without a cost model the clock stays at 0, so that equal runs give equal traces.
         self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy, as_vllm=as_vllm)
         self.now = 0.0
+        self.num_arrived = 0
         self.expects_more = False
         self._cost_model = cost_model
         self._arrivals = arrivals
         self._added: deque[Arrival] = deque()
         self._upcoming = next(arrivals, None)
         self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
-        self._num_arrived = 0
         self._num_empty = 0
         self._num_idle = 0
         self._in_flight: deque[tuple[ScheduledBatch, float]] = deque()  # with the duration of each
@@ -112,11 +113,11 @@ class SimulatedRun:
                 request.arrival_time = self.now
             scheduler.add_request(request, may_wait=arrival.abort_step is not None)
             new.append(request)
-            self._num_arrived += 1
+            self.num_arrived += 1
             if self._num_drafts:
                 self._acceptance[arrival.request_id] = _Acceptance(arrival.accepts)
             if arrival.abort_step is not None:
-                heappush(self._aborts, (arrival.abort_step, arrival.index, self._num_arrived, arrival.request_id))
+                heappush(self._aborts, (arrival.abort_step, arrival.index, self.num_arrived, arrival.request_id))
             self._upcoming = self._added.popleft() if self._added else next(self._arrivals, None)
         while self._aborts and self._aborts[0][0] <= scheduler.step:
             scheduler.abort_request(heappop(self._aborts)[-1])

@@ -16,7 +16,7 @@ from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.limits import MAX_REQUESTS, MAX_STEPS, MAX_WORKLOAD_TOKENS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.workload import made_up_token, read_simulation
-from workbench.trace import Trace, TraceMeta
+from workbench.trace import StepRecord, Trace, TraceMeta
 
 
 def simulate(
@@ -120,6 +120,7 @@ def simulate_requests(
         for arrival in pending:
             arrival.check_servable(config, sample_token)
     run = SimulatedRun(config, iter(pending), cost_model, policy, as_vllm=as_vllm)
+    traced = TracedRun(run, trace, sample_token)
     with progress_bar(len(pending), "simulation", "request", shown=progress) as bar:
         while not run.over:
             step = run.scheduler.step
@@ -128,18 +129,37 @@ def simulate_requests(
                 break
             if step in config_at:
                 run.scheduler.reconfigure(config_at[step])
-            for request in run.arrive():
-                trace.add_request(request.info())
-            if (record := run.step(sample_token)) is not None:
-                trace.append(record)
+            if (record := traced.step()) is not None:
                 bar.update(len(record.finished) + len(record.aborted))
             if run.stuck:
                 trace.end = "stuck"
                 break
-        for record in run.rest(sample_token):
-            trace.append(record)
+        traced.rest()
     trace.end = trace.end or "done"
     return trace
+
+
+class TracedRun:
+    """Take the steps of a run and put them into a trace."""
+
+    def __init__(self, run: SimulatedRun, trace: Trace, sample_token: Callable[[Request], int]) -> None:
+        self._run = run
+        self._trace = trace
+        self._sample_token = sample_token
+
+    def step(self) -> StepRecord | None:
+        """Take one step; its record, if it is complete."""
+        for request in self._run.arrive():
+            self._trace.add_request(request.info())
+        record = self._run.step(self._sample_token)
+        if record is not None:
+            self._trace.append(record)
+        return record
+
+    def rest(self) -> None:
+        """Take the steps whose output is still in flight when the run ends."""
+        for record in self._run.rest(self._sample_token):
+            self._trace.append(record)
 
 
 def _in_memory(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
