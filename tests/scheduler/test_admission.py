@@ -123,7 +123,7 @@ def test_what_vllm_finishes_is_the_same():
 
 
 def test_a_state_within_reach_of_a_step_without_the_row_for_drafts_is_waited_for():
-    """vLLM waits for ever only for a state that needs that row too."""
+    """vLLM waits forever only for a state that needs that row too."""
     workload = limit_workload(random.Random("limits:9119"))
     assert workload["config"]["block_size"] == workload["config"]["max_num_batched_tokens"]
     assert list(simulate(workload)) == list(simulate(workload, as_vllm=True, max_steps=400))

@@ -65,7 +65,7 @@ def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[
 
 
 def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
-    """What ``values_of`` gives, for the metrics of one trace or of several.
+    """The values of ``values_of``, for the metrics of one trace or of several.
 
     Raises:
         TraceError: The run has no clock.

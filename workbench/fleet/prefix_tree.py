@@ -1,4 +1,4 @@
-"""What one replica was sent before: a radix tree of prompts, as cache-aware routers keep it."""
+"""The prompts that were sent to one replica, in a radix tree, as cache-aware routers keep them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Run(Protocol):
 class Replica:
     """A simulated replica. Requests are sent to it one by one; its steps are taken when they are asked for.
 
-    What a router sees is the state at the moment of a request's arrival: a step that ends later is not yet seen, and
+    A router sees the state at the moment of a request's arrival: a step that ends later is not yet seen, and
     neither are the requests that end in it.
 
     Args:

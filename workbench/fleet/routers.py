@@ -61,7 +61,7 @@ class ReplicaView(Protocol):
 
 
 class Decision(NamedTuple):
-    """What a router decided.
+    """The decision of a router about one request.
 
     Attributes:
         replica: Index of the chosen replica.
@@ -78,7 +78,7 @@ class Router(ABC):
     """A rule that sends each request to a replica. A router keeps a memory: use one object for one run.
 
     Attributes:
-        scores: What the numbers of a decision are.
+        scores: The meaning of the numbers of a decision.
         looks_at_replicas: Whether a decision depends on what replicas do; if not, they can be simulated one by one.
         reads_prefixes: Whether it reads the replicas' prefix caches.
     """
@@ -171,7 +171,7 @@ class ConsistentHash(Router):
     """The replica whose point on a ring of hashes follows that of the request's session.
 
     Args:
-        key: What vllm-router hashes for a session: by default the one of a header ``X-Session-ID``.
+        key: The text that vllm-router hashes for a session: by default that of a header ``X-Session-ID``.
     """
 
     looks_at_replicas = False
@@ -326,7 +326,7 @@ class Score(Router):
     """The highest share of the prompt in the prefix cache, less ``beta`` times the requests in flight.
 
     Args:
-        beta: What one request in flight is worth, as a share of the prompt.
+        beta: The worth of one request in flight, as a share of the prompt.
     """
 
     scores = "cached share of the prompt, less beta x requests in flight"

@@ -36,7 +36,7 @@ class Choice:
         time: Seconds since the start at which it arrived.
         replica: Index of the replica that got it.
         scores: A number for each replica, which decided it; empty if none did.
-        unit: What the scores are.
+        unit: The meaning of the scores.
         rule: The part of the router's rule that applied.
     """
 
@@ -122,8 +122,8 @@ def simulate_fleet(
 ) -> FleetRun:
     """Run a workload over several replicas, each with the scheduler that an Engine uses.
 
-    Replicas share one time. The router decides when a request arrives, by what is known then: a request that ends in a
-    step still under way is in flight. A replica alone behaves as in `workbench.simulate`.
+    Replicas share one time. The router decides when a request arrives, by what is known then: a request of a step
+    that has not ended is in flight. A replica alone behaves as in `workbench.simulate`.
 
     Args:
         workload: A workload of `workbench.simulate`, or the path of its JSON file. ``session`` of a request, by default
@@ -173,7 +173,7 @@ def run_fleet(
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> FleetRun:
-    """What `simulate_fleet` does, for requests in any order, and a configuration and a cost model for each replica.
+    """The run of `simulate_fleet`, for requests in any order, with a configuration and a cost model for each replica.
 
     Args:
         arrivals: The requests.

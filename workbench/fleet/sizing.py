@@ -1,4 +1,4 @@
-"""How many replicas a load needs for a target, and which router serves it best."""
+"""The number of replicas that a load needs for a target, and the router that serves it best."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MAX_REPLICAS = 256
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What a fleet has to serve, and what one replica is.
+    """The load of a fleet, and the make of one replica.
 
     Attributes:
         arrivals: The requests, with times.
         config: Configuration of a replica.
         cost_model: Duration of a replica's step.
-        source: Where the durations come from: they are no measurement of other hardware than that.
+        source: The origin of the durations: they hold for that hardware alone.
         sample_token: Gives the tokens of a request.
     """
 
@@ -160,7 +160,7 @@ class FleetTable:
     Attributes:
         rows: Their numbers, in the order in which they were tried.
         slo: The target by name; empty without one.
-        source: Where the durations of steps come from.
+        source: The origin of the durations of steps.
         best: The answer: the smallest layout that meets the target; None if none does.
     """
 

@@ -49,7 +49,7 @@ class Arrival:
             no such limit.
         index: Place in the workload, which decides between requests that are aborted before the same step.
         cache_salt: Only requests with the same salt share prefixes.
-        session: The session it belongs to, by which routers keep requests together; "" for one of its own.
+        session: Its session, by which routers keep requests together; "" if it is alone.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
     """
 
