@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from workbench import simulate
+from workbench.costs import coefficients
+from workbench.costs.coefficients import Regression
 from workbench.costs.cost_model import CostModel, step_features
 from workbench.costs.durations import measured_steps
-from workbench.costs.fit import StepCosts, fit_coefficients
+from workbench.costs.step_model import StepCosts
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 
 TRUE = CostModel(fixed=0.004, per_sequence=3e-5, per_prefill_token=6e-5, per_kv_token=4e-8, per_attention_cell=2e-10)
@@ -187,7 +189,7 @@ def test_a_fit_that_diverges_is_not_taken():
     cells = prefill * rng.integers(1, 1000, count)
     features = list(zip(*(column.tolist() for column in (sequences, prefill, positions, cells))))
     seconds = np.exp(rng.normal(-4, rng.choice([0.1, 1, 3, 6]), count)).tolist()
-    model = CostModel(**fit_coefficients(StepCosts(features, seconds, [(0, 0)] * count)))
+    model = CostModel(**Regression().coefficients(StepCosts(features, seconds, [(0, 0)] * count)))
     assert all(math.isfinite(model.seconds(row)) for row in features)
 
 
@@ -222,3 +224,18 @@ def test_without_a_cost_model_a_simulation_has_no_clock():
 def test_invalid_coefficients_and_fits(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_exponent_found_near_that_of_fewer_steps_is_that_of_trying_all(seed, monkeypatch):
+    rng = random.Random(seed)
+    model = CostModel(fixed=0.004, per_sequence=2e-5, weights=0.008, per_row=6e-5, overlap=rng.choice([2.0, 4.0, 10.0]))
+    sizes = [(rng.randint(1, 64), rng.choice([0, 0, rng.randint(1, 500)])) for _ in range(1_500)]
+    features = [(float(sequences), float(prompt), 300.0 * sequences, 9.0 * prompt) for sequences, prompt in sizes]
+    seconds = [model.seconds(row) * rng.lognormvariate(0, 0.05) for row in features]
+    steps = StepCosts(features, seconds, [(0, step) for step in range(len(sizes))])
+    found = Regression().coefficients(steps)
+    monkeypatch.setattr(coefficients, "COMPARED_ON", len(steps))
+    assert found == pytest.approx(Regression().coefficients(steps), rel=1e-3, abs=1e-9)
+    monkeypatch.setattr(coefficients, "OVERLAPS", (1.5,))  # the control: a search that stays where it began
+    assert Regression().coefficients(steps) != pytest.approx(found, rel=1e-3, abs=1e-9)

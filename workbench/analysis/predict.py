@@ -22,7 +22,7 @@ from workbench.analysis.fork import fork, is_acceptance_estimated, recorded_conf
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.costs.drift import Drift
-from workbench.costs.fit import FitReport, without_stalls
+from workbench.costs.fit import FitReport, without_stalls, without_trend
 from workbench.costs.step_noise import Replayed, StepNoise
 from workbench.formats.access_log import read_access_log
 from workbench.readings.metrics import TraceMetrics, percentile
@@ -176,7 +176,7 @@ class Predictor:
             self.model, self.report = CostModel.fit(*sources)
             if not fit_from:
                 self._drift = self.report.drift
-            steps = without_stalls(step_costs(*sources))[0].without(self.report.drift)
+            steps = without_trend(without_stalls(step_costs(*sources))[0], self.report.drift)
             self._models = CostModel.bootstrap(steps, num_draws)
             self._noise = StepNoise.of(self.model, steps)
         else:

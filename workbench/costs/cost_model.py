@@ -22,12 +22,17 @@ from dataclasses import asdict, dataclass, fields
 from random import Random
 from typing import Any, Protocol
 
+from workbench.costs.coefficients import SEARCHED_ON, Regression
+from workbench.costs.drift import stretches
 from workbench.costs.durations import measured_steps
-from workbench.costs.fit import FitReport, StepCosts, fit, fit_coefficients
-from workbench.costs.step_model import Features
+from workbench.costs.fit import FitReport, fit
+from workbench.costs.step_model import Features, StepCosts
 from workbench.ground.field_checks import number, shown
 from workbench.trace import Trace
 from workbench.trace.records import Arm
+
+STRETCHES = 20
+"""Number of stretches of a recording that a bootstrap draws from."""
 
 
 class _Chunk(Protocol):
@@ -177,8 +182,10 @@ class CostModel:
             count: Number of models.
             seed: Seed of the draws.
         """
-        rng = Random(seed)
-        return [cls(**fit_coefficients(steps.resampled(rng).thinned())) for _ in range(count)]
+        rng, regression, indices = Random(seed), Regression(), range(len(steps))
+        parts = stretches(len(steps), min(STRETCHES, len(steps)))
+        drawn = [[i for part in rng.choices(parts, k=len(parts)) for i in indices[part]] for _ in range(count)]
+        return [cls(**regression.coefficients(steps.take(index).thinned(SEARCHED_ON))) for index in drawn]
 
 
 def step_costs(*traces: Trace) -> StepCosts:

@@ -56,7 +56,12 @@ class Drift:
     @property
     def is_certain(self) -> bool:
         """Whether the change is larger than MIN_CHANGE and than chance explains."""
-        return abs(self.change) >= max(MIN_CHANGE, MIN_ERRORS * self.error)
+        return abs(self.change) >= self.least_certain
+
+    @property
+    def least_certain(self) -> float:
+        """The smallest change that would be certain with this error."""
+        return max(MIN_CHANGE, MIN_ERRORS * self.error)
 
     def factor(self, rows: float) -> float:
         """Duration of a step against the mean, when this many rows have been computed."""
@@ -96,7 +101,7 @@ def find_drift(rows: Vector, measured: Vector, predicted: Vector, slopes: Sequen
     products, right = [], []
     for stretch in stretches(len(rows), STRETCHES):
         part = [[value / size for value in column[stretch]] for column, size in zip(matrix, scale)]
-        products.append([[dot(one, other) for other in part] for one in part])
+        products.append([[dot(one, part[j]) for j in range(i + 1)] for i, one in enumerate(part)])
         right.append([dot(column, target[stretch]) for column in part])
     faster = scale[-1] * sum(measured) / level
 

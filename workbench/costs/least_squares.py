@@ -38,7 +38,8 @@ def solve(products: Sequence[Vector], right: Vector) -> list[float]:
     """The x with products @ x = right, by Cholesky's method; dependent unknowns are 0.
 
     Args:
-        products: A symmetric positive semi-definite matrix, such as the products of columns with each other.
+        products: A symmetric positive semi-definite matrix, such as the products of columns with each other; of each
+            row, only the part up to the diagonal is read.
         right: One number per row.
     """
     count = len(right)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import mul, truediv
 
 from workbench.costs.least_squares import Vector, combined
@@ -24,6 +25,40 @@ ALL_COMPUTE = (*COMPUTE, "per_prefill_token")
 
 LINEAR = ("fixed", "per_sequence", "per_prefill_token", "per_kv_token", "per_attention_cell", "per_prefill_step")
 """Coefficients of a model without overlap: the weights are then part of ``fixed``."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepCosts:
+    """Measured steps.
+
+    Attributes:
+        features: Sequences, prefill tokens, KV positions and attention cells of each step.
+        seconds: Duration of each step.
+        places: Index of the trace, and step.
+    """
+
+    features: list[Features]
+    seconds: list[float]
+    places: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def rows(self) -> list[float]:
+        """Rows of each step."""
+        return [sequences + prefill for sequences, prefill, _, _ in self.features]
+
+    def take(self, index: Iterable[int]) -> StepCosts:
+        """Some of the steps, by their indices."""
+        kept = list(index)
+        return StepCosts(
+            [self.features[i] for i in kept], [self.seconds[i] for i in kept], [self.places[i] for i in kept]
+        )
+
+    def thinned(self, count: int) -> StepCosts:
+        """Every n-th step, so that no more than ``count`` are left."""
+        return self.take(range(0, len(self), -(-len(self) // count)))
 
 
 def columns(features: Sequence[Features]) -> dict[str, Vector]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.costs.cost_model import CostModel, StepCost, step_features
 from workbench.costs.drift import Drift
-from workbench.costs.fit import StepCosts
+from workbench.costs.step_model import StepCosts
 
 NUM_DEVIATIONS = 4096
 """Number of deviations that a simulation draws before it begins again with the first."""
