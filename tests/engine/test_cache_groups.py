@@ -49,7 +49,7 @@ def outputs(engine, requests):
     return {output.request_id: list(output.token_ids) for output in engine.run(progress=False)}
 
 
-@pytest.mark.repeats(every="pair")
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("backend", ["cpu", "gather", "dense"])
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])

@@ -55,6 +55,7 @@ def random_prompts(lengths, seed=0, high=60):
     return {f"q{i}": rng.integers(3, high, size=n).tolist() for i, n in enumerate(lengths)}
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("backend", ["cpu", "gather", "dense"])
 def test_every_step_of_smollm2_has_the_logits_of_the_plain_model(smollm2, backend):
     texts = ["The capital of France is", "def fibonacci(n):\n    ", "Once upon a time there was a " * 12]

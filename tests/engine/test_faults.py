@@ -388,6 +388,7 @@ while True:
 """
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_while_saving(tmp_path, name, how):

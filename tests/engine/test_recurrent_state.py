@@ -47,6 +47,7 @@ def outputs(engine, requests):
     return {output.request_id: list(output.token_ids) for output in engine.run(progress=False)}
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_tokens_equal_the_plain_models(models, architecture):
     loaded, requests = models(architecture), random_prompts(LENGTHS, VOCAB_SIZE)
@@ -68,6 +69,7 @@ def test_chunks_of_one_token(models, architecture):
         }
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_tokens_survive_a_preemption_at_every_step(models, architecture):
     loaded, requests = models(architecture), random_prompts([11, 5], VOCAB_SIZE)
@@ -250,11 +252,13 @@ def is_noticed(models, architecture="lfm2"):
     return worst > 1e-3
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_nothing_is_noticed_without_a_fault(models, architecture):
     assert not is_noticed(models, architecture)
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_neighbours_state_is_noticed(models, monkeypatch, architecture):
     place = StateSlots.place
@@ -263,6 +267,7 @@ def test_a_neighbours_state_is_noticed(models, monkeypatch, architecture):
     assert is_noticed(models, architecture)
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_state_that_is_not_reset_is_noticed(models, monkeypatch, architecture):
     made = StateStep.__init__

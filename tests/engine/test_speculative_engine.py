@@ -99,6 +99,7 @@ def accepted(trace):
     return sum(len(chunk.drafts) for chunk in chunks), sum(chunk.num_accepted for chunk in chunks)
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_equal_the_plain_engine_for_any_budget_and_order(tiny_llama, mode):
     prompts = random_prompts([37, 5, 21, 18])
@@ -116,6 +117,7 @@ def test_tokens_equal_the_plain_engine_for_any_budget_and_order(tiny_llama, mode
         assert 0 < num_accepted < num_drafts
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_survive_a_preemption_at_every_step(tiny_llama, mode):
     prompts = random_prompts([13, 6], seed=4)

@@ -234,6 +234,7 @@ print(numba.cfunc(signature, error_model="numpy")(two_rows)._library.get_asm_str
 AVX512 = "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq"
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.skipif("x86" not in binding.get_default_triple(), reason="instructions of x86")
 @pytest.mark.parametrize(
     ("features", "expected", "width"),

@@ -112,7 +112,7 @@ MODELS = {
 }
 
 
-@pytest.mark.repeats(every="value")
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_step_has_the_logits_of_the_plain_model(name, backend):
@@ -139,6 +139,7 @@ def test_models_that_attend_by_themselves_get_gathered_context(architecture):
     runner.close()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "gpt2"])
 def test_shifted_positions_fail_the_comparison(architecture, backend):

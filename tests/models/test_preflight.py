@@ -25,6 +25,7 @@ from workbench.models.remembered import NOTHING
 pytestmark = pytest.mark.usefixtures("no_compilation")
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", sorted(SERVED_AS))
 def test_how_each_architecture_is_served(architecture):
     if SERVED_AS[architecture] == "refused":

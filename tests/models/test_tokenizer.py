@@ -133,6 +133,7 @@ def test_a_template_computes_nothing_huge_while_it_is_compiled():
     assert ChatTemplate(arithmetic).render([]) == "12 1024 abab 3.0 0.5"
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize(
     "attack",
     [

@@ -71,7 +71,8 @@ def run(folder, *words):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize("processes", ["2", "0"])
 def test_a_tier_says_how_many_cases_it_runs(folder, processes):
     """In processes of pytest-xdist too."""
     path = folder / "tests/test_it.py"

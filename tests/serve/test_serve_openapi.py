@@ -55,6 +55,7 @@ def test_every_address_is_described(server):
         assert server.ask(other, path.replace("{model}", "x"), "{}")[0] == 405
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
 def test_answers_are_as_described(schema, path, mode):

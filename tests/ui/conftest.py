@@ -3,6 +3,7 @@
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,12 @@ def serve():
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         servers.append(app.serve(source, port=port, threaded=True))
+        # The thread listens when it has started, which takes a while on a busy machine.
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
         return f"http://127.0.0.1:{port}/"
 
     yield serve_

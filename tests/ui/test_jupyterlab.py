@@ -81,7 +81,7 @@ def lab(tmp_path_factory):
     ]
     options.append("--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate")
     log = (tmp_path / "lab.log").open("w")
-    environment = {**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
+    environment = {**os.environ, "WORKBENCH_PREFLIGHT": "remembered", "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
     server = subprocess.Popen([*command, *options], stdout=log, stderr=subprocess.STDOUT, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:

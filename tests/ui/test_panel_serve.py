@@ -47,7 +47,11 @@ def panel_serve(tmp_path):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "panel", "serve", "app.py", "--port", str(port), "--address", "127.0.0.1"]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}",
+            "WORKBENCH_PREFLIGHT": "remembered",
+        }
         log = (tmp_path / "log").open("w+")
         process = subprocess.Popen(command, cwd=tmp_path, stderr=log, env=environment)
         processes.append((process, log))
