@@ -34,8 +34,12 @@ def launch(size, *arguments):
     command = [launcher, "-n", size, "-p", free_ports(size), "--", sys.executable, *arguments]
     # The launcher loops without pause when its standard input is at its end.
     silent, writer = os.pipe()
+    # No kernel is broken in these processes, so the checks of a model are made once.
+    environment = {**os.environ, "WORKBENCH_PREFLIGHT": "remembered"}
     try:
-        return subprocess.run([*map(str, command)], stdin=silent, capture_output=True, text=True, timeout=400)
+        return subprocess.run(
+            [*map(str, command)], stdin=silent, capture_output=True, text=True, timeout=400, env=environment
+        )
     finally:
         os.close(silent)
         os.close(writer)

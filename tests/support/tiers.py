@@ -9,6 +9,8 @@ The marker is one of
 - ``@pytest.mark.repeats(step=7)``: every seventh case,
 - ``@pytest.mark.repeats(every="value")``: enough cases that every value of every parameter occurs,
 - ``@pytest.mark.repeats(every="pair")``: enough cases that every pair of values of two parameters occurs.
+
+Notebooks have no marker: every second one is left out.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
 
 def kept(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases of one function that its marker keeps."""
+    if items[0].path.suffix == ".ipynb":
+        return items[::2]
     marker = items[0].get_closest_marker("repeats")
     if marker is None:
         return items
@@ -103,8 +107,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     functions: defaultdict[tuple[Any, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        functions[item.parent, getattr(item, "originalname", item.name)].append(item)
-    named = {argument for argument in config.args if "::" in argument}
+        notebook = item.path.suffix == ".ipynb"
+        key = (item.path.parent, "") if notebook else (item.parent, getattr(item, "originalname", item.name))
+        functions[key].append(item)
+    named = {argument for argument in config.args if "::" in argument or argument.endswith(".ipynb")}
     stay = [item for cases in functions.values() for item in (cases if named or _tier == "all" else kept(cases))]
     total, left = len(items), set(map(id, stay))
     if len(left) < total:
