@@ -39,7 +39,7 @@ from _common import save
 
 from workbench import Trace
 from workbench.analysis.predict import Predictor
-from workbench.analysis.tune import vllm_flags
+from workbench.analysis.flags import vllm_flags
 
 HERE = Path(__file__).resolve().parent
 BASE: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 32}

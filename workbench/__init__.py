@@ -60,6 +60,7 @@ attached.TABLE.update(
         "Trace.view": "workbench.viz.widget:view",
         "Trace.watch": "workbench.viz.widget:watch",
         "Trace.whatif": "workbench.analysis.predict:whatif",
+        "Trace.why": "workbench.analysis.why:why",
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.readings.narrate:narrate",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from workbench.analysis import fork as forking
     from workbench.analysis import misses, predict
     from workbench.analysis import tune as tuning
+    from workbench.analysis import why as asking
     from workbench.formats import export
     from workbench.laws import replay
     from workbench.readings import metrics_collector
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         view = widget.view
         watch = widget.watch
         whatif = predict.whatif
+        why = asking.why
         why_missed = misses.why_missed
 
     class TraceMetricsMethods:

@@ -7,7 +7,8 @@ import pytest
 
 from workbench import simulate
 from workbench.analysis.predict import Predictor, values_of
-from workbench.analysis.tune import mark_front, read_slo, score, vllm_flags
+from workbench.analysis.flags import vllm_flags
+from workbench.analysis.tune import mark_front, read_slo, score
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel, step_features
 from workbench.trace import TraceError, compare

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from workbench.analysis.flags import vllm_flags
 from workbench.analysis.fork import recorded_config, why_hung
 from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
 from workbench.costs.cost_model import CostModel
@@ -28,24 +29,6 @@ LOSES_RATIO, LOSES_SECONDS = 1.05, 0.01
 """A request loses if its end comes later by more than this factor and by more than this time."""
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
-
-FLAGS = {
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_num_seqs": "--max-num-seqs",
-    "long_prefill_token_threshold": "--long-prefill-token-threshold",
-    "max_num_partial_prefills": "--max-num-partial-prefills",
-    "max_long_partial_prefills": "--max-long-partial-prefills",
-    "block_size": "--block-size",
-    "num_blocks": "--num-gpu-blocks-override",
-    "max_model_len": "--max-model-len",
-    "policy": "--scheduling-policy",
-    "max_num_scheduled_tokens": "--max-num-scheduled-tokens",
-}
-"""vLLM's flags for fields with a value; switches are in ``vllm_flags``."""
-
-SWITCHES = {"enable_prefix_caching": "enable-prefix-caching", "async_scheduling": "async-scheduling"}
-"""vLLM's flags for fields that are on or off."""
-
 
 def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
     """A target as limits in seconds by name.
@@ -90,17 +73,6 @@ def _ratio(name: str, value: float, limit: float) -> float:
     if name == "output_throughput":
         return limit / value if value else math.inf
     return value / limit
-
-
-def vllm_flags(changes: Mapping[str, Any]) -> str:
-    """The changed fields as vLLM's options, to paste after ``vllm serve MODEL``."""
-    flags = []
-    for name, value in changes.items():
-        if name in SWITCHES:
-            flags.append(f"--{'' if value else 'no-'}{SWITCHES[name]}")
-        elif name in FLAGS and value is not None:
-            flags.append(f"{FLAGS[name]} {value}")
-    return " ".join(flags)
 
 
 def default_grid(trace: Trace) -> dict[str, list[Any]]:

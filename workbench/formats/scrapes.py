@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from workbench.ground.on_demand import extra_for
 from workbench.readings.metrics import amount
@@ -40,6 +43,12 @@ LATENCIES = {
 PARTS = ("queue", "prefill", "decode")
 
 PERCENTILES = (0.5, 0.99)
+
+FETCH_SECONDS = 5.0
+"""Time that a server has for its answer; one that hangs may not answer at all."""
+
+MAX_ANSWER_BYTES = 2**26
+"""Maximum length of an answer that is read."""
 
 CANNOT = (
     "which request was slow and behind whom it waited, what happened between two scrapes, a percentile more exactly "
@@ -321,9 +330,35 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
     for number, (before, after) in enumerate(pairwise(scrapes), start=2):
         if after.at <= before.at:
             raise TraceError(f"{path}, scrape {number}: its time {after.at} must be later than {before.at}")
+    return Scrapes(Path(path), tuple(_vllm_only(path, scrapes)))
+
+
+def fetch_scrapes(url: str, seconds: float) -> Scrapes:
+    """Two scrapes of a running server.
+
+    Args:
+        url: Its address, with or without /metrics.
+        seconds: Time between the scrapes.
+
+    Raises:
+        TraceError: The answer is not vLLM's metrics.
+        OSError: The server does not answer.
+    """
+    address = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
+    scrapes = []
+    for pause in (0.0, seconds):
+        time.sleep(pause)
+        with urlopen(address, timeout=FETCH_SECONDS) as answer:
+            text = answer.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
+        scrapes.append(Scrape(time.time(), _samples(address, text)))
+    return Scrapes(Path(urlsplit(address).netloc), tuple(_vllm_only(address, scrapes)))
+
+
+def _vllm_only(place: str | os.PathLike[str], scrapes: list[Scrape]) -> list[Scrape]:
+    """The scrapes, if they are vLLM's."""
     if not any(name.startswith("vllm:") for name, _ in scrapes[-1].samples):
-        raise TraceError(f"{path} holds no metrics of vLLM: their names begin with vllm:")
-    return Scrapes(Path(path), tuple(scrapes))
+        raise TraceError(f"{place} holds no metrics of vLLM: their names begin with vllm:")
+    return scrapes
 
 
 def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

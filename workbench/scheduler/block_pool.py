@@ -14,7 +14,7 @@ import copy
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from workbench._moved import Renamed
 from workbench.trace.pool_change import PoolChange, PoolLog
@@ -70,6 +70,23 @@ class BlockPool:
         clone._hash_of, clone._blocks_of = self._hash_of.copy(), self._blocks_of.copy()
         clone._log = PoolLog()
         return clone
+
+    def restore(self, held: Iterable[int], free: Iterable[int], content: Mapping[int, bytes]) -> None:
+        """Take over a recorded state.
+
+        Args:
+            held: The blocks of all block tables, one that several hold as often. A block that is neither held nor free
+                stays out of reach.
+            free: The free queue; the first is the next one to be handed out.
+            content: The hash of each cached block.
+        """
+        self._ref_counts = [0] * self.num_blocks
+        for block in held:
+            self._ref_counts[block] += 1
+        self._free = OrderedDict.fromkeys(free)
+        self._hash_of, self._blocks_of = {}, {}
+        for block, digest in content.items():
+            self.cache(block, digest)
 
     def take_change(self) -> PoolChange:
         """Changes to the pool since the last call, for the record of a step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from workbench._moved import Renamed
 from workbench.config import EngineConfig
@@ -112,6 +112,22 @@ class KVCacheManager:
         clone._full_sets = [[clone.groups[manager.index] for manager in same] for same in self._full_sets]
         clone._other_sets = [[clone.groups[manager.index] for manager in same] for same in self._other_sets]
         return clone
+
+    def restore(self, held: Iterable[int], free: Iterable[int], origins: Mapping[int, tuple[Request, int, int]]) -> None:
+        """Take over a recorded state of the pool; see `BlockPool.restore`.
+
+        Args:
+            held: The blocks of all block tables.
+            free: The free queue.
+            origins: For each cached block a request whose tokens it holds, the KV cache group, and the place in that
+                group's table.
+        """
+        content = {}
+        for block, (request, index, place) in origins.items():
+            group = self.groups[index]
+            self._extend_hashes(request, (place + 1) * group.hashes_per_block)
+            content[block] = group.key(request, place)
+        self.block_pool.restore(held, free, content)
 
     @property
     def num_free_blocks(self) -> int:

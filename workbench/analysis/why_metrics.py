@@ -1,0 +1,111 @@
+"""Why a server serves nothing, from its /metrics alone: counts without requests, so the answer is weaker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.formats.scrapes import Scrapes
+
+Verdict = Literal["idle", "runs", "circles", "still"]
+"""``idle``: no request is there. ``runs``: tokens came out between the scrapes. ``circles``: none did, and requests were
+preempted. ``still``: nothing happened."""
+
+
+@dataclass(frozen=True)
+class WhyMetrics:
+    """What two scrapes of /metrics say about requests that are not served.
+
+    Attributes:
+        verdict: See `Verdict`.
+        seconds: Time between the scrapes.
+        num_running: Number of running requests at the last one.
+        num_waiting: Number of waiting requests at the last one.
+        kv_use: Share of the KV blocks in use at the last one; None if the server does not say.
+        waiting_by_reason: Number of waiting requests by vLLM's reasons, "capacity" and "deferred".
+        num_tokens: Prompt and output tokens of the time between.
+        num_preemptions: Preemptions of the time between.
+        num_blocks: KV blocks of the pool; "" if the server does not say.
+    """
+
+    verdict: Verdict
+    seconds: float
+    num_running: int
+    num_waiting: int
+    kv_use: float | None
+    waiting_by_reason: Mapping[str, float]
+    num_tokens: float
+    num_preemptions: float
+    num_blocks: str
+
+    def __repr__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def why_metrics(scrapes: Scrapes) -> WhyMetrics:
+    """Read the last two scrapes.
+
+    Args:
+        scrapes: Scrapes of one server.
+    """
+    window = scrapes.windows[-1]
+    last = window.last
+    running, waiting = (round(last.total(f"vllm:num_requests_{state}") or 0) for state in ("running", "waiting"))
+    tokens = sum(window.increase(f"vllm:{kind}_tokens_total") or 0.0 for kind in ("prompt", "generation"))
+    preemptions = window.increase("vllm:num_preemptions_total") or 0.0
+    verdict: Verdict = "still"
+    if not running and not waiting:
+        verdict = "idle"
+    elif tokens:
+        verdict = "runs"
+    elif preemptions:
+        verdict = "circles"
+    use = last.values("vllm:kv_cache_usage_perc", "engine")
+    return WhyMetrics(
+        verdict=verdict,
+        seconds=window.seconds,
+        num_running=running,
+        num_waiting=waiting,
+        kv_use=max(use.values()) if use else None,
+        waiting_by_reason=last.values("vllm:num_requests_waiting_by_reason", "reason"),
+        num_tokens=tokens,
+        num_preemptions=preemptions,
+        num_blocks=scrapes.settings.get("num_gpu_blocks", ""),
+    )
+
+
+def _lines(answer: WhyMetrics) -> Iterator[str]:
+    use = f", {answer.kv_use:.0%} of {answer.num_blocks or 'the'} KV blocks in use" if answer.kv_use is not None else ""
+    yield f"{answer.num_running} running, {answer.num_waiting} waiting{use}"
+    yield (
+        f"in {answer.seconds:.1f} s: {answer.num_tokens:.0f} tokens, {answer.num_preemptions:.0f} preemptions "
+        "(from /metrics alone)"
+    )
+    deferred, capacity = (answer.waiting_by_reason.get(reason, 0) for reason in ("deferred", "capacity"))
+    match answer.verdict:
+        case "idle":
+            yield "no request is unfinished"
+            return
+        case "runs":
+            yield "requests are served"
+            return
+        case "circles":
+            yield "requests are preempted again and again and get no token: too few KV blocks for what runs"
+            yield "to try: a larger pool, fewer seats (--max-num-seqs), or admission of whole requests only"
+        case _ if deferred:
+            yield f"{deferred:.0f} wait for an event outside the scheduler: a grammar, a transfer of KV, or an adapter"
+            if capacity:
+                yield f"{capacity:.0f} wait for room; those that are deferred may hold seats and KV blocks"
+        case _ if answer.num_running:
+            yield "requests run and get no token: a step hangs, or the budget of the encoder is held by waiting requests"
+        case _:
+            yield "nothing runs, and the head of the queue is not admitted: it cannot get what it needs from an idle engine"
+            yield (
+                "this happens if its prompt needs more KV blocks than the pool has, if the token budget of a step is "
+                "below 1 + num_speculative_tokens, or if it waits for a grammar, a transfer or an adapter"
+            )
+    yield (
+        "cannot tell from /metrics: which request waits, for how much of what, whether it ever clears, and which setting "
+        "frees it; a recording (--scheduler-cls workbench.integrations.vllm.RecordingScheduler) can"
+    )

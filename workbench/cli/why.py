@@ -1,0 +1,48 @@
+"""``workbench why``: nothing runs, why?"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from workbench.cli.options import Commands, add_command, add_number
+from workbench.ground.field_checks import number
+
+_EXAMPLES = """\
+  workbench why /var/log/vllm-traces                      the recording that was written last, growing or not
+  workbench why run.jsonl.gz
+  workbench why http://127.0.0.1:8000                     from /metrics alone, which says less
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``why`` to the command line."""
+    help = "say why requests are not served, whether they ever can be, and the setting that frees them"
+    parser = add_command(commands, "why", run, help, examples=_EXAMPLES)
+    parser.add_argument("source", help="trace file or folder of one, scrapes of /metrics, or the URL of a server")
+    add_number(parser, "--seconds", 2.0, "time between two looks at the /metrics of a URL")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the answer."""
+    from workbench.analysis.why import why
+    from workbench.analysis.why_metrics import why_metrics
+    from workbench.formats.scrapes import fetch_scrapes, is_scrapes, read_scrapes
+    from workbench.trace import TraceFollower
+
+    number("--seconds", options.seconds, 0.0, low_open=True)
+    if options.source.startswith(("http://", "https://")):
+        print(why_metrics(fetch_scrapes(options.source, options.seconds)))
+        return 0
+    path = Path(options.source)
+    if not path.is_dir() and is_scrapes(path):
+        print(why_metrics(read_scrapes(path)))
+        return 0
+    follower = TraceFollower(path)
+    follower.stop()
+    print(why(follower.trace))
+    if not follower.trace.end:
+        written = time.time() - follower.path.stat().st_mtime
+        print(f"the recording has no end; {follower.path.name} was last written {written:.0f} s ago")
+    return 0
