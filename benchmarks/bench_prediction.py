@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _common import save
 
 from workbench import Trace
-from workbench.analysis.predict import Predictor
 from workbench.analysis.flags import vllm_flags
+from workbench.analysis.predict import Predictor
 
 HERE = Path(__file__).resolve().parent
 BASE: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 32}

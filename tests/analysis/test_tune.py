@@ -6,8 +6,8 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.flags import vllm_flags
+from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.tune import mark_front, read_slo, score
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel, step_features

@@ -3,7 +3,7 @@
 A trace holds all that schedules: block tables, the free queue, the content of cached blocks, queues and progress. So
 the scheduler can be put where the recorded one was, under the recorded configuration or a changed one, and run on.
 Block ids are names: two states that differ in them alone are the same state, and a scheduler that comes to one twice
-stays in the circle for ever.
+stays in the circle forever.
 """
 
 from __future__ import annotations
@@ -54,40 +54,48 @@ class LastState:
         self._outputs: dict[str, list[int]] = {}
         self._origins: dict[int, Place] = {}
         self._was_admitted: set[str] = set()
-        ended: set[str] = set()
-        replay = BlockReplay.at_start_of(trace)
+        self._requests: dict[str, Request] = {}  # as they are, with the hashes of their blocks
+        self._hashing: tuple[object, ...] = ()
+        self._replay = replay = BlockReplay.at_start_of(trace)
         for request_id, table in replay.tables.items():
             self._note_origins(request_id, 0, 0, table)
+        ended: set[str] = set()
         for record in trace:
-            for request_id in record.preempted:
-                self._chunks.pop(request_id, None)
             replay.schedule(record)
             for chunk in record.chunks:
-                self._note(chunk, replay)
+                if chunk.new_block_ids or chunk.other_groups:
+                    self._note_blocks(chunk)
             replay.finish(record)
             ended.update(record.finished, record.aborted)
-        self._replay = replay
         last = trace[-1] if len(trace) else None
         running, waiting = (last.running, last.waiting) if last is not None else ((), ())
         self.running = [request_id for request_id in running if request_id not in ended]
         known = {*self.running, *waiting}
         later = [request_id for request_id in trace.requests if request_id not in known and request_id not in ended]
         self.waiting = [request_id for request_id in (*waiting, *later) if request_id not in ended]
+        owners = {self._origins[block][0] for block in replay.cached if block in self._origins}
+        self._note_chunks({*self.running, *self.waiting, *owners})
         held = set(replay.holders)
         self._lost = [block for block in range(1, trace.num_blocks) if block not in replay.free and block not in held]
         self.num_lost_blocks = len(self._lost)
 
-    def _note(self, chunk: Chunk, replay: BlockReplay) -> None:
-        request_id = chunk.request_id
-        self._chunks[request_id] = chunk
-        self._was_admitted.add(request_id)
-        if chunk.sampled is not None:
-            self._outputs.setdefault(request_id, []).extend(chunk.accepted)
-        changes = [chunk.new_block_ids, *[change.new_block_ids for change in chunk.other_groups]]
-        for group, blocks in enumerate(changes):
-            if blocks:
-                table = replay.other_tables[request_id][group - 1] if group else replay.tables[request_id]
-                self._note_origins(request_id, group, len(table) - len(blocks), blocks)
+    def _note_chunks(self, request_ids: Collection[str]) -> None:
+        """Note the outputs of these requests, and their last chunks since a preemption."""
+        for record in self.trace:
+            for request_id in record.preempted:
+                self._chunks.pop(request_id, None)
+            for chunk in record.chunks:
+                if (request_id := chunk.request_id) in request_ids:
+                    self._chunks[request_id] = chunk
+                    self._was_admitted.add(request_id)
+                    if chunk.sampled is not None:
+                        self._outputs.setdefault(request_id, []).extend(chunk.accepted)
+
+    def _note_blocks(self, chunk: Chunk) -> None:
+        request_id, replay = chunk.request_id, self._replay
+        for group, blocks in enumerate((chunk.new_block_ids, *[change.new_block_ids for change in chunk.other_groups])):
+            table = replay.other_tables[request_id][group - 1] if group else replay.tables[request_id]
+            self._note_origins(request_id, group, len(table) - len(blocks), blocks)
 
     def _note_origins(self, request_id: str, group: int, first: int, blocks: Sequence[int]) -> None:
         # Also those of a hit: without token ids only the request's own made-up tokens find the block again.
@@ -102,6 +110,13 @@ class LastState:
         return chunk.end - (len(chunk.drafts) - chunk.num_accepted if is_verified else 0)
 
     def _request(self, request_id: str) -> Request:
+        """A request as it is, to be copied before it changes."""
+        if (known := self._requests.get(request_id)) is not None:
+            return known
+        request = self._requests[request_id] = self._made(request_id)
+        return request
+
+    def _made(self, request_id: str) -> Request:
         """A request with its known tokens; made-up ones if the trace has none."""
         info = self.trace.requests[request_id]
         prompt = info.prompt_token_ids or [
@@ -131,6 +146,7 @@ class LastState:
         *,
         without: Collection[str] = (),
         frees_lost: bool = False,
+        restarted: bool = False,
         as_vllm: bool = True,
     ) -> Scheduler:
         """A scheduler in this state.
@@ -139,23 +155,27 @@ class LastState:
             config: Another configuration, with the same KV cache groups and no fewer blocks; None for the recorded.
             without: Waiting requests to leave out.
             frees_lost: Give the blocks back that nobody is recorded to hold.
-            as_vllm: Let requests wait for ever where vLLM 0.33.0 does.
+            restarted: Let all requests wait, in the order that they have, before an empty pool.
+            as_vllm: Let requests wait forever where vLLM 0.33.0 does.
         """
         config = config or self.config
         scheduler = Scheduler(config, clock=lambda: 0.0, as_vllm=as_vllm)
         scheduler.step = self.trace[-1].step + 1 if len(self.trace) else 0
         replay, queues, kv_cache = self._replay, scheduler.queues, scheduler.kv_cache
         num_groups = len(kv_cache.groups)
-        requests: dict[str, Request] = {}
+        hashing = (config.cache_groups, config.speculation.num_hash_lookahead_tokens)
+        if hashing != self._hashing:
+            self._requests, self._hashing = {}, hashing
 
         def request_of(request_id: str) -> Request:
-            if request_id not in requests:
-                requests[request_id] = self._request(request_id)
-            return requests[request_id]
-
-        for request_id in self.running:
-            request = request_of(request_id)
+            request = self._request(request_id).copy()
+            request.token_ids, request.block_hashes = request.token_ids.copy(), request.block_hashes.copy()
             request.reset_blocks(num_groups)
+            queues.requests[request_id] = request
+            return request
+
+        for request_id in () if restarted else self.running:
+            request = request_of(request_id)
             tables = [replay.tables.get(request_id, []), *replay.other_tables.get(request_id, [])]
             request.block_tables = [list(table) for table in tables] or request.block_tables
             request.num_kv_computed = self.num_computed(request_id)
@@ -171,18 +191,21 @@ class LastState:
             if config.num_speculative_tokens and not request.is_prefill:
                 request.draft_token_ids = (-1,) * config.num_speculative_tokens
             queues.running.append(request)
-            queues.requests[request_id] = request
-        for request_id in self.waiting:
+        for request_id in (*self.running, *self.waiting) if restarted else self.waiting:
             if request_id not in without:
                 request = request_of(request_id)
-                request.reset_blocks(num_groups)
                 request.status = "preempted" if request_id in self._was_admitted else "waiting"
-                queues.requests[request_id] = request
                 queues.waiting.append(request)
+        if restarted:
+            return scheduler
         held = [block for request_id in replay.tables for block in replay.held(request_id)]
-        free = [*replay.free, *(self._lost if frees_lost else ()), *range(self.config.num_pool_blocks, config.num_pool_blocks)]
+        free = [
+            *replay.free,
+            *(self._lost if frees_lost else ()),
+            *range(self.config.num_pool_blocks, config.num_pool_blocks),
+        ]
         origins = {
-            block: (request_of(origin[0]), *origin[1:])
+            block: (self._request(origin[0]), *origin[1:])
             for block in sorted(replay.cached)
             if (origin := self._origins.get(block)) is not None and origin[1] < num_groups
         }
@@ -192,7 +215,7 @@ class LastState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a scheduler that ran on.
+    """The end of a scheduler that ran on.
 
     Attributes:
         kind: "ends" if every request ended, "repeats" if a state came back, "dies" if vLLM's engine ends with an
@@ -220,24 +243,29 @@ def run_on(scheduler: Scheduler, *, ends_early: bool, seconds: float) -> Outcome
     Args:
         scheduler: The scheduler; it is used up.
         ends_early: Let every request end with its next token instead of at its ``max_tokens``.
-        seconds: Time to give up after.
+        seconds: Processor time to give up after.
     """
-    deadline = time.perf_counter() + seconds
+    deadline = time.thread_time() + seconds
     depth = 2 if scheduler.config.async_scheduling else 1
     drafts = (-1,) * scheduler.config.num_speculative_tokens
     in_flight: deque[ScheduledBatch] = deque()
-    seen: dict[Any, int] = {}
+    seen: dict[Any, tuple[Any, int]] = {}
     ended: list[str] = []
     first, batch, kind, period, error = scheduler.step, None, "ends", 0, ""
     while scheduler.has_unfinished_requests():
-        key = _key(scheduler, in_flight)
-        if key in seen:
-            kind, period = "repeats", scheduler.step - seen[key]
-            break
-        if time.perf_counter() > deadline:
+        rough = _rough_key(scheduler)
+        if rough in seen:  # only then is the whole state of interest
+            before, step = seen[rough]
+            key = _key(scheduler, in_flight)
+            if key == before:
+                kind, period = "repeats", scheduler.step - step
+                break
+            seen[rough] = key, scheduler.step
+        else:
+            seen[rough] = None, scheduler.step
+        if time.thread_time() > deadline:
             kind = "open"
             break
-        seen[key] = scheduler.step
         try:
             batch = scheduler.schedule()
         except RuntimeError as assertion:
@@ -270,6 +298,12 @@ def run_on(scheduler: Scheduler, *, ends_early: bool, seconds: float) -> Outcome
         reasons,
         error,
     )
+
+
+def _rough_key(scheduler: Scheduler) -> Any:
+    """A part of the state that differs between most states."""
+    running = tuple([(request.request_id, request.num_kv_computed) for request in scheduler.running])
+    return running, scheduler.num_waiting, scheduler.num_free_blocks
 
 
 def _key(scheduler: Scheduler, in_flight: Sequence[ScheduledBatch]) -> Any:

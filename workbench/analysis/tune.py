@@ -30,6 +30,7 @@ LOSES_RATIO, LOSES_SECONDS = 1.05, 0.01
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 
+
 def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
     """A target as limits in seconds by name.
 

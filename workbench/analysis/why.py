@@ -1,4 +1,4 @@
-"""Nothing runs, why? Who waits for which limit, whether that can ever clear, and the smallest change that frees it.
+"""Nothing runs, why? The limit that each request waits for, whether that can ever clear, and the change that frees it.
 
 The scheduler is put into the last recorded state and runs on with everything ending that can end. If it comes to a
 state twice, no request that is left will ever be served. A changed flag is tried in the same state.
@@ -8,107 +8,31 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
 
-from workbench.analysis.flags import vllm_flags
 from workbench.analysis.run_on import LastState, Outcome, run_on
+from workbench.analysis.why_answer import Change, Verdict, Waiter, Why
 from workbench.config import EngineConfig
-from workbench.ground.field_checks import counted, printable
 from workbench.scheduler.admission import most_blocks
 from workbench.trace import Trace, TraceError
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.reasons import Reason
 
-Verdict = Literal["idle", "runs", "early", "outside", "never", "differs"]
-"""What becomes of the requests.
-
-``idle``: there is none. ``runs``: all of them can end. ``early``: all end only if some of them end before their
-``max_tokens``. ``outside``: they wait for something that no scheduler decides, such as a transfer or a grammar.
-``never``: a state repeats. ``differs``: the recorded engine stands still, and by vLLM 0.33.0's rules it would not.
-"""
-
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
 """Kinds of reasons that end with an event outside the scheduler."""
 
 STILL = 3
-"""An engine stands still if its last steps, this many or more, schedule nothing."""
+"""An engine stands still if its last steps, this many or more, schedule nothing. The recorder for vLLM leaves out all
+but the first of them."""
 
-SECONDS = 4.0
+SECONDS = 2.5
 """Time for all simulations of one answer."""
 
 
-class Waiter(NamedTuple):
-    """A request that is not served.
-
-    Attributes:
-        request_id: The request.
-        status: "waiting", or "running" if it runs and gets no token.
-        reason: The reason, None for a running one.
-        recorded: Whether the record says so; otherwise vLLM 0.33.0's rules do, applied to the recorded state.
-    """
-
-    request_id: str
-    status: Literal["waiting", "running"]
-    reason: Reason | None
-    recorded: bool = False
-
-
-class Change(NamedTuple):
-    """A changed setting that frees the requests.
-
-    Attributes:
-        field: Its field of EngineConfig.
-        before: The value in force.
-        after: The value nearest to it that frees them.
-    """
-
-    field: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Why:
-    """The answer of ``trace.why()``.
-
-    Attributes:
-        verdict: See `Verdict`.
-        num_running: Number of running requests.
-        waiters: The requests that are not served, in queue order, those that run and get nothing first.
-        left: Those of them that are never served.
-        outcome: What became of the scheduler that ran on.
-        changes: Each of them frees all requests, the smallest first; empty if none was found, or none is needed.
-        drops: Requests that free all others when they are rejected.
-        free_blocks: Number of free KV blocks.
-        num_blocks: Number of usable KV blocks.
-        num_lost_blocks: Blocks that no request is recorded to hold, and that are not free.
-        num_still_steps: Number of last steps that schedule nothing.
-        circling: Requests that lose their progress again and again, while no request gets a token.
-        at: Time of the last step in seconds since the start of the trace; None without a clock.
-        source: The recorded engine.
-        missing: Facts that the record lacks and the answer would need.
-    """
-
-    verdict: Verdict
-    num_running: int
-    waiters: tuple[Waiter, ...]
-    left: tuple[str, ...]
-    outcome: Outcome
-    changes: tuple[Change, ...]
-    drops: tuple[str, ...]
-    free_blocks: int
-    num_blocks: int
-    num_lost_blocks: int
-    num_still_steps: int
-    circling: tuple[str, ...]
-    at: float | None
-    source: str
-    missing: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return "\n".join(map(printable, _lines(self)))  # names come from a file
+MAX_TRIED = 32
+"""A change is tried on this many requests at the head of the queue, and on as many of the largest behind them."""
 
 
 def why(trace: Trace) -> Why:
@@ -140,7 +64,8 @@ class _Asker:
     def __init__(self, trace: Trace, state: LastState) -> None:
         self.trace = trace
         self.state = state
-        self.deadline = time.perf_counter() + SECONDS
+        self.deadline = time.thread_time() + SECONDS
+        self.is_complete = True
         self.as_vllm = not trace.meta.source.startswith("engine")
         self.recorded = trace[-1].not_scheduled if len(trace) else {}
         self.parked = [
@@ -152,13 +77,14 @@ class _Asker:
     def answer(self) -> Why:
         trace, state = self.trace, self.state
         still, circling = _still_steps(trace), _circling(trace)
+        self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.source.startswith("vllm ") else STILL)
         closed = self.run(state.config)
-        verdict, left, changes, drops = self.judge(closed, still, circling)
+        verdict, left, changes, drops = self.judge(closed, circling)
         last = trace[-1] if len(trace) else None
         return Why(
             verdict=verdict,
             num_running=len(state.running),
-            waiters=tuple(self.waiters(closed, still)),
+            waiters=tuple(self.waiters(closed)),
             left=left,
             outcome=closed,
             changes=changes,
@@ -179,7 +105,7 @@ class _Asker:
         scheduler = self.state.scheduler(config, without=without, frees_lost=released, as_vllm=self.as_vllm, **options)
         if not released and self.seats_are_taken:
             scheduler.max_running = max(0, scheduler.max_running - len(self.parked))
-        seconds = max(0.0, self.deadline - time.perf_counter())
+        seconds = max(0.0, self.deadline - time.thread_time())
         return run_on(scheduler, ends_early=ends_early, seconds=seconds if ends_early else seconds / 3)
 
     @property
@@ -192,7 +118,7 @@ class _Asker:
         )
 
     def judge(
-        self, closed: Outcome, still: int, circling: tuple[str, ...]
+        self, closed: Outcome, circling: tuple[str, ...]
     ) -> tuple[Verdict, tuple[str, ...], tuple[Change, ...], tuple[str, ...]]:
         """The verdict, the requests that are left, and what frees them."""
         state = self.state
@@ -202,24 +128,24 @@ class _Asker:
         outside = bool(self.parked or state.num_lost_blocks)
         if closed.kind in ("repeats", "dies"):
             left = (*closed.running, *(closed.reasons or {}))
-            changes = tuple(self.changes(lambda config: self.run(config).kind == "ends"))
+            changes = self.changes()
             drops = self.drops(left)
             if outside and self.run(state.config, released=True).kind == "ends":
                 return "outside", (*self.parked, *left), changes, drops
+            changes += tuple(self.restarted_changes())
             return "never", left, changes, drops
-        stands_still = still >= STILL or self.trace.end == "stuck"
-        if self.parked and (stands_still or not state.running):
+        if self.parked and (self.stands_still or not state.running):
             changes = tuple(self.stated_changes())
-            return "outside", tuple(self.parked) if not stands_still else everyone, changes, ()
-        if stands_still or circling:
+            return "outside", tuple(self.parked) if not self.stands_still else everyone, changes, ()
+        if self.stands_still or circling:
             return "differs", everyone, tuple(self.whole_sequences()), ()
         late = self.run(state.config, ends_early=False)
         if late.kind in ("repeats", "dies"):
-            changes = tuple(self.changes(lambda config: self.run(config, ends_early=False).kind == "ends"))
+            changes = self.changes(ends_early=False)
             return "early", (*late.running, *(late.reasons or {})), changes, ()
         return "runs", (), (), ()
 
-    def waiters(self, closed: Outcome, still: int) -> Iterator[Waiter]:
+    def waiters(self, closed: Outcome) -> Iterator[Waiter]:
         """The requests that are not served now, with the reasons that are known best."""
         first = self.state.scheduler(without=self.parked, as_vllm=self.as_vllm)
         if self.seats_are_taken:
@@ -233,7 +159,7 @@ class _Asker:
             pass
         last = {chunk.request_id for chunk in self.trace[-1].chunks} if len(self.trace) else set()
         for request_id in self.state.running:
-            if (still >= STILL and request_id not in last) or request_id not in scheduled | last:
+            if request_id not in (last if self.stands_still else scheduled | last):
                 yield Waiter(request_id, "running", None)
         for request_id in self.state.waiting:
             recorded, rule = self.recorded.get(request_id), ruled.get(request_id)
@@ -244,21 +170,69 @@ class _Asker:
 
     # -- what frees them -------------------------------------------------------------------------------------------
 
-    def changes(self, frees: Callable[[EngineConfig], bool]) -> Iterator[Change]:
+    def frees(self, changes: Mapping[str, Any], **options: Any) -> bool:
+        """Whether all requests end under changed settings.
+
+        Raises:
+            TimeoutError: Time was up before.
+        """
+        if changes.get("num_speculative_tokens") == 0:
+            changes = {**changes, "speculative": None}
+        try:
+            config = self.state.config.replace(**changes)
+        except ValueError:  # contradicts another field
+            return False
+        kind = self.run(config, without=self.rest_of_the_queue, **options).kind
+        if kind == "open":
+            raise TimeoutError
+        return kind == "ends"
+
+    @cached_property
+    def rest_of_the_queue(self) -> tuple[str, ...]:
+        """Waiting requests of a long queue that no trial needs: neither among the first nor among the largest."""
+        requests, waiting = self.trace.requests, self.state.waiting[MAX_TRIED:]
+        return tuple(sorted(waiting, key=lambda request_id: requests[request_id].num_prompt_tokens)[:-MAX_TRIED])
+
+    def changes(self, **options: Any) -> tuple[Change, ...]:
         """The smallest change of each setting after which all requests end."""
-        config, found = self.state.config, []
-        for field, values in _candidates(config, self.state):
+        found = []
+        for field, values in _candidates(self.state.config, self.state):
 
             def is_enough(value: Any, field: str = field) -> bool:
-                try:
-                    return frees(config.replace(**{field: value}))
-                except ValueError:  # contradicts another field
-                    return False
+                return self.frees({field: value}, **options)
 
-            place = bisect_left(values, True, key=is_enough)
-            if place < len(values):
-                found.append(Change(field, getattr(config, field), values[place]))
-        yield from sorted(found, key=_size)
+            try:
+                if not values or not is_enough(values[-1]):
+                    continue
+                place, end = 0, 1
+                while end < len(values) and not is_enough(values[end - 1]):
+                    place, end = end, 2 * end
+                place = bisect_left(values, True, place, min(end, len(values)), key=is_enough)
+                found.append(Change(field, getattr(self.state.config, field), values[min(place, len(values) - 1)]))
+            except TimeoutError:
+                self.is_complete = False
+        return tuple(sorted(found, key=_size))
+
+    def restarted_changes(self) -> Iterator[Change]:
+        """Settings that cannot change in the recorded state: fewer seats, and smaller blocks in as much memory."""
+        config, num_requests = self.state.config, len(self.state.running) + len(self.state.waiting)
+        size = config.block_size
+        sizes = [size >> shift for shift in range(1, 5) if size % (1 << shift) == 0]
+        after_restart = {"released": True, "restarted": True}
+        try:
+            if self.frees({}, **after_restart):
+                return
+            for seats in range(min(config.max_num_seqs, num_requests) - 1, 0, -1):
+                if self.frees({"max_num_seqs": seats}, **after_restart):
+                    yield Change("max_num_seqs", config.max_num_seqs, seats)
+                    break
+            for smaller in sizes:
+                pool = config.num_pool_blocks * (size // smaller)
+                if self.frees({"block_size": smaller, "num_blocks": pool}, **after_restart):
+                    yield Change("block_size", size, smaller)
+                    break
+        except TimeoutError:
+            self.is_complete = False
 
     def drops(self, left: Sequence[str]) -> tuple[str, ...]:
         """The first request whose rejection frees all others; empty if there is none."""
@@ -269,19 +243,22 @@ class _Asker:
 
     def stated_changes(self) -> Iterator[Change]:
         """Changes that follow from the numbers of recorded reasons, of limits that EngineConfig does not have."""
-        seen = set()
+        seen: set[str] = set()
         for reason in self.recorded.values():
-            if reason.limit and isinstance(reason.value, int) and reason.needed is not None:
-                if reason.limit not in seen and reason.needed > (reason.available or 0):
-                    seen.add(reason.limit)
-                    yield Change(reason.limit, reason.value, reason.value + reason.needed - (reason.available or 0))
+            if reason.limit in ("", *seen) or not isinstance(reason.value, int):
+                continue
+            if (lacking := (reason.needed or 0) - (reason.available or 0)) > 0:
+                seen.add(reason.limit)
+                yield Change(reason.limit, reason.value, reason.value + lacking)
 
     def whole_sequences(self) -> Iterator[Change]:
         """A pool for an engine that counts every token in every group, though windows recycle their blocks."""
         config, state = self.state.config, self.state
         if all(group.kind == "full_attention" for group in config.cache_groups):
             return
-        lengths = [self.trace.requests[request_id].num_prompt_tokens for request_id in state.waiting[:1] or state.running[:1]]
+        lengths = [
+            self.trace.requests[request_id].num_prompt_tokens for request_id in state.waiting[:1] or state.running[:1]
+        ]
         needed = max((_blocks_of_whole(config.cache_groups, length) for length in lengths), default=0)
         if needed > config.num_usable_blocks:
             yield Change("num_blocks", config.num_pool_blocks, needed + 1)
@@ -294,6 +271,8 @@ class _Asker:
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
         if self.state.config.enable_prefix_caching and any(not info.prompt_token_ids for info in waiting):
             yield "token ids: a waiting request is taken to find no prefix of another one in the cache"
+        if not self.is_complete:
+            yield f"other settings, for which {SECONDS:.0f} s were too short"
         if verdict == "differs":
             yield (
                 "grammars that are compiled, transfers of KV, slots of adapters and the encoder's budget: one of them "
@@ -313,12 +292,14 @@ def _candidates(config: EngineConfig, state: LastState) -> Iterator[tuple[str, S
     lengths = [info.num_prompt_tokens + info.max_tokens for info in requests]
     drafts = config.num_speculative_tokens
     most = max(lengths, default=1) + drafts + config.block_size
-    blocks = sum(_blocks_of_whole(config.cache_groups, length + drafts) + 2 * (1 + drafts) for length in lengths)
+    largest = [*lengths[: len(state.running)], max(lengths, default=0)]
+    blocks = sum(_blocks_of_whole(config.cache_groups, length + drafts) + 2 * (1 + drafts) for length in largest)
     yield "num_blocks", range(config.num_pool_blocks + 1, config.num_pool_blocks + blocks + 2)
     slots = config.speculation.num_draft_slots * (len(requests) + 1)
-    for field in ("max_num_scheduled_tokens", "max_num_batched_tokens"):
-        if (budget := getattr(config, field)) is not None:
-            yield field, range(budget + 1, budget + most + slots + 2)
+    budget = config.max_num_batched_tokens
+    yield "max_num_batched_tokens", range(budget + 1, budget + most + slots + 2)
+    if config.max_num_scheduled_tokens is not None:
+        yield "max_num_scheduled_tokens", range(config.max_num_scheduled_tokens + 1, budget + 1)
     seats = "max_num_active_seqs" if config.max_num_active_seqs else "max_num_seqs"
     yield seats, range(getattr(config, seats) + 1, getattr(config, seats) + len(requests) + 1)
     yield "num_speculative_tokens", range(drafts - 1, -1, -1)
@@ -362,79 +343,3 @@ def _circling(trace: Trace) -> tuple[str, ...]:
                 starts[chunk.request_id] = starts.get(chunk.request_id, 0) + 1
             before[chunk.request_id] = chunk.start
     return tuple([request_id for request_id, count in starts.items() if count >= 2])
-
-
-# -- sentences ---------------------------------------------------------------------------------------------------------
-
-
-def _lines(answer: Why) -> Iterator[str]:
-    when = f", {answer.at:.3f} s after the start" if answer.at is not None else ""
-    waiting = sum(waiter.status == "waiting" for waiter in answer.waiters)
-    yield (
-        f"{answer.source}{when}: {answer.num_running} running, {waiting} waiting, "
-        f"{answer.free_blocks} of {answer.num_blocks} KV blocks free"
-    )
-    if answer.verdict == "idle":
-        yield "no request is unfinished"
-        return
-    if answer.num_still_steps:
-        yield f"the last {counted(answer.num_still_steps, 'step')} scheduled nothing"
-    if answer.circling:
-        yield f"begin again and again, and no request gets a token: {_names(answer.circling)}"
-    yield from _waiter_lines(answer.waiters)
-    yield _verdict_line(answer)
-    for index, change in enumerate(answer.changes):
-        flag = vllm_flags({change.field: change.after})
-        more = f" ({change.after - change.before:+d})" if type(change.after) is type(change.before) is int else ""
-        start = "smallest change that frees them" if not index else "or"
-        yield f"{start}: {change.field} {change.before} -> {change.after}{more}" + (f"  {flag}" if flag else "")
-    if answer.drops:
-        yield f"or reject {_names(answer.drops)}: all others are served then"
-    if not (answer.changes or answer.drops) and answer.verdict in ("never", "early"):
-        yield "no setting of the scheduler frees them: abort them, or restart the server"
-    for sentence in answer.missing:
-        yield f"not in the record: {sentence}"
-
-
-def _waiter_lines(waiters: Sequence[Waiter]) -> Iterator[str]:
-    """The requests with equal reasons in one line."""
-    groups: dict[str, list[Waiter]] = {}
-    for waiter in waiters:
-        sentence = "runs, and gets no token" if waiter.reason is None else str(waiter.reason)
-        groups.setdefault(sentence, []).append(waiter)
-    for sentence, same in groups.items():
-        said = ", by the record" if same[0].recorded else ""
-        yield f"  {_names([waiter.request_id for waiter in same])}: {sentence}{said}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
-def _verdict_line(answer: Why) -> str:
-    outcome = answer.outcome
-    match answer.verdict:
-        case "runs":
-            return "this clears: every request can end"
-        case "early":
-            return (
-                f"this clears only if requests end before their max_tokens; if none does, {_names(answer.left)} "
-                f"{'wait' if len(answer.left) > 1 else 'waits'} for ever"
-            )
-        case "differs":
-            return (
-                "by the rules of vLLM 0.33.0 the next step would serve them, and the recorded engine does not: the "
-                "cause is not in the record"
-            )
-        case "outside":
-            held = f", and {answer.num_lost_blocks} blocks that no request holds" if answer.num_lost_blocks else ""
-            return f"this clears when something outside the scheduler happens: {_names(answer.left)}{held}"
-    if outcome.kind == "dies":
-        return f"vLLM's engine dies in {counted(outcome.num_steps + 1, 'step')}: {outcome.error}"
-    others = f", after {_names(outcome.ended)} ended" if outcome.ended else ""
-    return (
-        f"this never clears: with every request ending that can end, the same state comes back after "
-        f"{counted(outcome.period, 'step')}{others}; {_names(answer.left)} "
-        f"{'are' if len(answer.left) > 1 else 'is'} never served"
-    )

@@ -9,13 +9,13 @@ from typing import Literal
 from workbench.formats.scrapes import Scrapes
 
 Verdict = Literal["idle", "runs", "circles", "still"]
-"""``idle``: no request is there. ``runs``: tokens came out between the scrapes. ``circles``: none did, and requests were
-preempted. ``still``: nothing happened."""
+"""``idle``: no request is there. ``runs``: tokens came out between the scrapes. ``circles``: none did, and requests
+were preempted. ``still``: nothing happened."""
 
 
 @dataclass(frozen=True)
 class WhyMetrics:
-    """What two scrapes of /metrics say about requests that are not served.
+    """Two scrapes of /metrics, read for requests that are not served.
 
     Attributes:
         verdict: See `Verdict`.
@@ -98,14 +98,14 @@ def _lines(answer: WhyMetrics) -> Iterator[str]:
             if capacity:
                 yield f"{capacity:.0f} wait for room; those that are deferred may hold seats and KV blocks"
         case _ if answer.num_running:
-            yield "requests run and get no token: a step hangs, or the budget of the encoder is held by waiting requests"
+            yield "requests run and get no token: a step hangs, or waiting requests hold the budget of the encoder"
         case _:
-            yield "nothing runs, and the head of the queue is not admitted: it cannot get what it needs from an idle engine"
+            yield "nothing runs, and the head of the queue is not admitted: an idle engine lacks what it needs"
             yield (
                 "this happens if its prompt needs more KV blocks than the pool has, if the token budget of a step is "
                 "below 1 + num_speculative_tokens, or if it waits for a grammar, a transfer or an adapter"
             )
     yield (
-        "cannot tell from /metrics: which request waits, for how much of what, whether it ever clears, and which setting "
-        "frees it; a recording (--scheduler-cls workbench.integrations.vllm.RecordingScheduler) can"
+        "cannot tell from /metrics: which request waits, for how much of what, whether it ever clears, and which "
+        "setting frees it; a recording (--scheduler-cls workbench.integrations.vllm.RecordingScheduler) can"
     )

@@ -156,9 +156,9 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    from workbench.analysis.flags import vllm_flags
     from workbench.analysis.predict import Predictor
     from workbench.analysis.sweep import read_settings
-    from workbench.analysis.flags import vllm_flags
 
     changes = read_settings(options.set)
     trace, others, fit_from = _sources(options)

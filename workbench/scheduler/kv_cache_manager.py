@@ -113,7 +113,9 @@ class KVCacheManager:
         clone._other_sets = [[clone.groups[manager.index] for manager in same] for same in self._other_sets]
         return clone
 
-    def restore(self, held: Iterable[int], free: Iterable[int], origins: Mapping[int, tuple[Request, int, int]]) -> None:
+    def restore(
+        self, held: Iterable[int], free: Iterable[int], origins: Mapping[int, tuple[Request, int, int]]
+    ) -> None:
         """Take over a recorded state of the pool; see `BlockPool.restore`.
 
         Args:
