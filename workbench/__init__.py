@@ -52,6 +52,7 @@ attached.TABLE.update(
         "Trace.pool_state": "workbench.readings.pool_state:pool_state",
         "Trace.show": "workbench.viz.widget:watch",
         "Trace.slowest": "workbench.analysis.explain:slowest",
+        "Trace.stalls": "workbench.costs.stalls:stalls",
         "Trace.summary": "workbench.readings.metrics_collector:metrics",
         "Trace.to_chrome_trace": "workbench.formats.export:to_chrome_trace",
         "Trace.to_html": "workbench.viz.export_html:to_html",

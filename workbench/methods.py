@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from workbench.analysis import misses, predict
     from workbench.analysis import tune as tuning
     from workbench.analysis import why as asking
+    from workbench.costs import stalls as stalling
     from workbench.formats import export
     from workbench.laws import replay
     from workbench.readings import metrics_collector
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         pool_state = pool.pool_state
         show = widget.watch
         slowest = explaining.slowest
+        stalls = stalling.stalls
         summary = metrics_collector.metrics
         to_chrome_trace = export.to_chrome_trace
         to_html = export_html.to_html

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from workbench.costs.stalls import Stall
 from workbench.ground.field_checks import printable
 from workbench.readings.metrics import amount
 from workbench.trace.reasons import Reason
@@ -25,6 +26,7 @@ OTHER_WAIT = "waiting in the queue"
 PREEMPTED = "preempted, waiting to resume"
 PASSED_OVER = "passed over while running"
 BETWEEN = "between steps"
+STALL = "stalls: time that the contents of a step do not explain"
 
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
@@ -37,6 +39,7 @@ _WORDS = {
     "in_progress": IN_PROGRESS,
     "passed_over": PASSED_OVER,
     "between": BETWEEN,
+    "stall": STALL,
     "token_budget": BUDGET,
     "kv_blocks": BLOCKS,
     "partial_prefills": PARTIAL,
@@ -56,7 +59,8 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
-            "in_progress", "passed_over", "between", or "cut" for a chunk that a limit cut small.
+            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain, or
+            "cut" for a chunk that a limit cut small.
         limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" the field of EngineConfig.
     """
 
@@ -167,6 +171,7 @@ class Explanation:
         parts: Parts of ``total``, the largest first; their amounts add up to it.
         ttft: The time to first token; None if it got none.
         gaps: Its long gaps between tokens, the longest first.
+        stalls: The stalled steps in its time.
     """
 
     request_id: str
@@ -175,6 +180,7 @@ class Explanation:
     parts: tuple[Part, ...]
     ttft: Span | None
     gaps: tuple[Span, ...]
+    stalls: tuple[Stall, ...]
     _confirm: Callable[[Part, bool], Confirmation | None]
 
     @property
@@ -202,6 +208,7 @@ class Explanation:
         for span in (*([self.ttft] if self.ttft is not None else []), *self.gaps):
             lines.append(f"{span.name}: {amount(span.total, self.unit)}")
             lines += self._rows(span.parts, span.total)
+        lines += [f"stall: {stall}" for stall in self.stalls]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         return "\n".join(map(printable, lines))  # names come from a file

@@ -29,6 +29,9 @@ CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 LONG_GAP = 2.0
 """A gap between two tokens is long if it is this many times the median gap of its request."""
 
+NO_CHANGE = 0.005
+"""A simulation that differs by a smaller fraction confirms nothing."""
+
 MAX_GAPS = 5
 """Maximum number of long gaps that an explanation lists."""
 
@@ -60,12 +63,17 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
 
 
 class _Piece(NamedTuple):
-    """A piece of a request's time: a step, or the time before one."""
+    """A piece of a request's time: a step, or the time before one.
+
+    Attributes:
+        explained: The share of it that the step's contents explain; the rest is a stall.
+    """
 
     begin: float
     end: float
     record: StepRecord
     is_step: bool
+    explained: float = 1.0
 
 
 class Explainer:
@@ -87,8 +95,10 @@ class Explainer:
                 self.model, _ = CostModel.fit(trace)
             except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
                 self.model = None
+        self._stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())
+        self._ends = {step: trace[step - trace[0].step].end for step in self._stalls}
         self._states = _States.of_all(trace)
 
     def _cut(self) -> Iterator[_Piece]:
@@ -100,10 +110,12 @@ class Explainer:
                 continue
             end = max(previous_end, record.end)
             begin = min(end, max(previous_end, record.time))
+            stall = self._stalls.get(record.step)
             if begin > previous_end:
                 yield _Piece(previous_end, begin, record, False)
             if end > begin:
-                yield _Piece(begin, end, record, True)
+                expected = end - begin if stall is None else stall.expected
+                yield _Piece(begin, end, record, True, min(1.0, expected / (end - begin)))
             previous_end = end
 
     # -- one request -----------------------------------------------------------------------------------------------
@@ -138,6 +150,7 @@ class Explainer:
             parts,
             ttft,
             self._long_gaps(states, tokens),
+            tuple([stall for stall in self._stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
             self._confirmer(request_id),
         )
 
@@ -165,7 +178,7 @@ class Explainer:
             length = min(end, piece.end) - max(begin, piece.begin)
             if length <= 0:
                 continue
-            for cause, share, who in self._causes(states, piece):
+            for cause, share, who in self._with_stall(states, piece):
                 if share <= 0:
                     continue
                 amounts[cause] += share * length
@@ -185,6 +198,13 @@ class Explainer:
             )
             for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
         )
+
+    def _with_stall(self, states: _States, piece: _Piece) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
+        """The causes of a piece of time, and the time that nobody is behind."""
+        if piece.explained < 1.0:
+            yield Cause("stall"), 1.0 - piece.explained, {}
+        for cause, share, who in self._causes(states, piece):
+            yield cause, share * piece.explained, who
 
     def _causes(self, states: _States, piece: _Piece) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
         """The causes of a piece of time: cause, share of the piece, and the weight of each request behind it."""
@@ -267,7 +287,7 @@ class Explainer:
                 return None
             before = latency_of(self._simulated({}) if as_it_was else self.metrics, is_ttft)
             after = latency_of(self._simulated(arguments), is_ttft)
-            if before is None or after is None:
+            if before is None or after is None or abs(after - before) < NO_CHANGE * before:
                 return None
             what = "time to first token" if is_ttft else "end to end"
             return Confirmation(f"{what} {words}", before, after, is_recorded=not as_it_was)
@@ -286,6 +306,8 @@ class Explainer:
         """The fork without a cause: its words and its arguments."""
         config = recorded_config(self.trace)
         match part.kind, part.limit:
+            case "stall", _:  # no simulation has one
+                return None
             case "seats", _:
                 seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)
                 return f"with max_num_seqs={seats}", {"max_num_seqs": seats, "max_num_active_seqs": None}

@@ -89,6 +89,8 @@ def _info(options: argparse.Namespace) -> int:
     trace = load_trace(options.trace)
     print(trace)
     print(trace.metrics())
+    for stall in trace.stalls():
+        print(f"stall: {stall}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import truediv
@@ -26,11 +27,21 @@ MAX_MEDIAN_ERROR = 0.35
 MAX_TOTAL_ERROR = 0.25
 """A fit whose held-out steps add up to a sum with a larger error is refused."""
 
-STALL_FACTOR = 10
-"""A step that took this many times its predicted duration is a stall of the machine and left out of the fit."""
+STALL_FACTOR = 5.0
+"""A stall takes at least this many times what the contents of its step explain."""
 
-MAX_STALLED = 0.02
-"""Largest share of the steps that may be stalls; more of them are no exception but a cost that the model lacks."""
+STALL_SECONDS = 0.02
+"""A stall takes at least this much longer: short steps of a busy machine are often late by a few milliseconds."""
+
+STALL_SPREADS = 8.0
+"""The logarithm of that factor is at least this many times the spread of the same of all steps."""
+
+MAX_STALLED, MAX_STALLS = 0.02, 3
+"""Largest share of the steps that may be stalls, and the number that always may; more of them are no exception but a
+cost that the model lacks."""
+
+NORMAL_SPREAD = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
 
 LEVELLINGS = 3
 """Maximum number of fits on the way to a model and a trend, each of which corrects the other."""
@@ -109,7 +120,7 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
         notes.append(f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted")
     if stalls:
         notes.append(
-            f"left out: {counted(len(stalls), 'stall')}, steps that took over {STALL_FACTOR} times as long as others "
+            f"left out: {counted(len(stalls), 'stall')}, steps that took over {STALL_FACTOR:g} times as long as others "
             "like them"
         )
     return coefficients, FitReport(
@@ -127,15 +138,31 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
     )
 
 
+def find_stalls(steps: StepCosts) -> dict[int, float]:
+    """The indices of steps that took many times what their contents explain, with the seconds that these explain."""
+    found: dict[int, float] = {}
+    for _ in range(2 if len(steps) >= MIN_STEPS else 0):  # the second time without those that were found
+        kept = steps.take(i for i in range(len(steps)) if i not in found)
+        expected = predicted_seconds(relative_coefficients(kept.thinned(SEARCHED_ON)), steps.features)
+        ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(steps.seconds, expected)]
+        middle = median(ratios)
+        spread = NORMAL_SPREAD * median([abs(ratio - middle) for ratio in ratios])
+        least = max(math.log(STALL_FACTOR), STALL_SPREADS * spread)
+        found = {
+            i: expected[i]
+            for i, ratio in enumerate(ratios)
+            if ratio >= least and steps.seconds[i] - expected[i] >= STALL_SECONDS
+        }
+        if not found or len(found) > max(MAX_STALLS, MAX_STALLED * len(steps)):
+            return {}
+    return found
+
+
 def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
-    """The steps without those that took many times as long as predicted, and the steps left out."""
-    predicted = predicted_seconds(relative_coefficients(steps.thinned(SEARCHED_ON)), steps.features)
-    stalled = {i for i, one in enumerate(predicted) if steps.seconds[i] > STALL_FACTOR * one}
-    if len(stalled) > MAX_STALLED * len(steps):
-        return steps, ()
-    return steps.take(i for i in range(len(steps)) if i not in stalled), tuple(
-        steps.places[i][1] for i in sorted(stalled)
-    )
+    """The steps without the stalls, and the steps left out."""
+    found = find_stalls(steps)
+    kept = steps.take(i for i in range(len(steps)) if i not in found) if found else steps
+    return kept, tuple([steps.places[i][1] for i in sorted(found)])
 
 
 def without_trend(steps: StepCosts, drift: Drift) -> StepCosts:

@@ -1,0 +1,73 @@
+"""Stalls: steps that take many times what their contents explain.
+
+The machine stood still then: garbage was collected, memory was paged in, or another program had the processor. No
+request is behind a stall, and no setting of the scheduler removes it. So an explanation counts the excess as a separate
+cause, a fit leaves the step out, and a prediction has none.
+
+A step's contents are priced by a fit of relative errors, which hardly follows a stall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.costs.cost_model import step_costs
+from workbench.costs.fit import find_stalls
+from workbench.ground.field_checks import counted
+from workbench.readings.metrics import amount
+from workbench.trace import Trace
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A step that took many times what its contents explain.
+
+    Attributes:
+        step: The step.
+        seconds: Its duration, the time before it included in which the engine was busy.
+        expected: The duration that its contents explain.
+        num_tokens: Rows of its batch.
+        time: When it began, in seconds since the start of the trace.
+    """
+
+    step: int
+    seconds: float
+    expected: float
+    num_tokens: int
+    time: float
+
+    @property
+    def excess(self) -> float:
+        """The seconds that its contents do not explain."""
+        return self.seconds - self.expected
+
+    def __str__(self) -> str:
+        tokens = counted(self.num_tokens, "token")
+        verb = "explains" if self.num_tokens == 1 else "explain"
+        return f"step {self.step} took {amount(self.seconds, 's')}; its {tokens} {verb} {amount(self.expected, 's')}"
+
+
+def stalls(trace: Trace) -> tuple[Stall, ...]:
+    """The steps that took many times what their contents explain, in order.
+
+    Args:
+        trace: A trace with timings; a trace without them, or of few steps, has no stalls.
+
+    Example:
+        >>> from workbench import simulate
+        >>> from workbench.costs.cost_model import CostModel
+        >>> requests = [{"id": "a", "prompt": {"len": 100}, "max_tokens": 40}]
+        >>> simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)).stalls()
+        ()
+    """
+    return trace.reading("stalls", _read)
+
+
+def _read(trace: Trace) -> tuple[Stall, ...]:
+    steps = step_costs(trace)
+    first = trace[0].step if len(trace) else 0
+    found = []
+    for index, expected in sorted(find_stalls(steps).items()):
+        record = trace[steps.places[index][1] - first]
+        found.append(Stall(record.step, steps.seconds[index], expected, record.num_tokens, record.time))
+    return tuple(found)
