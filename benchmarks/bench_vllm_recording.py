@@ -1,6 +1,7 @@
 """The cost of recording for vLLM's scheduler: CPU time of schedule() + update_from_output(), with and without.
 
     make measure-vllm
+    make measure-vllm ARGS="--other ../base"     # also the recorder of another checkout, interleaved
 
 The same workload runs alternately through vLLM's Scheduler and through RecordingScheduler: ``--seqs`` requests at once,
 each replaced by another when it ends, so that steps contain decodes, some prefills, admissions and ends. Log
@@ -23,18 +24,15 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from _common import RESULTS, save
-from real_vllm import FakeModel, make_request, make_scheduler
-
-from workbench.config import EngineConfig, SamplingParams
-from workbench.integrations.recorder.recorder import SEND_SECONDS
-from workbench.simulation.arrivals import Arrival
 
 PAIRS = (
     (("vllm.v1.core.sched.scheduler", "Scheduler"), ("workbench.integrations.vllm", "RecordingScheduler")),
@@ -44,7 +42,7 @@ PAIRS = (
     ),
 )
 
-ARMS = ("vllm", "again", "recorded")
+ARMS = ("vllm", "again", "recorded", "recorded by the other checkout")
 
 BLOCK_STEPS = 100
 """Number of steps that a process takes at a time."""
@@ -52,15 +50,23 @@ BLOCK_STEPS = 100
 SETTLE_SECONDS = 2.5
 """Seconds for the writer processes to start."""
 
-PRELOAD = ["bench_vllm_recording", "vllm.v1.core.sched.async_scheduler", "workbench.integrations.vllm"]
-"""Modules to import before the processes are forked."""
+PRELOAD = ["bench_vllm_recording", "vllm.v1.core.sched.async_scheduler"]
+"""Modules to import before the processes are forked; each process then imports the recorder of its checkout."""
 
-SEND_STEPS = round(SEND_SECONDS / 0.005)
-"""Steps between two sends. If a clock decided, each turn would send in other steps, and the fastest would have none."""
+HERE = Path(__file__).parents[1]
+
+SEND_STEPS = 20
+"""Steps between two sends, as the recorder sends every 0.1 s and a step takes 5 ms.
+
+If a clock decided, each turn would send in other steps, and the fastest would have none.
+"""
 
 
 def arrivals_for_ever(random: Random) -> Any:
     """Requests of 200 to 800 prompt tokens and 100 to 300 output tokens."""
+    from workbench.config import SamplingParams
+    from workbench.simulation.arrivals import Arrival
+
     number = 0
     while True:
         prompt = [random.randrange(3, 32000) for _ in range(random.randrange(200, 800))]
@@ -73,13 +79,17 @@ class Run:
     """A scheduler that is kept full, with the CPU seconds of its steps."""
 
     def __init__(self, scheduler_class: type, num_seqs: int, seed: int) -> None:
+        from real_vllm import FakeModel, make_request, make_scheduler
+
+        from workbench.config import EngineConfig
+
         self.config = EngineConfig(
             max_num_batched_tokens=8192, max_num_seqs=num_seqs, block_size=16, num_blocks=num_seqs * 80
         )
         self.scheduler = make_scheduler(scheduler_class, self.config, log_stats=True)
         self.depth = 2 if "Async" in scheduler_class.__name__ else 1
         self.source = arrivals_for_ever(Random(seed))
-        self.model = FakeModel()
+        self.model, self.make_request = FakeModel(), make_request
         self.under_way: list[Any] = []
         self.num_seqs = num_seqs
         self.num_steps = 0
@@ -91,7 +101,7 @@ class Run:
         if recorder := getattr(scheduler, "recorder", None):
             recorder.quiet_until = recorder._send_at = float("-inf" if self.num_steps % SEND_STEPS == 0 else "inf")
         while sum(scheduler.get_request_counts()) < self.num_seqs:
-            request = make_request(next(self.source), self.config)
+            request = self.make_request(next(self.source), self.config)
             begin = time.thread_time()
             scheduler.add_request(request)
             spent += time.thread_time() - begin
@@ -107,8 +117,10 @@ class Run:
         return spent
 
 
-def work(pipe: Connection, module: str, name: str, num_seqs: int, seed: int) -> None:
+def work(pipe: Connection, checkout: Path, module: str, name: str, num_seqs: int, seed: int) -> None:
     """A process with a scheduler of one class, because Python's inline caches serve one class of ``self``."""
+    sys.path[:0] = [str(checkout), str(checkout / "tests" / "with_vllm")]
+    importlib.import_module(module)
     gc.freeze()  # as vLLM does
     random = Random(seed)
     kept = [bytes(random.randrange(512)) for _ in range(random.randrange(20_000))]
@@ -131,16 +143,16 @@ def end(run: Run | None) -> None:
         recorder.writer.close(wait=False)
 
 
-def step_seconds(classes: list[tuple[str, str]], num_seqs: int, options: Any) -> list[list[list[float]]]:
+def step_seconds(classes: list[tuple[Path, str, str]], num_seqs: int, options: Any) -> list[list[list[float]]]:
     """CPU seconds of the same steps in each process of each class; the processes of a round take steps alternately."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     seconds: list[list[list[float]]] = [[] for _ in classes]
     for number in range(options.processes):
         processes, best = [], [[float("inf")] * options.steps for _ in classes]
-        for kind, (module, name) in enumerate(classes):
+        for kind, which in enumerate(classes):
             here, there = context.Pipe()
-            process = context.Process(target=work, args=(there, module, name, num_seqs, number * len(classes) + kind))
+            process = context.Process(target=work, args=(there, *which, num_seqs, number * len(classes) + kind))
             process.start()
             processes.append((process, here))
         for _ in range(options.turns):
@@ -170,19 +182,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help=f"steps measured, a multiple of {BLOCK_STEPS}")
     parser.add_argument("--processes", type=int, default=12, help="processes with each scheduler")
     parser.add_argument("--turns", type=int, default=3, help="number of times each process takes each step")
+    parser.add_argument("--other", type=Path, help="another checkout, whose recorder is measured as well")
+    parser.add_argument("--kinds", nargs="+", choices=["sync", "async"], default=["sync", "async"])
     options = parser.parse_args()
     path = RESULTS / "vllm_recording.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}  # keep rows that are not measured this time
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WORKBENCH_TRACE_DIR"] = folder
-        for base, recorded in PAIRS:
-            for num_seqs in options.seqs:
-                seconds = step_seconds([base, base, recorded], num_seqs, options)
-                arms = {name: summary(of_class) for name, of_class in zip(ARMS, seconds, strict=True)}
+        for kind, (base, recorded) in zip(("sync", "async"), PAIRS, strict=True):
+            for num_seqs in options.seqs if kind in options.kinds else ():
+                classes = [(HERE, *base), (HERE, *base), (HERE, *recorded)]
+                if options.other:
+                    classes.append((options.other.resolve(), *recorded))
+                seconds = step_seconds(classes, num_seqs, options)
+                arms = {name: summary(of_class) for name, of_class in zip(ARMS, seconds)}
                 sizes = {name: getattr(options, name) for name in ("steps", "processes", "turns")}
                 rows[f"{base[1]}, {num_seqs} requests"] = {**sizes, "us_per_step": arms}
                 print(f"{base[1]}, {num_seqs} requests: {arms['vllm']['floor']:.1f} us a step")
-                for name in ARMS[1:]:
+                for name in list(arms)[1:]:
                     ratios = (f"{key} {arms[name][key] / arms['vllm'][key] - 1:+.2%}" for key in arms[name])
                     print(f"  {name:9}", ", ".join(ratios), flush=True)
     save("vllm_recording", {"rows": rows})

@@ -130,7 +130,7 @@ class Assembler:
         self._queues = Queues(by_priority=config.get("policy") == "priority", max_waiting=max_waiting)
         self._open: deque[_OpenStep] = deque()
         self._next_step = 0
-        self._scheduled_ids: list[str] = []
+        self._still_scheduled: dict[str, None] = {}
         self._arrived: list[str] = []
         self._aborted: list[str] = []
         self._preempted: dict[str, Reason] = {}
@@ -175,6 +175,7 @@ class Assembler:
 
     def _preempt(self, message: Preemption) -> None:
         request = self._queues.preempt(message.request_id)
+        self._still_scheduled.pop(message.request_id, None)
         gained = message.block_ids[len(request.block_table) :]
         if gained:
             self._unscheduled[message.request_id] = tuple(gained)
@@ -186,6 +187,7 @@ class Assembler:
 
     def _end(self, message: End) -> None:
         self._queues.remove(message.request_id)
+        self._still_scheduled.pop(message.request_id, None)
         newest = self._open[-1] if self._open else None
         if message.in_update and newest is not None:
             self._ended_in_update[message.request_id] = message.reason
@@ -196,9 +198,12 @@ class Assembler:
     # -- scheduling ------------------------------------------------------------------------------------------
 
     def _schedule(self, message: Schedule) -> None:
+        admissions = {admission.request_id: admission for admission in message.admissions}
         if message.request_ids is not None:
-            self._scheduled_ids = message.request_ids
-        num_scheduled_tokens = message.num_scheduled_tokens or [1] * len(self._scheduled_ids)
+            self._still_scheduled = dict.fromkeys(message.request_ids)
+        elif admissions:
+            self._still_scheduled |= dict.fromkeys(admissions)
+        num_scheduled_tokens = message.num_scheduled_tokens or [1] * len(self._still_scheduled)
         cap = self._long_prefill_cap(len(self._queues))
         chunks: list[tuple[LiveRequest, _Before, _After]] = []
         admitted: list[str] = []
@@ -208,9 +213,8 @@ class Assembler:
         table_changes: dict[str, tuple[TableChange, ...]] = {}
         before: _Before
         after: _After
-        admissions = {admission.request_id: admission for admission in message.admissions}
         others = zip(message.num_computed_tokens, message.new_block_ids, strict=True)
-        for request_id, num_tokens in zip(self._scheduled_ids, num_scheduled_tokens, strict=True):
+        for request_id, num_tokens in zip(self._still_scheduled, num_scheduled_tokens, strict=True):
             admission = admissions.get(request_id)
             if admission is not None:
                 request = self._queues.admit(request_id)

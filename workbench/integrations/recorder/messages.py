@@ -134,7 +134,8 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         started: Time of the call.
         ended: Time of the return.
         free_blocks: Number of free KV blocks afterwards.
-        request_ids: Scheduled requests, in scheduling order; None for the same requests as in the step before.
+        request_ids: Scheduled requests, in scheduling order. None for those of the step before that have not ended or
+            been preempted since, and then the admissions: a list of 256 names takes longer to send than all the rest.
         num_computed_tokens: KV progress before the step, of each scheduled request not admitted in it, in order.
         new_block_ids: Blocks that each of these requests was given in each KV cache group, or None.
         num_scheduled_tokens: Number of tokens of every scheduled request, in order; empty for one each.

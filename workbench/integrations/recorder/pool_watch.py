@@ -42,16 +42,16 @@ class PoolWatch:
         return watched
 
     def _watch_content(self) -> None:
-        content = self._content
+        note = self._content.append
         self._map = found = self._pool.cached_block_hash_to_block
         insert, pop = found.insert, found.pop
 
         def watched_insert(key: Any, block: Any) -> None:
-            content.append(block.block_id)
+            note(block.block_id)
             insert(key, block)
 
         def watched_pop(key: Any, block_id: int) -> Any:
-            content.append(-block_id)
+            note(-block_id)
             return pop(key, block_id)
 
         found.insert, found.pop = watched_insert, watched_pop

@@ -78,6 +78,8 @@ class SchedulerRecorder:
         self._packet = Packet()
         self.last_ids: list[str] | None = None
         self.last_num_requests = 0
+        self._still_scheduled: dict[str, None] = {}
+        """Requests of the last step that have not ended or been preempted since, as the writer knows them too."""
         self.quiet_until = 0.0
         self._send_at = 0.0
         self._num_sends = 0
@@ -159,6 +161,7 @@ class SchedulerRecorder:
             self._reasons[status] = str(request.get_finished_reason())
         if self._tables is not None:
             self._tables.forget(request.request_id)
+        self._still_scheduled.pop(request.request_id, None)
         self.messages.append(End(request.request_id, self._reasons[status], self.in_update))
         if self.in_update:
             self.quiet_until = 0.0  # it may have been the last request
@@ -170,6 +173,7 @@ class SchedulerRecorder:
         """A request is about to lose its blocks."""
         tables = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
         self._record_next_step()
+        self._still_scheduled.pop(request.request_id, None)
         others = []
         if self._tables is not None:
             self._tables.forget(request.request_id)
@@ -201,12 +205,17 @@ class SchedulerRecorder:
             self._empty_steps.add(id(output))
         else:
             self._output_to_come = self._is_async
-        message = self._schedule(output, started, ended)
+        message, request_ids = self._schedule(output, started, ended), list(output.num_scheduled_tokens)
         self._has_news = False
+        expected = [*self._still_scheduled, *[admission.request_id for admission in message.admissions]]
+        if request_ids != expected:
+            message.request_ids, self._still_scheduled = request_ids, dict.fromkeys(request_ids)
+        elif message.admissions:
+            self._still_scheduled = dict.fromkeys(expected)
         self.messages.append(message)
         self._encode()  # workers may run in this process and append to the block tables that admissions refer to
         if self._tables is None:  # otherwise a step may change tables without a word in its output
-            self.last_ids, self.last_num_requests = message.request_ids or None, len(output.num_scheduled_tokens)
+            self.last_ids, self.last_num_requests = request_ids or None, len(request_ids)
 
     def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
         """The message of any step."""
@@ -236,7 +245,7 @@ class SchedulerRecorder:
             started,
             ended,
             self.num_free_blocks(),
-            list(output.num_scheduled_tokens),
+            None,
             num_computed_tokens,
             new_block_ids,
             list(output.num_scheduled_tokens.values()),
