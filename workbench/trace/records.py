@@ -246,8 +246,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         step: Index of the step.
         time: Start of the step in seconds since the start of the trace; 0 without a clock. An asynchronous step begins
             when the one before it ends (`workbench.trace.step_span`).
-        end: The moment at which its tokens existed, on the same clock; by default the end of its phases, if they follow
-            each other.
+        end: The moment at which its tokens existed, on the same clock; by default the end of its phases.
         chunks: The scheduled chunks, in scheduling order; ``chunks[i]`` is sequence ``i`` of the packed batch.
         arrived: Requests added since the previous step.
         admitted: Requests taken from the waiting queue for the first time.
@@ -278,8 +277,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         long_prefill_cap: Maximum length of a prefill chunk in this step, 0 for none.
         timings: Seconds of each phase, in order: "schedule", "wait", "prepare", "forward", "sample", "draft", "update",
             or others.
-        phase_starts: Start of each phase that does not begin where the one before it ends (the first: at ``time``), in
-            seconds after ``time``. An asynchronous step is scheduled before its beginning.
+        phase_starts: Start of each phase that begins neither where the one before it ends nor, if that is earlier, at
+            ``time``: in seconds after ``time``. An asynchronous step is scheduled before its beginning.
         kernel: The launch of the attention kernel; None in a simulation.
     """
 
@@ -428,7 +427,9 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
 
     @property
     def end_of_phases(self) -> float:
-        """The end of the phases if they follow each other from the beginning of the step."""
+        """The end of the last phase, to the nanosecond if it does not simply follow the others."""
+        if self.phase_starts:
+            return round(self.phases[-1].end, 9)
         return self.time + sum(self.timings.values())
 
     @property
@@ -436,7 +437,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
         """The phases of the step where they were, in order."""
         phases, end = [], self.time
         for name, seconds in self.timings.items():
-            begin = self.time + self.phase_starts[name] if name in self.phase_starts else end
+            begin = self.time + self.phase_starts[name] if name in self.phase_starts else max(end, self.time)
             end = begin + seconds
             phases.append(Phase(name, begin, end))
         return tuple(phases)

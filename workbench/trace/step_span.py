@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from workbench.trace.frozen import EMPTY
 from workbench.trace.records import StepRecord
 
-_DIGITS = 9  # nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
+_DIGITS = 9  # whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
 _PER_SECOND = 10.0**_DIGITS
 _SAME = 1 / _PER_SECOND
 
@@ -36,7 +36,7 @@ class StepSpan:
         >>> step.add("forward", 3.0, 4.0)
         >>> step.fields(previous_end=3.0)
         {'time': 3.0, 'end': 4.0, 'timings': {'schedule': 0.5, 'forward': 1.0}, \
-'phase_starts': {'schedule': -1.0, 'forward': 0.0}}
+'phase_starts': {'schedule': -1.0}}
     """
 
     def __init__(self, start: float) -> None:
@@ -55,20 +55,22 @@ class StepSpan:
         Args:
             previous_end: The end of the step before.
         """
-        follows = time = max(round(self._start, _DIGITS), previous_end)
+        time = max(round(self._start, _DIGITS), previous_end)
+        zero = last = follows = int(time * _PER_SECOND + 0.5)  # a fifth of the time of round()
         timings: dict[str, float] = {}
         starts: dict[str, float] = {}
         for phase, begin, end in self._phases:
-            seconds = end - begin
+            first, last = int(begin * _PER_SECOND + 0.5), int(end * _PER_SECOND + 0.5)
+            length = last - first
             if phase in timings:
-                seconds += timings[phase]
-            elif begin - follows > _SAME or follows - begin > _SAME:
-                starts[phase] = round(begin - time, _DIGITS)
-            timings[phase] = int(seconds * _PER_SECOND + 0.5) / _PER_SECOND  # a fifth of the time of round()
-            follows = end
+                length += int(timings[phase] * _PER_SECOND + 0.5)
+            elif not -1 <= first - follows <= 1:
+                starts[phase] = (first - zero) / _PER_SECOND
+            timings[phase] = length / _PER_SECOND
+            follows = last if last > zero else zero
         # Without gaps the default of the record, which its file leaves out.
-        end = max(time, round(self.end, _DIGITS)) if starts else time + sum(timings.values())
-        return {"time": time, "end": end, "timings": timings, "phase_starts": starts or EMPTY}
+        stop = max(time, last / _PER_SECOND) if starts else time + sum(timings.values())
+        return {"time": time, "end": stop, "timings": timings, "phase_starts": starts or EMPTY}
 
 
 def with_span(record: StepRecord, previous_end: float) -> StepRecord:
