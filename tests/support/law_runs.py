@@ -8,13 +8,14 @@ from workbench.config import EngineConfig
 from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.checked import CheckedScheduler, state_of
+from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation import run as run_module
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.simulate import next_token, simulate_requests
 from workbench.simulation.workload import read_workload
-from workbench.trace import StepRecord, Trace
+from workbench.trace import Trace
 
 
 def checked_run(config: EngineConfig, arrivals: Sequence[Arrival], **options: Any) -> tuple[Trace | None, list[Broken]]:
@@ -45,7 +46,8 @@ def assert_laws(scheduler: Scheduler) -> None:
     Raises:
         LawError: A law is broken.
     """
-    _assert_state(state_of(scheduler))
+    limits = Limits.of(described(scheduler.config, scheduler.policy))
+    _assert_state(state_of(scheduler), limits)
 
 
 def assert_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
@@ -57,12 +59,23 @@ def assert_pool(pool: BlockPool, tables: Sequence[Sequence[int]]) -> None:
     requests = [Request(f"r{index}", [1]) for index in range(len(tables))]
     for request, table in zip(requests, tables):
         request.status, request.block_tables, request.num_kv_computed = "running", [list(table)], len(table)
-    parts = {"ref_counts": pool._ref_counts, "cached_blocks": pool._hash_of, "blocks_by_hash": pool._blocks_of}
     by_id = {request.request_id: request for request in requests}
-    limits = Limits.of({"block_size": 1})
-    _assert_state(SchedulerState(limits, by_id, requests, (), pool.num_blocks, pool._free, **parts))
+    state = SchedulerState(
+        pool.num_blocks,
+        pool._free,
+        {name: request.block_tables for name, request in by_id.items()},
+        by_id,
+        requests,
+        ref_counts=pool._ref_counts,
+        cached_blocks=pool._hash_of,
+        blocks_by_hash=pool._blocks_of,
+    )
+    _assert_state(state, Limits.of({"block_size": 1}))
 
 
-def _assert_state(state: SchedulerState) -> None:
-    if broken := Checker(state.limits, whole=False).look(StepRecord(0), state):
+def _assert_state(state: SchedulerState, limits: Limits) -> None:
+    checker = Checker(limits, whole=False)
+    for request in (*state.running, *state.waiting):
+        checker.add_running(request, request.num_kv_computed, request.block_tables)
+    if broken := checker.look(state):
         raise LawError(broken)

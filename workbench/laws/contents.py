@@ -8,22 +8,18 @@ back within their step are in no batch and write nothing. A block of recurrent s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.laws.state import Chunk, Limits
-
-if TYPE_CHECKING:
-    from workbench.laws.history import Known
+from workbench.laws.known import Findings, Known
+from workbench.laws.state import Limits
 
 
-class Content(NamedTuple):
+class Content:
     """Positions ``[begin, end)`` of a request in a block, written for a KV cache group, for the last time in a step."""
 
-    known: Known
-    group: int
-    begin: int
-    end: int
-    step: int
+    __slots__ = ("begin", "end", "group", "known", "step")
+
+    def __init__(self, known: Known, group: int, begin: int, end: int, step: int) -> None:
+        self.known, self.group, self.begin, self.end, self.step = known, group, begin, end, step
 
 
 class Contents:
@@ -31,105 +27,141 @@ class Contents:
 
     Args:
         limits: The limits in force.
+        findings: Takes what is wrong.
         whole: Blocks that were not seen written hold nothing; else they may hold anything.
-
-    Attributes:
-        limits: The limits in force.
-        found: Request ids and what is wrong, since the list was last emptied.
-        missing: The same for places of a table that a row needs and that have no block.
     """
 
-    def __init__(self, limits: Limits, *, whole: bool) -> None:
-        self.limits = limits
-        self.found: list[tuple[str, str]] = []
-        self.missing: list[tuple[str, str]] = []
+    def __init__(self, limits: Limits, findings: Findings, *, whole: bool) -> None:
+        self._find = findings.add
         self._whole = whole
         self._of: dict[int, Content] = {}
         self._hashes: dict[int, bytes] = {}
+        self.relimit(limits)
+
+    def relimit(self, limits: Limits) -> None:
+        """Take over other limits."""
+        self.limits = limits
         self._tracks_states = limits.num_drafts == 0 or all(group.is_attention for group in limits.groups)
+        self._groups = [  # vLLM's rounding of a dropped block can leave a hole in a window
+            (
+                index,
+                group.is_attention,
+                group.block_size,
+                1 if group.sliding_window and limits.writes_ahead else group.sliding_window,
+            )
+            for index, group in enumerate(limits.groups)
+        ]
 
     # -- rows --------------------------------------------------------------------------------------------------
 
     def read_and_write(
-        self, known: Known, chunk: Chunk, tables: Sequence[list[int]], step: int, *, admitted: bool
+        self, known: Known, start: int, end: int, lengths: Sequence[int] | None, step: int, *, admitted: bool
     ) -> None:
-        """Check what the rows of a chunk read that they do not write, and note what they write."""
-        start, end = chunk.start, chunk.start + chunk.num_tokens
-        for index, (group, table) in enumerate(zip(self.limits.groups, tables)):
-            if not group.is_attention:
-                self._read_and_write_state(known, index, group.block_size, start, end, table, step, admitted=admitted)
+        """Check what the rows of a chunk read that they do not write, and note what they write.
+
+        Args:
+            known: The request; its tables are those after scheduling.
+            start: First position of the chunk.
+            end: One past its last position.
+            lengths: The lengths of the tables before the step, if they have changed.
+            step: The step.
+            admitted: The request is admitted in this step.
+        """
+        contents, tables = self._of, known.tables
+        for index, is_attention, size, window in self._groups:
+            table = tables[index]
+            if not is_attention:
+                self._read_and_write_state(known, index, size, start, end, table, step, admitted=admitted)
                 continue
-            size = group.block_size
-            before = [] if admitted or index >= len(known.tables) else known.tables[index]
-            if table[: len(before)] != before or len(before) * size < start:
-                self._read(known, index, size, start, table, before)
-            self._check_places(known, group.sliding_window, size, start, end, table)
-            for place in range(start // size, min(-(-end // size), len(table))):
-                if block := table[place]:
-                    self._write(
-                        known, block, index, place * size, max(start, place * size), min(end, (place + 1) * size), step
-                    )
+            first, last = start // size, -(-end // size)
+            if lengths is not None or window:
+                if lengths is not None and lengths[index] * size < start:
+                    self._read(known, index, size, start, table, lengths[index])
+                needed = max(0, start - known.in_flight - window + 1) if window else 0
+                if len(table) < last or 0 in table[needed // size : last]:
+                    self._find_missing(known, needed, end, size, table)
+            elif len(table) < last:
+                self._find_missing(known, 0, end, size, table)
+            for place, block in enumerate(table[first:last], first):
+                if not block:
+                    continue
+                content = contents.get(block)
+                position = place * size
+                begin = start if start > position else position
+                until = end if end < position + size else position + size
+                if content is None:
+                    contents[block] = Content(known, index, begin if self._whole else position, until, step)
+                elif (
+                    content.known is known
+                    and content.group == index
+                    and content.begin == position
+                    and content.end >= begin
+                ):
+                    content.end, content.step = until, step
+                else:
+                    other = content.known
+                    if other is not known and block in other.tables[content.group]:
+                        self._find(
+                            "contents", other.request_id, f"its block {block} is written by {known.request_id!r}"
+                        )
+                    contents[block] = Content(known, index, begin, until, step)
 
-    def _check_places(self, known: Known, window: int, size: int, start: int, end: int, table: Sequence[int]) -> None:
-        """Every position that a row reads or writes has its block."""
-        if window and self.limits.writes_ahead:
-            window = 1  # vLLM's rounding of a dropped block can leave a hole in a window
-        first = max(0, start - known.in_flight - window + 1) if window else 0
-        if len(table) * size < end or not all(table[first // size : -(-end // size)]):
-            held = sum(map(bool, table))
-            self.missing.append((known.request_id, f"[{first}, {end}) has no place in its {held} blocks of {size}"))
+    def _find_missing(self, known: Known, first: int, end: int, size: int, table: Sequence[int]) -> None:
+        held = sum(map(bool, table))
+        self._find("places", known.request_id, f"[{first}, {end}) has no place in its {held} blocks of {size}")
 
-    def _read(
-        self, known: Known, group: int, size: int, start: int, table: Sequence[int], before: Sequence[int]
-    ) -> None:
-        for place in range(min(-(-start // size), len(table))):
-            block = table[place]
-            if block and not (place < len(before) and before[place] == block):
+    def _read(self, known: Known, group: int, size: int, start: int, table: Sequence[int], num_before: int) -> None:
+        """Check the blocks behind the first ``num_before`` from which rows before ``start`` are read."""
+        agreed: dict[Known, int] = {}
+        for place in range(num_before, min(-(-start // size), len(table))):
+            if block := table[place]:
                 end = min(start, (place + 1) * size)
-                if (why := self._why_not(known, block, group, place * size, end)) is not None:
-                    self.found.append((known.request_id, f"position {end - 1} is read from block {block}, {why}"))
+                if (why := self._why_not(known, block, group, place * size, end, agreed)) is not None:
+                    self._find("contents", known.request_id, f"position {end - 1} is read from block {block}, {why}")
 
-    def _why_not(self, known: Known, block: int, group: int, begin: int, end: int) -> str | None:
+    def _why_not(
+        self, known: Known, block: int, group: int, begin: int, end: int, agreed: dict[Known, int]
+    ) -> str | None:
         """Why a block does not hold positions ``[begin, end)`` of a request; None if it does."""
         content = self._of.get(block)
         if content is None:
             return "which was never written" if self._whole else None
         if content.group != group or content.begin > begin or content.end < end:
             return f"which holds [{content.begin}, {content.end}) of {content.known.request_id!r}"
-        return self._why_other(known, content.known, end)
+        return self._why_other(known, content.known, end, agreed)
 
     @staticmethod
-    def _why_other(known: Known, other: Known, end: int) -> str | None:
-        """Why the KV of a request's first tokens does not serve another one; None if it does."""
+    def _why_other(known: Known, other: Known, end: int, agreed: dict[Known, int]) -> str | None:
+        """Why the KV of a request's first tokens does not serve another one; None if it does.
+
+        Args:
+            known: The request that reads.
+            other: The request that wrote.
+            end: Number of tokens.
+            agreed: For each other request the number of first tokens that were compared already.
+        """
         if known is other:
             return None
         if known.salt != other.salt:
             return f"which holds tokens of {other.request_id!r}, whose cache_salt is another"
-        if known.tokens is None or other.tokens is None or known.tokens[:end] == other.tokens[:end]:
+        begin = agreed.get(other, 0)
+        if known.tokens is None or other.tokens is None or known.tokens[begin:end] == other.tokens[begin:end]:
+            agreed[other] = end
             return None
         return f"which holds other tokens, those of {other.request_id!r}"
 
-    def _write(self, known: Known, block: int, group: int, first: int, begin: int, end: int, step: int) -> None:
-        """Note rows ``[begin, end)`` in the block whose first position is ``first``."""
-        content = self._of.get(block)
-        if content is None:
-            begin = begin if self._whole else first
-        elif content.known is not known:
-            other = content.known
-            if group < len(other.tables) and block in other.tables[group]:
-                self.found.append((other.request_id, f"its block {block} is written by {known.request_id!r}"))
-        elif content.group == group and content.begin == first and content.end >= begin:
-            begin = first
-        self._of[block] = Content(known, group, begin, end, step)
-
     def forget_after(self, known: Known) -> None:
         """Rows of rejected drafts hold nothing that counts."""
-        for index, (group, table) in enumerate(zip(self.limits.groups, known.tables)):
-            size = group.block_size
-            for place in range(known.computed // size, len(table)) if group.is_attention else ():
-                content = self._of.get(table[place])
-                if content is not None and content.known is known and content.group == index:
-                    self._of[table[place]] = content._replace(end=min(content.end, known.computed))
+        for index, is_attention, size, _ in self._groups:
+            for block in known.tables[index][known.computed // size :] if is_attention else ():
+                content = self._of.get(block)
+                if (
+                    content is not None
+                    and content.known is known
+                    and content.group == index
+                    and content.end > known.computed
+                ):
+                    content.end = known.computed
 
     # -- recurrent state ---------------------------------------------------------------------------------------
 
@@ -160,21 +192,21 @@ class Contents:
             elif content.step == step:
                 why = "whose state is computed in this very step"
             else:
-                why = self._why_other(known, content.known, start)
+                why = self._why_other(known, content.known, start, {})
             if why is not None:
-                self.found.append(
-                    (known.request_id, f"the state after {start} tokens is read from block {block}, {why}")
+                self._find(
+                    "contents", known.request_id, f"the state after {start} tokens is read from block {block}, {why}"
                 )
         place = (end - 1) // size if cached else 0
         if place < len(table) and table[place]:
             self._of[table[place]] = Content(known, group, 0, end, step)
         else:
-            self.missing.append((known.request_id, f"the state after {end} tokens has no block"))
+            self._find("places", known.request_id, f"the state after {end} tokens has no block")
 
     # -- the prefix cache --------------------------------------------------------------------------------------
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Check blocks that a step put into the prefix cache, when their hashes are not known.
+        """Check blocks that a step put into the prefix cache.
 
         With several groups a hash may end inside a block, so they are passed over.
         """
@@ -183,52 +215,64 @@ class Contents:
         for block in blocks:
             content = self._of.get(block)
             if content is not None:
-                self._check_full(block, content, 0)
+                self._check_full(block, content, self.limits.groups[0].block_size)
 
     def check_hashes(
         self,
         cached: Mapping[int, bytes],
-        keys: Callable[[Any, int, int], tuple[Sequence[bytes], int]] | None,
+        by_hash: Mapping[bytes, Sequence[int]] | None,
+        keys: Callable[[Known, int, int], tuple[Sequence[bytes], int]] | None,
     ) -> None:
-        """Check the blocks that came into the prefix cache since the last call, by the hashes of their tokens."""
+        """Check the changes of the prefix cache since the last call, by the hashes of the tokens.
+
+        Args:
+            cached: The cached blocks with their hashes.
+            by_hash: The same the other way round; None if it is not known.
+            keys: As ``SchedulerState.block_keys``.
+        """
         if cached == self._hashes:
             return
         seen, self._hashes = self._hashes, dict(cached)
-        for block, digest in cached.items():
-            if seen.get(block) == digest:
-                continue
-            content = self._of.get(block)
-            if content is None:
-                if self._whole and self._tracks_states:
-                    self.found.append(("", f"block {block} is in the prefix cache and was never written"))
-                continue
-            own: Sequence[bytes] = ()
-            size, num_hashes = self.limits.groups[content.group].block_size, 0
-            if keys is not None:
-                place = (content.begin if self.limits.groups[content.group].is_attention else content.end - 1) // size
-                own, num_hashes = keys(content.known.request, content.group, place)
-                if digest not in own:
-                    holds = f"[{content.begin}, {content.end}) of {content.known.request_id!r}"
-                    self.found.append(
-                        (content.known.request_id, f"block {block} is cached by the hash of other tokens than {holds}")
-                    )
-                    continue
-            part = own.index(digest) + 1 if digest in own else num_hashes
-            if self.limits.groups[content.group].is_attention:
-                self._check_full(block, content, part * size // num_hashes if num_hashes else size)
-            elif self._tracks_states and content.end % size:
-                self.found.append((content.known.request_id, f"block {block} caches a state inside its block"))
+        new = [(block, digest) for block, digest in cached.items() if seen.get(block) != digest]
+        for block, digest in new:
+            self._check_hash(block, digest, keys)
+        if by_hash is not None:
+            gone = [(block, digest) for block, digest in seen.items() if cached.get(block) != digest]
+            wrong = [block for block, digest in new if block not in by_hash.get(digest, ())]
+            wrong += [block for block, digest in gone if block in by_hash.get(digest, ())]
+            if wrong:
+                self._find("prefix_cache", "", f"block {wrong[0]} is found by another hash than the one it has")
+
+    def _check_hash(
+        self, block: int, digest: bytes, keys: Callable[[Known, int, int], tuple[Sequence[bytes], int]] | None
+    ) -> None:
+        content = self._of.get(block)
+        if content is None:
+            if self._whole and self._tracks_states:
+                self._find("contents", "", f"block {block} is in the prefix cache and was never written")
+            return
+        known, group = content.known, self.limits.groups[content.group]
+        size, num_needed = group.block_size, group.block_size
+        if keys is not None:
+            place = (content.begin if group.is_attention else content.end - 1) // size
+            own, num_hashes = keys(known, content.group, place)
+            if digest not in own:
+                holds = f"[{content.begin}, {content.end}) of {known.request_id!r}"
+                self._find(
+                    "contents", known.request_id, f"block {block} is cached by the hash of other tokens than {holds}"
+                )
+                return
+            num_needed = (own.index(digest) + 1) * size // num_hashes
+        if group.is_attention:
+            self._check_full(block, content, num_needed)
+        elif self._tracks_states and content.end % size:
+            self._find("contents", known.request_id, f"block {block} caches a state inside its block")
 
     def _check_full(self, block: int, content: Content, num_needed: int) -> None:
         """A cached block is written as far as its hash reaches, with tokens that are known."""
-        size = self.limits.groups[content.group].block_size
-        end = content.begin + (num_needed or size)
-        known, num_known = content.known, content.known.num_tokens
-        if content.begin % size or content.end < end:
-            self.found.append(
-                (known.request_id, f"block {block} is cached up to {end}, it holds [{content.begin}, {content.end})")
-            )
-        elif num_known is not None and end > num_known:
-            self.found.append(
-                (known.request_id, f"block {block} is cached up to {end}, and {num_known} tokens are accepted")
-            )
+        known, end = content.known, content.begin + num_needed
+        holds = f"block {block} is cached up to {end}"
+        if content.begin % self.limits.groups[content.group].block_size or content.end < end:
+            self._find("contents", known.request_id, f"{holds}, it holds [{content.begin}, {content.end})")
+        elif known.num_tokens is not None and end > known.num_tokens:
+            self._find("contents", known.request_id, f"{holds}, and {known.num_tokens} tokens are accepted")

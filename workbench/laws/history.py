@@ -1,7 +1,8 @@
-"""The laws' memory of a run: every number counted again from the steps alone, and the content of each block.
+"""The laws' memory of a run: every number counted again from the steps alone.
 
 Nothing here is taken from the scheduler's own counters. A request that began before the first step seen (a window, a
 slice, a recording that began late) has ``num_tokens`` None until it is known, and the laws that need it pass it over.
+While it counts, the history notes the faults that it meets, under the names of the rules that report them.
 """
 
 from __future__ import annotations
@@ -9,99 +10,14 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.laws.contents import Contents
+from workbench.laws.known import Findings, Flight, Known
 from workbench.laws.state import Chunk, Limits, Step
+from workbench.laws.tables import Tables
 
 _NO_LIMIT = sys.maxsize
-
-Finding = tuple[str, str]
-"""A request id, and what is wrong."""
-
-
-class Known:
-    """A request as counted from the steps.
-
-    Attributes:
-        request_id: Its id.
-        request: Its source in the scheduler or the trace: prompt, priority, arrival.
-        tokens: Its known tokens; None if they are not recorded.
-        num_tokens: Number of known tokens; None if its beginning was not seen.
-        num_prompt_tokens: Length of the prompt.
-        computed: ``num_kv_computed``.
-        placeholders: Output tokens that steps in flight will give.
-        in_flight: Tokens of its chunks in flight.
-        stale: Those of them that were scheduled before its latest preemption.
-        generation: Number of preemptions.
-        arrival: Place in the order of arrival.
-        admission: Place in the order of admission, -1 for one that was never admitted.
-        preemption: Place of its latest preemption in the order of all, -1 for one that was never preempted.
-        tables: Its block tables, with the places that were checked.
-        long: It had more than the threshold left when it was admitted, or when the step began.
-        status: "waiting", "running" or "preempted".
-        waited_as: Its place in the order of the waiting queue before it was admitted.
-    """
-
-    __slots__ = (
-        "admission",
-        "arrival",
-        "arrival_time",
-        "computed",
-        "generation",
-        "in_flight",
-        "long",
-        "num_prompt_tokens",
-        "num_tokens",
-        "placeholders",
-        "preemption",
-        "priority",
-        "request",
-        "request_id",
-        "salt",
-        "stale",
-        "status",
-        "tables",
-        "tokens",
-        "waited_as",
-    )
-
-    def __init__(self, request_id: str, request: Any, tokens: list[int] | None, arrival: int, *, whole: bool) -> None:
-        self.request_id = request_id
-        self.request = request
-        self.tokens = tokens
-        self.num_prompt_tokens: int = request.num_prompt_tokens
-        self.num_tokens: int | None = self.num_prompt_tokens if whole else None
-        self.priority: int = request.priority
-        self.arrival_time: float = request.arrival_time
-        self.salt: str = request.cache_salt
-        self.computed = self.placeholders = self.in_flight = self.stale = self.generation = 0
-        self.arrival = arrival
-        self.admission = self.preemption = -1
-        self.tables: list[list[int]] = []
-        self.long = False
-        self.status = "waiting"
-        self.waited_as: tuple[Any, ...] = ()
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens so far; 0 if they are not known."""
-        return 0 if self.num_tokens is None else self.num_tokens - self.num_prompt_tokens
-
-    @property
-    def num_left(self) -> int:
-        """Known and expected tokens that are not computed; 0 if they are not known."""
-        return 0 if self.num_tokens is None else self.num_tokens + self.placeholders - self.computed
-
-
-class Flight(NamedTuple):
-    """A chunk in flight: whose it is, its generation, whether it samples, and the tokens it may give."""
-
-    known: Known
-    generation: int
-    num_tokens: int
-    samples: bool
-    num_drafts: int
 
 
 class History:
@@ -115,35 +31,39 @@ class History:
         limits: The limits in force.
         whole: The first step seen is the first of the run.
         requests: Unfinished requests by id.
-        found: Faults found while counting, by predicate; emptied at each moment.
+        findings: Faults found while counting; emptied at each moment.
+        running: The running requests, in order of admission.
         before: The running requests before the step, in order of admission.
+        tables: The holders of each block.
         contents: The content of each block.
         whole_queue: Steps name every waiting request; a recording names those at the head of the queue.
-        in_flight: The chunks of each step in flight.
+        in_flight: The chunks of each step in flight, by request.
         delivered_since: A token was delivered, or a request came or went, since the law of progress looked.
         seen: States since then.
+        num_steps: Number of steps seen.
+        next_aborted: Requests that are known to be aborted before the next step.
         num_usable_blocks: KV blocks of the pool without block 0; None if it is not known.
     """
 
     def __init__(self, limits: Limits, *, whole: bool) -> None:
-        self.limits = limits
         self.whole = whole
         self.requests: dict[str, Known] = {}
-        self.found: dict[str, list[Finding]] = {}
+        self.findings = Findings()
+        self.find = self.findings.add
         self.running: list[Known] = []
         self.before: list[Known] = []
-        self.contents = Contents(limits, whole=whole)
-        self.in_flight: deque[list[Flight]] = deque()
+        self.tables = Tables(limits, self.findings, whole=whole)
+        self.contents = Contents(limits, self.findings, whole=whole)
+        self.in_flight: deque[dict[str, Flight]] = deque()
         self.whole_queue = True
         self.delivered_since = True
         self.seen: set[object] = set()
+        self.num_steps = 0
+        self.next_aborted: Sequence[str] = ()
         self.num_usable_blocks = None if limits.num_blocks is None else limits.num_blocks - 1
-        self._held: Counter[int] = Counter()
+        self._running_ids: tuple[str, ...] | None = ()
         self._next_arrival = self._next_admission = self._num_preemptions = 0
-
-    def find(self, predicate: str, request_id: str, detail: str) -> None:
-        """Note something that is wrong."""
-        self.found.setdefault(predicate, []).append((request_id, detail))
+        self.limits = limits
 
     def relimit(self, limits: Limits, waiting: Sequence[str]) -> None:
         """Take over other limits; a queue that was sorted by another policy keeps its order."""
@@ -151,7 +71,8 @@ class History:
             for request_id in waiting:
                 self.requests[request_id].arrival = self._next_arrival
                 self._next_arrival += 1
-        self.limits = self.contents.limits = limits
+        self.limits = limits
+        self.contents.relimit(limits)
 
     def rank(self, known: Known) -> tuple[float, float, str]:
         """A request's place in the order of the waiting queue: smaller is served first."""
@@ -167,75 +88,110 @@ class History:
     def num_held(self, without: Collection[str] = ()) -> int:
         """Number of blocks in the tables of requests, some of them left out."""
         if not without:
-            return len(self._held)
+            return len(self.tables.held)
         kept = [known for known in self.requests.values() if known.request_id not in without]
         return len({block for known in kept for table in known.tables for block in table} - {0})
 
-    def hold(self, known: Known, tables: Sequence[list[int]]) -> None:
-        """Give a request its block tables."""
-        held = self._held
-        held.subtract(block for table in known.tables for block in table)
-        held.update(block for table in tables for block in table)
-        for block in {block for table in known.tables for block in table if held[block] <= 0}:
-            del held[block]
-        held.pop(0, None)
-        known.tables = [list(table) for table in tables]
-
     # -- a step is scheduled -----------------------------------------------------------------------------------
 
-    def add(self, request_id: str, request: Any, tokens: list[int] | None, *, whole: bool = True) -> Known:
+    def add(self, request: Any, tokens: list[int] | None, *, whole: bool = True, feeds: bool = False) -> Known:
         """A request that arrives."""
+        request_id = request.request_id
         if request_id in self.requests:
             self.find("ends_once", request_id, "it arrives while it is unfinished")
-        known = self.requests[request_id] = Known(request_id, request, tokens, self._next_arrival, whole=whole)
+        known = Known(request, tokens, self._next_arrival, len(self.limits.groups), whole=whole, feeds=feeds)
+        self.requests[request_id] = known
         self._next_arrival += 1
+        self.delivered_since = True
         return known
 
-    def runs(self, known: Known, computed: int, tables: Sequence[list[int]]) -> None:
+    def runs(self, known: Known, computed: int, tables: Sequence[Sequence[int]]) -> None:
         """A request that ran before the first step seen; they come in order of admission."""
         known.status, known.computed, known.admission = "running", computed, self._next_admission
         self._next_admission += 1
-        self.hold(known, tables)
+        self.tables.hold(known, tables)
         self.running.append(known)
+        self._running_ids = None
 
-    def scheduled(self, step: Step, tables: Mapping[str, Sequence[list[int]]]) -> None:
+    def scheduled(self, step: Step, tables: Mapping[str, Sequence[Sequence[int]]] | None = None) -> None:
         """Count what a step scheduled.
 
         Args:
             step: The step.
-            tables: The block tables of the scheduled requests after it.
+            tables: The block tables after it, if its chunks do not name their changes.
         """
+        requests, limits = self.requests, self.limits
+        self.num_steps = now = self.num_steps + 1
         for request_id in step.aborted:
             self.end(request_id)
         self.before = self.running
-        for runs in self.before:
-            runs.long = runs.num_left > self.limits.long_threshold
+        if limits.max_long_partial_prefills is not None:
+            for known in self.before:
+                known.long = known.num_left > limits.long_threshold
         for request_id in step.preempted:
             self._preempt(request_id)
-        admitted, let_in = set(step.admitted), {*step.admitted, *step.resumed}
-        in_order = [chunk.request_id for chunk in step.chunks if chunk.request_id in let_in]
-        for request_id in (*in_order, *let_in.difference(in_order)):
-            self._admit(request_id, first=request_id in admitted)
-        flights: list[Flight] = []
-        names = set()
+        let_in: set[str] = set()
+        if step.admitted or step.resumed:
+            let_in.update(step.admitted, step.resumed)
+            in_order = [chunk.request_id for chunk in step.chunks if chunk.request_id in let_in]
+            for request_id in (*in_order, *let_in.difference(in_order)):
+                self._admit(request_id, first=request_id in step.admitted)
+        flights: dict[str, Flight] = {}
+        num_tokens, cap = 0, step.long_prefill_cap or _NO_LIMIT
         for chunk in step.chunks:
-            scheduled = self.requests.get(name := chunk.request_id)
-            if scheduled is None or scheduled.status != "running" or name in names:
+            name = chunk.request_id
+            num_tokens += chunk.num_tokens
+            if not 0 < chunk.num_tokens <= cap:
+                self._find_length(chunk, cap)
+            scheduled = requests.get(name)
+            if scheduled is None or scheduled.status != "running" or scheduled.scheduled_in == now:
                 self.find("scheduled_once", name, "it is scheduled twice, or does not run")
                 continue
-            names.add(name)
-            flights.append(self._take_chunk(scheduled, chunk, tables[name], step.step, admitted=name in let_in))
-        self.running = [live for name in step.running if (live := self.requests.get(name)) is not None]
+            scheduled.scheduled_in = now
+            admitted = name in let_in
+            lengths = None
+            if tables is not None:
+                lengths = self.tables.follow(scheduled, tables.get(name, ()))
+            elif admitted or chunk.new_block_ids or chunk.removed or chunk.other_groups:
+                lengths = self.tables.change(scheduled, chunk, admitted=admitted)
+            flights[name] = self._take_chunk(scheduled, chunk, lengths, step.step, admitted=admitted)
+        if num_tokens > (budget := min(limits.token_budget or num_tokens, step.token_budget or num_tokens)):
+            self.find("budget", "", f"{num_tokens} tokens are scheduled, the budget is {budget}")
+        if step.running != self._running_ids:
+            self._running_ids = tuple(step.running)
+            self.running = [live for name in step.running if (live := requests.get(name)) is not None]
         self.in_flight.append(flights)
-        if step.arrived or step.aborted:
-            self.delivered_since = True
+        if tables is None:
+            self.tables.scheduled(step)
+
+    def check_queues(self, running: Sequence[str], waiting: Sequence[str]) -> None:
+        """Every unfinished request waits or runs, and not both."""
+        requests = self.requests
+        names = {*running, *waiting}
+        if len(running) + len(waiting) == len(requests) and names == requests.keys():
+            return
+        for name, count in Counter((*running, *waiting)).items():
+            if count > 1:
+                self.find("one_queue", name, "it is queued twice")
+            elif name not in requests:
+                self.find("one_queue", name, "it is queued, and has ended or never arrived")
+        for name in requests.keys() - names:  # a recording may name the head of its queue only
+            if self.whole_queue or requests[name].status == "running":
+                self.find("one_queue", name, "it is in no queue")
+
+    def _find_length(self, chunk: Chunk, cap: int) -> None:
+        if chunk.num_tokens > cap:
+            what = f"its chunk has {chunk.num_tokens} tokens, long_prefill_token_threshold is {cap}"
+            self.find("cap", chunk.request_id, what)
+        else:
+            self.find("not_negative", chunk.request_id, f"its chunk has {chunk.num_tokens} tokens")
 
     def _preempt(self, request_id: str) -> None:
         known = self.requests.get(request_id)
         if known is None or known.status != "running":
             return self.find("ends_once", request_id, "it is preempted and does not run")
         known.status, known.computed, known.placeholders = "preempted", 0, 0
-        self.hold(known, ())
+        self.tables.drop(known)
         known.stale = known.in_flight
         known.generation += 1
         known.preemption, self._num_preemptions = self._num_preemptions, self._num_preemptions + 1
@@ -251,33 +207,38 @@ class History:
         self._next_admission += 1
 
     def _take_chunk(
-        self, known: Known, chunk: Chunk, tables: Sequence[list[int]], step: int, *, admitted: bool
+        self, known: Known, chunk: Chunk, lengths: Sequence[int] | None, step: int, *, admitted: bool
     ) -> Flight:
-        start = chunk.num_cached_tokens if admitted else known.computed
-        unsure = known.num_tokens is None and self.limits.num_drafts  # drafts of a step not seen may be taken back
-        if chunk.start != start and not unsure:
-            of = "its prefix hit ends" if admitted else "its computed tokens end"
-            self.find("begins_at_computed", known.request_id, f"its chunk begins at {chunk.start}, {of} at {start}")
-        if admitted and known.num_tokens is not None:
-            known.long = known.num_tokens - start > self.limits.long_threshold
-        end, samples = chunk.start + chunk.num_tokens, not chunk.is_partial_prefill
-        if known.num_tokens is None and samples and not self.limits.asynchronous:
-            known.num_tokens = end - len(chunk.drafts)
+        limits = self.limits
+        start, num_drafts, samples = chunk.start, len(chunk.drafts), not chunk.is_partial_prefill
+        end = start + chunk.num_tokens
+        if start != (chunk.num_cached_tokens if admitted else known.computed):
+            self._find_start(known, chunk, admitted=admitted)
+        if known.num_tokens is None and samples and not limits.asynchronous:
+            known.num_tokens = end - num_drafts
         if known.num_tokens is not None:
-            reaches = end >= known.num_tokens + known.placeholders
-            if reaches is not samples:
-                does = (
-                    "reaches its last known token and samples nothing" if reaches else "samples before its last token"
-                )
-                self.find("samples_last", known.request_id, f"its chunk [{chunk.start}, {end}) {does}")
-        self.contents.read_and_write(known, chunk, tables, step, admitted=admitted)
+            if admitted:
+                known.long = known.num_tokens - start > limits.long_threshold
+            if (reaches := end >= known.num_tokens + known.placeholders) is not samples:
+                does = "reaches its last known token and samples nothing" if reaches else "samples before its last one"
+                self.find("samples_last", known.request_id, f"its chunk [{start}, {end}) {does}")
+        self.contents.read_and_write(known, start, end, lengths, step, admitted=admitted)
+        if limits.has_exact_tables and len(table := known.tables[0]) != (needed := -(-end // limits.block_size)):
+            what = f"it holds {len(table)} blocks for {end} tokens, not {needed}"
+            self.find("tables_fit", known.request_id, what)
         known.computed = end
         known.in_flight += chunk.num_tokens
-        if samples and self.limits.asynchronous:
-            known.placeholders += 1 + len(chunk.drafts)
-        if known.tables != tables:
-            self.hold(known, tables)
-        return Flight(known, known.generation, chunk.num_tokens, samples, len(chunk.drafts))
+        if samples and limits.asynchronous:
+            known.placeholders += 1 + num_drafts
+        return Flight(known, known.generation, chunk.num_tokens, samples, num_drafts)
+
+    def _find_start(self, known: Known, chunk: Chunk, *, admitted: bool) -> None:
+        if known.num_tokens is None and self.limits.num_drafts:
+            return  # drafts of a step not seen may be taken back
+        expected = chunk.num_cached_tokens if admitted else known.computed
+        of = "its prefix hit ends" if admitted else "its computed tokens end"
+        what = f"its chunk begins at {chunk.start}, {of} at {expected}"
+        self.find("begins_at_computed", known.request_id, what)
 
     # -- its output comes in -----------------------------------------------------------------------------------
 
@@ -291,67 +252,71 @@ class History:
             finish_reasons: Requests that end with it.
             with_tokens: Whether the tokens are recorded.
         """
-        took = self.in_flight.popleft() if chunks is not None and self.in_flight else ()
-        flights = {flight.known.request_id: flight for flight in took}
+        flights = self.in_flight.popleft() if chunks is not None and self.in_flight else {}
         for chunk in chunks or ():
             if (flight := flights.get(chunk.request_id)) is not None:
                 self._take_output(flight, chunk, finish_reasons.get(chunk.request_id), with_tokens=with_tokens)
+                self._check_length(flight.known)
         for request_id, reason in finish_reasons.items():
             known = self.requests.get(request_id)
             if known is None or (known.status == "waiting" and known.num_tokens is not None):
                 self.find("ends_once", request_id, f"it ends ({reason}) and is not unfinished")
             elif reason == "length" and known.num_tokens is not None:
                 limit = self.limits.max_model_len
-                if known.num_output_tokens < known.request.max_tokens and known.num_tokens < (limit or _NO_LIMIT):
-                    self.find(
-                        "delivered_once",
-                        request_id,
-                        f"it ends with {known.num_output_tokens} of max_tokens {known.request.max_tokens}",
-                    )
+                if known.num_output_tokens < known.max_tokens and known.num_tokens < (limit or _NO_LIMIT):
+                    what = f"it ends with {known.num_output_tokens} of max_tokens {known.max_tokens}"
+                    self.find("delivered_once", request_id, what)
             self.end(request_id)
 
     def _take_output(self, flight: Flight, chunk: Chunk, reason: str | None, *, with_tokens: bool) -> None:
-        known = flight.known
-        is_stale = flight.generation != known.generation
-        known.in_flight -= flight.num_tokens
+        known, generation, num_tokens, samples, num_drafts = flight
+        is_stale = generation != known.generation
+        known.in_flight -= num_tokens
         if is_stale:
-            known.stale -= flight.num_tokens
+            known.stale -= num_tokens
         if reason == "error" and not is_stale:
             known.computed = chunk.start  # its rows did not run
             self.contents.forget_after(known)
-        given = 0 if chunk.sampled is None else 1 + len(chunk.sampled_before)
-        if given and not with_tokens:
-            given = 1 + chunk.num_accepted
-        name, has_ended = known.request_id, self.requests.get(known.request_id) is not known
-        if has_ended:
+        given = 0 if chunk.sampled is None else 1 + len(chunk.sampled_before) if with_tokens else 1 + chunk.num_accepted
+        if self.requests.get(known.request_id) is not known:
             if given:
-                self.find("delivered_once", name, f"{given} tokens are delivered after its end")
+                self.find("delivered_once", known.request_id, f"{given} tokens are delivered after its end")
             return
-        if given and not flight.samples:
-            self.find("delivered_once", name, f"{given} tokens come from a chunk that does not sample")
-        if flight.samples and not given and reason not in ("error", "abort") and not chunk.discarded:
-            self.find("delivered_once", name, "its chunk sampled, and no token is delivered")
-        if given > 1 + flight.num_drafts:
-            self.find("delivered_once", name, f"{given} tokens come from {flight.num_drafts} drafts")
         if given:
             self.delivered_since = True
+            if not samples or given > 1 + num_drafts:
+                kind = f"{num_drafts} drafts" if samples else "a chunk that does not sample"
+                self.find("delivered_once", known.request_id, f"{given} tokens come from {kind}")
+            if known.feeds and known.tokens is not None:
+                known.tokens += [*chunk.sampled_before, chunk.sampled]
+        elif samples and reason not in ("error", "abort") and not chunk.discarded:
+            self.find("delivered_once", known.request_id, "its chunk sampled, and no token is delivered")
         if known.num_tokens is not None:
             known.num_tokens += given
-        if known.tokens is not None and known.tokens is not getattr(known.request, "token_ids", None):
-            known.tokens.extend([*chunk.sampled_before, chunk.sampled] if chunk.sampled is not None else ())
-        if is_stale or not flight.samples:
+        if is_stale or not samples:
             return
         if self.limits.asynchronous:
-            known.placeholders -= 1 + flight.num_drafts
-        if num_rejected := flight.num_drafts - chunk.num_accepted:
+            known.placeholders -= 1 + num_drafts
+        if num_rejected := num_drafts - chunk.num_accepted:
             known.computed -= num_rejected
             self.contents.forget_after(known)
+
+    def _check_length(self, known: Known) -> None:
+        if known.num_tokens is None:
+            return
+        num_tokens, limit = max(known.num_tokens, known.computed), self.limits.max_model_len
+        if limit is not None and num_tokens > limit and num_tokens > known.num_prompt_tokens:
+            self.find("length", known.request_id, f"it has {num_tokens} tokens, max_model_len is {limit}")
+        if known.num_output_tokens > known.max_tokens:
+            what = f"it has {known.num_output_tokens} tokens, max_tokens is {known.max_tokens}"
+            self.find("length", known.request_id, what)
 
     def end(self, request_id: str) -> None:
         """A request ends."""
         known = self.requests.pop(request_id, None)
         if known is not None:
             self.delivered_since = True
-            self.hold(known, ())
+            self.tables.drop(known)
             if known.status == "running":
                 self.running = [other for other in self.running if other is not known]
+                self._running_ids = None

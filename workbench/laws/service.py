@@ -1,30 +1,32 @@
-"""The predicates about service: in what order requests are served, and whether they are."""
+"""Order, limits of an admission, utilisation and progress: is every request served as it should be?"""
 
 from __future__ import annotations
 
-from workbench.laws.history import Known
-from workbench.laws.moment import Findings, Moment
-from workbench.laws.state import Limits
+from workbench.laws.history import History
+from workbench.laws.known import Known
+from workbench.laws.state import Limits, Step
 
 # -- order -----------------------------------------------------------------------------------------------------
 
 
-def queue_order(moment: Moment) -> Findings:
+def queue_order(history: History, step: Step) -> None:
     """Waiting requests stand in the order of the policy; a preempted one goes back to its head."""
-    history, previous = moment.history, None
-    for name in moment.step.waiting:
-        if (known := history.requests.get(name)) is None or (moment.limits.has_own_order and known.preemption >= 0):
+    previous, its_rank, own_order = None, None, history.limits.has_own_order
+    for name in step.waiting if len(step.waiting) > 1 else ():
+        if (known := history.requests.get(name)) is None or (own_order and known.preemption >= 0):
             continue
-        if previous is not None and history.rank(known) < history.rank(previous):
-            yield name, f"it stands behind {previous.request_id!r}"
-        previous = known
+        rank = history.rank(known)
+        if previous is not None and its_rank is not None and rank < its_rank:
+            history.find("queue_order", name, f"it stands behind {previous.request_id!r}")
+        previous, its_rank = known, rank
 
 
-def overtaking(moment: Moment) -> Findings:
+def overtaking(history: History, step: Step) -> None:
     """Nobody is admitted before a request that stands in front of it, or before a preempted one of its priority."""
-    history, step = moment.history, moment.step
+    if not (step.admitted or step.resumed) or not step.waiting:
+        return
     new = [known for name in (*step.admitted, *step.resumed) if (known := history.requests.get(name)) is not None]
-    if not new or moment.limits.has_own_order:
+    if not new:
         return
     last = max(new, key=lambda known: known.waited_as)
     lowest = max((known for known in new if known.preemption < 0), default=None, key=lambda known: known.priority)
@@ -33,25 +35,24 @@ def overtaking(moment: Moment) -> Findings:
         if known is None or known.stale or name in step.preempted:
             continue
         if history.rank(known) < last.waited_as:
-            yield name, f"it waits, and {last.request_id!r} behind it is admitted"
+            history.find("overtaking", name, f"it waits, and {last.request_id!r} behind it is admitted")
         elif lowest is None or known.priority > lowest.priority:
             break
         elif known.preemption >= 0 and known.priority == lowest.priority:
-            yield name, f"it was preempted and waits, and {lowest.request_id!r} is new", "preempted_behind_newcomers"
+            what = f"it was preempted and waits, and {lowest.request_id!r} is new"
+            history.find("overtaking", name, what, "preempted_behind_newcomers")
 
 
-def skipped(moment: Moment) -> Findings:
+def skipped(history: History, step: Step) -> None:
     """A running request that could continue gets nothing while one behind it does."""
-    history, limits = moment.history, moment.limits
-    if limits.has_own_order or limits.caches_states:
+    limits, now, gone = history.limits, history.num_steps, False
+    if len(step.chunks) >= len(history.running):
         return
-    scheduled = {chunk.request_id for chunk in moment.step.chunks}
-    gone = False
     for known in reversed(history.before):
-        if known.request_id in scheduled:
+        if known.scheduled_in == now:
             gone = True
         elif gone and known.status == "running" and _can_continue(known, limits):
-            yield known.request_id, "it gets no token, and one that was admitted later does"
+            history.find("skipped", known.request_id, "it gets no token, and one that was admitted later does")
 
 
 def _can_continue(known: Known, limits: Limits) -> bool:
@@ -60,84 +61,122 @@ def _can_continue(known: Known, limits: Limits) -> bool:
         return False
     if limits.max_model_len is not None and known.computed + 1 >= limits.max_model_len:
         return False
-    most = known.num_prompt_tokens + known.request.max_tokens
+    most = known.num_prompt_tokens + known.max_tokens
     return not (known.placeholders and known.computed + 2 - known.placeholders >= most)
 
 
-def victims(moment: Moment) -> Findings:
+def victims(history: History, step: Step) -> None:
     """The last admitted request is preempted first, with priorities the one of the lowest."""
-    history = moment.history
-    if not moment.step.preempted or history.limits.has_policy:
+    if not step.preempted:
         return
     kept = [known for known in history.before if known.status == "running"]
-    for name in moment.step.preempted:
-        victim = history.requests.get(name)
-        if victim is None:
+    for name in step.preempted:
+        if (victim := history.requests.get(name)) is None:
             continue
         for known in kept:
             if history.victim_rank(known) > history.victim_rank(victim):
-                yield name, f"it is preempted, and {known.request_id!r} keeps its blocks"
+                history.find("victims", name, f"it is preempted, and {known.request_id!r} keeps its blocks")
                 break
 
 
-def inversion(moment: Moment) -> Findings:
+def inversion(history: History, step: Step) -> None:
     """A waiting request does not wait for the seat of one of lower priority."""
-    history, limits = moment.history, moment.limits
-    if limits.policy != "priority" or not moment.step.waiting:
-        return
-    running = history.running
-    if limits.max_running is None or len(running) < limits.max_running:
+    running, max_running = history.running, history.limits.max_running
+    if not step.waiting or max_running is None or len(running) < max_running:
         return
     lowest = max(running, key=lambda known: known.priority)
-    for name in moment.step.waiting:
+    for name in step.waiting:
         known = history.requests.get(name)
-        if known is not None and known.priority < lowest.priority and name not in moment.step.preempted:
+        if known is not None and known.priority < lowest.priority and name not in step.preempted:
             what = f"priority {known.priority} waits for a seat, and {lowest.request_id!r} runs with {lowest.priority}"
-            yield name, what, "priority_waits_at_full_seats"
+            history.find("inversion", name, what, "priority_waits_at_full_seats")
+
+
+# -- limits of an admission ------------------------------------------------------------------------------------
+
+
+def seats(history: History, step: Step) -> None:
+    """The number of running requests is at most that of the seats; a limit that shrinks takes nobody's seat."""
+    most, running = history.limits.max_running, step.running
+    if most is not None and len(running) > most and (step.admitted or step.resumed):
+        history.find("seats", running[-1], f"{len(running)} requests run, {most} may")
+
+
+def watermark(history: History, step: Step) -> None:
+    """An admission beside others leaves the blocks of the watermark free."""
+    kept = history.limits.num_watermark_blocks
+    if step.free_blocks < kept and (step.admitted or step.resumed) and len(step.running) > 1:
+        newest = (*step.admitted, *step.resumed)[-1]
+        history.find("watermark", newest, f"{step.free_blocks} blocks are free, the watermark is {kept}")
+
+
+def whole_prompts(history: History, step: Step) -> None:
+    """Without chunked prefill no prompt is split."""
+    for chunk in step.chunks:
+        if chunk.is_partial_prefill:
+            history.find("whole_prompts", chunk.request_id, "its prompt is split, enable_chunked_prefill is off")
+
+
+def partial_prefills(history: History, step: Step) -> None:
+    """No more prompts are in progress than may be, and no more long ones."""
+    new, limits = {*step.admitted, *step.resumed}, history.limits
+    if not new:
+        return
+    partial = [known for known in history.running if known.num_left > 0 or known.num_tokens is None]
+    long = [known for known in partial if known.long]
+    for prompts, most, kind in (
+        (partial, limits.max_partial_prefills, "prompts"),
+        (long, limits.max_long_partial_prefills, "long prompts"),
+    ):
+        newest = next((known.request_id for known in reversed(prompts) if known.request_id in new), None)
+        if most is not None and newest is not None and len(prompts) > most:
+            history.find("partial_prefills", newest, f"{len(prompts)} {kind} are in progress, {most} may be")
 
 
 # -- utilisation -----------------------------------------------------------------------------------------------
 
 
-def empty_step(moment: Moment) -> Findings:
+def empty_step(history: History, step: Step) -> None:
     """A step without a chunk is a step in which nobody could run."""
-    history, limits, step = moment.history, moment.limits, moment.step
-    if step.chunks or step.preempted or limits.has_policy or not history.requests:
+    limits = history.limits
+    if step.chunks or step.preempted or not history.requests:
         return
     for known in history.running:
         if _can_continue(known, limits):
-            yield known.request_id, f"nothing is scheduled, and it has {known.num_left} tokens to compute"
-            return
+            what = f"nothing is scheduled, and it has {known.num_left} tokens to compute"
+            return history.find("empty_step", known.request_id, what)
     if not step.waiting or (head := history.requests.get(step.waiting[0])) is None or head.stale:
         return
     if limits.max_running is not None and len(step.running) >= limits.max_running:
         exception = "finished_rows_keep_seats" if limits.asynchronous else ""
-        yield head.request_id, "nothing is scheduled, and requests that are done hold its seat", exception
+        what = "nothing is scheduled, and requests that are done hold its seat"
+        history.find("empty_step", head.request_id, what, exception)
     elif head.num_tokens is not None and not limits.caches_states and limits.token_budget > limits.num_drafts + 1:
         num_slots = head.num_tokens + 2 * limits.num_drafts
         needed = sum(-(-num_slots // group.block_size) + limits.num_drafts + 1 for group in limits.groups)
-        needed = -(-num_slots // limits.groups[0].block_size) if limits.is_plain else needed
+        needed = -(-num_slots // limits.block_size) if limits.is_plain else needed
         reserve = limits.num_watermark_blocks if step.running else 0
         fits = limits.chunked_prefill or num_slots <= limits.token_budget
         if fits and needed <= step.free_blocks - reserve:
-            yield head.request_id, f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
+            what = f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
+            history.find("empty_step", head.request_id, what)
 
 
 # -- progress --------------------------------------------------------------------------------------------------
 
 
-def livelock(moment: Moment) -> Findings:
+def livelock(history: History, step: Step) -> None:
     """While no token is delivered and nobody comes or goes, no state comes twice."""
-    history, step = moment.history, moment.step
     if history.delivered_since:
         history.seen.clear()
         history.delivered_since = False
         return
-    if not history.requests or history.limits.has_policy:  # a policy may decide by the time
+    if not history.requests:
         return
     progress = tuple([(known.request_id, known.computed, known.in_flight) for known in history.running])
     present = (progress, tuple(step.waiting), step.free_blocks, bool(step.chunks))
     if present in history.seen:
         first = (*step.running, *step.waiting)[0]
-        yield first, f"{len(step.running)} run, {len(step.waiting)} wait, and nothing will change"
+        what = f"{len(step.running)} run, {len(step.waiting)} wait, and nothing will change"
+        history.find("livelock", first, what)
     history.seen.add(present)

@@ -1,15 +1,18 @@
-"""The subject of the laws: a scheduler's state as a neutral object, and the limits in force.
+"""The subject of the laws: the limits in force, and a scheduler's state as a neutral object.
 
-A scheduler of any kind can be checked: its adapter gives a :class:`SchedulerState` and a step in the form of a
-`workbench.trace.StepRecord`. The live batch of our scheduler has the same attributes.
+A scheduler of any kind can be checked from its steps alone, in the form of a `workbench.trace.StepRecord`; the live
+batch of our scheduler has the same attributes. An adapter that also gives a :class:`SchedulerState` lets the laws
+compare the scheduler's books with the recount.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
+from workbench.laws.known import Known
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
 
@@ -18,14 +21,8 @@ class RequestState(Protocol):
 
     request_id: str
     token_ids: list[int]
-    num_prompt_tokens: int
-    max_tokens: int
-    priority: int
-    arrival_time: float
-    cache_salt: str
     status: Any
     num_kv_computed: int
-    block_tables: list[list[int]]
     num_output_placeholders: int
     num_in_flight_tokens: int
     num_stale_output_tokens: int
@@ -114,43 +111,56 @@ class Limits:
             long_threshold=config.get("long_prefill_token_threshold") or budget,
         )
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether there is one KV cache group, of full attention."""
         return len(self.groups) == 1 and self.groups[0].kind == "full_attention"
 
-    @property
+    @cached_property
+    def block_size(self) -> int:
+        """Tokens per block of the first group."""
+        return self.groups[0].block_size
+
+    @cached_property
+    def has_exact_tables(self) -> bool:
+        """Whether a request holds the blocks of its computed tokens, and no other one."""
+        return self.is_plain and not self.num_drafts and not self.asynchronous
+
+    @cached_property
     def caches_states(self) -> bool:
         """Whether chunks end where a state of recurrent layers can be cached."""
         return self.prefix_caching and any(group.kind == "mamba" for group in self.groups)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerState:
+class SchedulerState(NamedTuple):
     """A scheduler's state at one moment. It refers to the scheduler's own lists and is read at once.
 
+    The first three are enough for the law of blocks.
+
     Attributes:
-        limits: The limits in force.
-        requests: Unfinished requests by id.
-        running: Running requests in the order of their admission.
-        waiting: Waiting requests in queue order.
-        num_blocks: KV blocks of the pool, block 0 included.
-        free_blocks: Ids of the free blocks; a set, or another collection that finds a member at once.
+        num_blocks: KV blocks of the pool, block 0 included; it is never handed out.
+        free_blocks: Ids of the free blocks, in a set or the like; or their number.
+        tables: The block tables of the requests that hold blocks: a list of block ids for each KV cache group, 0 in a
+            place without a block. Requests that hold none may be left out.
+        requests: Unfinished requests by id; None if their counters are not known.
+        running: Running requests in the order of their admission, with ``requests``.
+        waiting: Waiting requests in queue order, with ``requests``.
         ref_counts: Number of tables that hold each block, by block id; None if the scheduler counts none.
         cached_blocks: The blocks that the prefix cache can find, with their hashes; None if it is not known.
         blocks_by_hash: The same the other way round; None if it is not known.
         block_keys: For a request, a KV cache group and a place of its table, the hashes under which the block may be
-            cached: those of its tokens that end inside it, in order, and the number of them in a full block. None if
-            the scheduler's hashes cannot be recomputed.
+            cached: those of its tokens that end inside it, in order, and the number of them in a full block. The
+            request has ``tokens``, ``salt`` and a list ``hashes`` in which those of its blocks may be kept. None if the
+            scheduler's hashes cannot be recomputed.
     """
 
-    limits: Limits
-    requests: Mapping[str, RequestState]
-    running: Sequence[RequestState]
-    waiting: Collection[RequestState]
     num_blocks: int
-    free_blocks: Collection[int]
+    free_blocks: Collection[int] | int
+    tables: Mapping[str, list[list[int]]]
+    requests: Mapping[str, RequestState] | None = None
+    running: Collection[RequestState] = ()
+    waiting: Collection[RequestState] = ()
     ref_counts: Sequence[int] | None = None
     cached_blocks: Mapping[int, bytes] | None = None
     blocks_by_hash: Mapping[bytes, Sequence[int]] | None = None
-    block_keys: Callable[[Any, int, int], tuple[Sequence[bytes], int]] | None = None
+    block_keys: Callable[[Known, int, int], tuple[Sequence[bytes], int]] | None = None

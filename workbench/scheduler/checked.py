@@ -7,7 +7,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from workbench.config import EngineConfig
 from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
+from workbench.laws.known import Known
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.block_pool import extend_block_hashes
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -21,22 +23,17 @@ def raise_broken(broken: Sequence[Broken]) -> None:
     raise LawError(broken)
 
 
-def state_of(scheduler: Scheduler, limits: Limits | None = None) -> SchedulerState:
-    """A scheduler's state as it is now, as the laws see it.
-
-    Args:
-        scheduler: The scheduler.
-        limits: The limits in force; None for those of its configuration.
-    """
+def state_of(scheduler: Scheduler) -> SchedulerState:
+    """A scheduler's state as it is now, as the laws see it."""
     queues, kv_cache = scheduler.queues, scheduler.kv_cache
     pool = kv_cache.block_pool
     return SchedulerState(
-        limits or Limits.of(described(scheduler.config, scheduler.policy)),
+        pool.num_blocks,
+        pool._free,
+        {name: request.block_tables for name, request in queues.requests.items()},
         queues.requests,
         queues.running,
         queues.waiting,
-        pool.num_blocks,
-        pool._free,
         pool._ref_counts,
         pool._hash_of,
         pool._blocks_of,
@@ -44,14 +41,14 @@ def state_of(scheduler: Scheduler, limits: Limits | None = None) -> SchedulerSta
     )
 
 
-def _block_keys(kv_cache: KVCacheManager, request: Request, group: int, place: int) -> tuple[list[bytes], int]:
+def _block_keys(kv_cache: KVCacheManager, known: Known, group: int, place: int) -> tuple[list[bytes], int]:
     """The hashes under which a block of a request may be cached, and how many a full block has."""
     unit, lookahead, manager = kv_cache._hash_block_size, kv_cache.num_hash_lookahead_tokens, kv_cache.groups[group]
-    num_known = max(0, len(request.token_ids) - lookahead) // unit
-    hashes: list[bytes] = []
-    last = min(num_known, (place + 1) * manager.hashes_per_block)
-    extend_block_hashes(hashes, request.token_ids, last, unit, lookahead, request.cache_salt)
-    return [digest + manager._suffix for digest in hashes[place * manager.hashes_per_block :]], manager.hashes_per_block
+    assert known.tokens is not None
+    num_hashes = manager.hashes_per_block
+    last = min(max(0, len(known.tokens) - lookahead) // unit, (place + 1) * num_hashes)
+    extend_block_hashes(known.hashes, known.tokens, last, unit, lookahead, known.salt)
+    return [digest + manager._suffix for digest in known.hashes[place * num_hashes : last]], num_hashes
 
 
 class CheckedScheduler(Scheduler):
@@ -80,13 +77,19 @@ class CheckedScheduler(Scheduler):
         self.checker = Checker(self._limits(), laws=laws)
 
     def _limits(self) -> Limits:
-        self._limits_of = self.config
         return Limits.of(described(self.config, self.policy))
 
-    def _state(self) -> SchedulerState:
-        assert self.checker is not None
-        limits = self.checker.history.limits if self._limits_of is self.config else self._limits()
-        return state_of(self, limits)
+    def add_request(self, request: Request, *, may_wait: bool = False) -> None:
+        """Queue a request for the next step, and let the laws know it."""
+        super().add_request(request, may_wait=may_wait)
+        if self.checker is not None:
+            self.checker.add(request, request.token_ids)
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Apply another configuration from the next step, and its limits."""
+        super().reconfigure(config)
+        if self.checker is not None:
+            self.checker.relimit(self._limits(), self.queues.waiting_ids())
 
     def schedule(self) -> ScheduledBatch:
         """Schedule a step, and check the laws."""
@@ -99,7 +102,7 @@ class CheckedScheduler(Scheduler):
         except Exception as problem:
             self._report(self.checker.crashed(self.step, problem), problem)
             raise
-        self._report(self.checker.scheduled(batch, self._state()))
+        self._report(self.checker.scheduled(batch, state_of(self)))
         return batch
 
     def update(
@@ -117,7 +120,7 @@ class CheckedScheduler(Scheduler):
             self._report(self.checker.crashed(batch.step, problem), problem)
             raise
         finished = {name: reason for name, reason in latest.finish_reasons.items() if name not in ended}
-        self._report(self.checker.updated(batch, latest, finished, self._state()))
+        self._report(self.checker.updated(batch, latest, finished, state_of(self)))
         return batch
 
     def _report(self, broken: Sequence[Broken], cause: BaseException | None = None) -> None:
