@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     from workbench import Engine, EngineConfig
-    from workbench.engine.forward.path import ServedModel
+    from workbench.models.served_model import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
 
     sys.path.insert(0, str(Path(__file__).parent))

@@ -40,7 +40,7 @@ def add_requests(engine: Any, seed: int, count: int = NUM_REQUESTS, output_token
 
 def switch_record_off(engine: Any) -> None:
     """Replace the creation and storage of records with the minimum that the engine's loop needs."""
-    from workbench.engine.forward.path import ServedModel
+    from workbench.models.served_model import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
     from workbench.trace import StepRecord
 

@@ -16,8 +16,8 @@ from workbench.analysis.miss import REASONS, lost_by_reason
 from workbench.analysis.misses import history_of, table
 from workbench.analysis.prefix_history import PrefixHistory
 from workbench.cli import main
-from workbench.scheduler.kv_cache_groups import SlidingWindow
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.simulation.arrivals import arrival_order
 from workbench.simulation.workload import read_workload
 from workbench.trace import TraceMeta

@@ -15,11 +15,13 @@ from scheduler_helpers import random_workload as plain_workload
 from workbench.laws import LAWS
 from workbench.scheduler import kv_cache_manager
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.kv_cache_groups import CachedState, GroupManager, SlidingWindow
+from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Queues, ServiceOrder
+from workbench.scheduler.recurrent_state import CachedState
 from workbench.scheduler.scheduler import Scheduler
+from workbench.scheduler.sliding_window import SlidingWindow
 
 NUM_WORKLOADS = 30
 

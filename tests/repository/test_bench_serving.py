@@ -229,7 +229,7 @@ def test_arm_without_a_record_computes_the_same_tokens(tiny_llama, monkeypatch):
     from bench_watched import switch_record_off
 
     from workbench import Engine, EngineConfig
-    from workbench.engine.forward.path import ServedModel
+    from workbench.models.served_model import ServedModel
     from workbench.scheduler.batch import ScheduledBatch
 
     for home, name in ((ScheduledBatch, "to_record"), (ServedModel, "launch")):

@@ -28,9 +28,11 @@ from workbench.analysis.miss import (
     Lost,
     Miss,
 )
-from workbench.scheduler.kv_cache_groups import CachedState, GroupManager, SlidingWindow
+from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
+from workbench.scheduler.recurrent_state import CachedState
 from workbench.scheduler.request import Request
+from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.trace import Chunk, StepRecord, Trace
 from workbench.trace.records import TableChange
 

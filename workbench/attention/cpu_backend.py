@@ -10,7 +10,8 @@ import numpy as np
 from workbench.attention.backend import AttentionBackend
 from workbench.cpu.attention.kernel import run_work_list
 from workbench.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM, Scoring, Shapes, make_scratch
-from workbench.ground.threads import num_threads, thread_pool
+from workbench.cpu.threads import thread_pool
+from workbench.ground.threads import num_threads
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata

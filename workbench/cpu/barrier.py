@@ -1,6 +1,6 @@
 """The place where threads of compiled code wait for each other.
 
-The threads of a pool sleep between two calls (`workbench.ground.threads`). Inside a call they wait for each other at
+The threads of a pool sleep between two calls (`workbench.cpu.threads`). Inside a call they wait for each other at
 barriers that last microseconds, so they spin there, and give way to other processes when it takes longer.
 """
 

@@ -24,6 +24,7 @@ from workbench.cpu.barrier import wait_for_all
 from workbench.cpu.formats import TILE, UNIT
 from workbench.cpu.inputs import prepare_rows, row_size
 from workbench.cpu.kernels import ROWS, call_kernel
+from workbench.cpu.threads import share
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -188,10 +189,7 @@ def _add_output(residual, out, numbers, weight, epsilon, normed):
         residual[row] += normed
 
 
-@jit
-def _share(count, thread, num_threads):
-    """`workbench.ground.threads.share`, in the folder whose sources tell whether kept code is still right."""
-    return count * thread // num_threads, count * (thread + 1) // num_threads
+_share = jit(share)
 
 
 @register_jitable

@@ -17,7 +17,7 @@ from workbench.engine.cache_groups import choose_groups
 from workbench.engine.forward.compiled import CompiledPath
 from workbench.engine.forward.gathering import GatheringPath
 from workbench.engine.forward.layer_by_layer import LayerByLayer
-from workbench.engine.forward.path import ChosenPath, ForwardOutput, ServedModel
+from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.forward.replayed import ReplayedPath
 from workbench.engine.memory import check_pool_fits, choose_num_blocks, limit_memory, usable_memory
 from workbench.engine.packed_batch import PackedBatch
@@ -30,6 +30,7 @@ from workbench.models.patch import Patch, patch_model
 from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.preflight_once import preflight_once
 from workbench.models.remembered import NOTHING, Remembered
+from workbench.models.served_model import ServedModel
 from workbench.models.state_cache import MixerPatch
 
 PATHS: tuple[type[ChosenPath], ...] = (CompiledPath, ReplayedPath, LayerByLayer, GatheringPath)
@@ -162,7 +163,8 @@ class ModelRunner:
             if largest.max() >= pool.num_blocks:
                 name, block = packed.sequence_name(int(largest.argmax())), largest.max()
                 raise ValueError(f"{name}: block id {block} is outside the pool of {pool.num_blocks} blocks")
-        self.path.check(packed)
+        if isinstance(self.path, GatheringPath):
+            self.path.check(packed)
 
     def describe(self) -> dict[str, Any]:
         """Facts about the model and how it is served, for the head of a trace."""

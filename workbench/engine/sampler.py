@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workbench.ground.threads import num_threads, share, thread_pool
+from workbench.cpu.threads import share, thread_pool
+from workbench.ground.threads import num_threads
 from workbench.readings.top_tokens import Candidate, TopTokens
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from types import MappingProxyType
@@ -200,7 +200,7 @@ class Step:
         times = timed.fields(self._end)
         self._end = times["end"]
         record = batch.to_record(kernel=computed.kernel, **times)
-        self.keep(record, self.supplements(batch, computed))
+        self.keep(record, self.supplements(batch, computed) if self.record_top_tokens else ())
         return record
 
     def take_output(self, batch: ScheduledBatch, computed: Computed, iteration: ScheduledBatch) -> None:
@@ -230,9 +230,7 @@ class Step:
                 self.speculator.forget(request_id)
 
     def supplements(self, batch: ScheduledBatch, computed: Computed) -> list[Supplement]:
-        """Further facts about a step whose output has been taken in: the most likely tokens, if they are recorded."""
-        if not self.record_top_tokens:
-            return []
+        """Further facts about a step whose output has been taken in: the most likely tokens."""
         chunks = [chunk for chunk in batch.chunks if chunk.samples]
         found = [
             msgspec.to_builtins(self.outputs.with_texts(token.top))
@@ -327,21 +325,26 @@ class Stepper:
         """Take what is left of the current step, or a whole one; None when there is nothing to do."""
         step = self.step
         step.sampler.num_top_tokens = step.record_top_tokens
-        phases, self._phases, self.phase = self._resumed(), None, None
+        phases: Iterable[tuple[str, Any]] = ()
+        if self._phases is not None:
+            phases, self._phases, self.phase = self._resumed(), None, None
+        elif step.begin():
+            phases = step.phases(step.scheduler.schedule())
         record: StepRecord | None = None
-        for _, made in phases or (step.phases(step.scheduler.schedule()) if step.begin() else ()):
+        for _, made in phases:
             record = made  # the last phase makes it
         return record
 
     def advance(self, *, stop_at_layers: bool) -> tuple[str, Any] | StepRecord | None:
         """Take the next phase of the current step, or the first of a new one; the record after the last."""
-        step, choice = self.step, stop_at_layers if self._phases is not None else None
+        step, choice = self.step, stop_at_layers if self.in_step else None
         step.sampler.num_top_tokens = step.record_top_tokens or SHOWN_TOP_TOKENS
-        phases = self._resumed()
-        if phases is None:
-            if not step.begin():
-                return None
+        if self._phases is not None:
+            phases = self._resumed()
+        elif step.begin():
             phases = self._phases = step.phases(step.scheduler.schedule())
+        else:
+            return None
         try:  # a generator's first send() takes None
             name, made = phases.send(choice)  # meanwhile views can read the phase before
         except BaseException:
@@ -353,9 +356,10 @@ class Stepper:
         self.phase = name, made
         return self.phase
 
-    def _resumed(self) -> Phases | None:
+    def _resumed(self) -> Phases:
         """The rest of the current step; the time of those who looked at its latest phase is left out."""
-        if self._phases is not None and self.step.timed is not None:
+        assert self._phases is not None
+        if self.step.timed is not None:
             self.step.timed.resume()
         return self._phases
 

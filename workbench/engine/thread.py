@@ -44,17 +44,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
 
 
-def _refuse_fork(process: int | None) -> None:
-    """Refuse to compute in a fork of a process.
-
-    Raises:
-        RuntimeError: This is not the process.
-    """
-    if process not in (None, os.getpid()):
-        raise RuntimeError(
-            f"process {os.getpid()} is a fork of process {process}, in which MLX has computed, and has none of its "
-            'threads: start it with multiprocessing.get_context("spawn") and make an Engine there, or fork first'
-        )
+def _in_a_fork(process: int) -> RuntimeError:
+    """The error of a call in a fork of a process."""
+    return RuntimeError(
+        f"process {os.getpid()} is a fork of process {process}, in which MLX has computed, and has none of its "
+        'threads: start it with multiprocessing.get_context("spawn") and make an Engine there, or fork first'
+    )
 
 
 class EngineThread:
@@ -72,8 +67,9 @@ class EngineThread:
     """
 
     def __init__(self, name: str) -> None:
-        _refuse_fork(_computed_in)
         self._process = os.getpid()
+        if _computed_in not in (None, self._process):
+            raise _in_a_fork(_computed_in)
         self._worker = _Worker.take(name)
         self._end = weakref.finalize(self, self._worker.give_back)
 
@@ -88,7 +84,8 @@ class EngineThread:
         Raises:
             RuntimeError: The thread has been closed, or belongs to another process.
         """
-        _refuse_fork(self._process)
+        if self._process != os.getpid():
+            raise _in_a_fork(self._process)
         if not self._end.alive:
             raise RuntimeError("this engine is closed: make a new Engine")
         future: Future[T] = Future()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from workbench.scheduler.request import Request
-from workbench.trace.frozen import EMPTY
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
@@ -19,48 +20,51 @@ class ScheduledChunk(msgspec.Struct, gc=False):
 
     A struct that the garbage collector does not track: hundreds are made in every step.
 
+    The fields are those of the record's `Chunk`, in its order, with the request in place of its id and ``samples`` in
+    place of its opposite; ``is_padded`` follows.
+
     Attributes:
         request: The request; its block table covers the chunk.
         start: ``num_kv_computed`` before the step.
         num_tokens: Tokens of the chunk.
-        arm: Its role, which says what ``update()`` does with it.
-        limited_by: The limit that keeps it from being longer.
         samples: It reaches the last known token, so the step samples the next one.
+        arm: Its role, which says what ``update()`` does with it.
+        sampled: The last token that ``update()`` appended; None without one.
+        limited_by: The limit that keeps it from being longer.
         new_block_ids: Entries appended to the first KV cache group's block table; the whole table at an admission.
         num_cached_tokens: Tokens found in the prefix cache at this admission.
         num_recomputed_tokens: Tokens whose KV had been there before a preemption.
-        sampled: The last token that ``update()`` appended; None without one.
-        discarded: Its output was thrown away, because the request had ended in the meantime.
         text: The text that these tokens added to the output; the engine's output processor sets it.
         drafts: Draft tokens in its last rows; -1 for one that the scheduler does not know. An engine that does know it,
             with asynchronous steps, puts it here before the forward pass.
-        is_padded: The drafts only fill up the rows of an admission: they are unknown and never accepted.
         sampled_before: Tokens that ``update()`` appended before it: accepted drafts.
         num_accepted: Drafts that the verification accepted, those behind the request's end included.
         ahead: Rejected drafts of earlier steps that ``start`` counts.
+        discarded: Its output was thrown away, because the request had ended in the meantime.
         removed: Places of that table that became 0.
         other_groups: The changes of the tables of the groups after the first.
+        is_padded: The drafts only fill up the rows of an admission: they are unknown and never accepted.
     """
 
     request: Request
     start: int
     num_tokens: int
+    samples: bool
     arm: Arm
+    sampled: int | None = None
     limited_by: LimitedBy = "complete"
-    samples: bool = True
     new_block_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
-    sampled: int | None = None
-    discarded: bool = False
     text: str = ""
     drafts: tuple[int, ...] = ()
-    is_padded: bool = False
     sampled_before: tuple[int, ...] = ()
     num_accepted: int = 0
     ahead: int = 0
+    discarded: bool = False
     removed: tuple[int, ...] = ()
     other_groups: tuple[TableChange, ...] = ()
+    is_padded: bool = False
 
     @property
     def request_id(self) -> str:
@@ -99,9 +103,9 @@ class ScheduledBatch:
     arrived: tuple[str, ...]
     aborted: tuple[str, ...]
     chunks: list[ScheduledChunk] = field(default_factory=list)
-    admitted: list[str] = field(default_factory=list)
-    resumed: list[str] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
+    admitted: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
     preempt_reasons: dict[str, Reason] = field(default_factory=dict)
     unscheduled_block_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
     running: tuple[str, ...] = ()
@@ -114,7 +118,7 @@ class ScheduledBatch:
     free_blocks_end: int = 0
     tables: list[list[tuple[list[int], int]]] | None = None
     unscheduled_changes: dict[str, tuple[TableChange, ...]] = field(default_factory=dict)
-    withdrawn_block_ids: list[int] = field(default_factory=list)
+    withdrawn_block_ids: tuple[int, ...] = ()
     pool: PoolChange = NO_CHANGE
     pool_end: PoolChange = NO_CHANGE
     num_cached_end: int = 0
@@ -146,7 +150,7 @@ class ScheduledBatch:
         """Give every waiting request its reason in a step that preempted some, and therefore admitted nobody."""
         for request_id, reason in self.preempt_reasons.items():
             self.passed_over[request_id] = reason.as_preempted()
-        self.waiting_reason = msgspec.structs.replace(reason, rule="preemption", requests=tuple(self.preempted))
+        self.waiting_reason = replace(reason, rule="preemption", requests=self.preempted)
 
     def to_record(self, *, kernel: KernelLaunch | None = None, **times: Any) -> StepRecord:
         """The immutable record of the step.
@@ -155,64 +159,23 @@ class ScheduledBatch:
             kernel: The launch of the attention kernel.
             **times: Fields of the record that tell times, such as those of a `StepSpan`.
         """
-        record = StepRecord(
-            step=self.step,
-            chunks=self._chunks(),
-            arrived=self.arrived,
-            admitted=tuple(self.admitted),
-            resumed=tuple(self.resumed),
-            preempted=tuple(self.preempted),
-            finished=tuple(self.finish_reasons),
-            aborted=self.aborted,
-            running=self.running,
-            waiting=self.waiting,
-            waiting_reason=self.waiting_reason,
-            passed_over=self.passed_over or EMPTY,
-            finish_reasons=self.finish_reasons or EMPTY,
-            preempt_reasons=self.preempt_reasons or EMPTY,
-            unscheduled_block_ids=self.unscheduled_block_ids or EMPTY,
-            unscheduled_changes=self.unscheduled_changes or EMPTY,
-            free_blocks=self.free_blocks,
-            free_blocks_end=self.free_blocks_end,
-            cached_block_ids=self.cached_block_ids,
-            withdrawn_block_ids=tuple(self.withdrawn_block_ids),
-            pool=self.pool,
-            pool_end=self.pool_end,
-            num_cached_end=self.num_cached_end,
-            token_budget=self.token_budget,
-            long_prefill_cap=self.long_prefill_cap,
-            kernel=kernel,
-            **(times if "time" in times else {"time": self.time, **times}),
-        )
+        values = dict(zip(_RECORDED, _recorded(self))) | times
+        chunks = [
+            Chunk(chunk.request.request_id, chunk.start, chunk.num_tokens, not chunk.samples, *astuple(chunk)[4:-1])
+            for chunk in self.chunks
+        ]
+        record = StepRecord(chunks=tuple(chunks), finished=tuple(self.finish_reasons), kernel=kernel, **values)
         if self.tables is None:
             record.attach_block_tables(self.layout, [chunk.request.block_tables[0] for chunk in self.chunks])
         else:
             record.attach_tables_of_groups(self.layout, self.tables)
         return record
 
-    def _chunks(self) -> tuple[Chunk, ...]:
-        return tuple(
-            [
-                Chunk(
-                    chunk.request.request_id,
-                    chunk.start,
-                    chunk.num_tokens,
-                    not chunk.samples,
-                    chunk.arm,
-                    chunk.sampled,
-                    chunk.limited_by,
-                    chunk.new_block_ids,
-                    chunk.num_cached_tokens,
-                    chunk.num_recomputed_tokens,
-                    chunk.text,
-                    chunk.drafts,
-                    chunk.sampled_before,
-                    chunk.num_accepted,
-                    chunk.ahead,
-                    chunk.discarded,
-                    chunk.removed,
-                    chunk.other_groups,
-                )
-                for chunk in self.chunks
-            ]
-        )
+
+_RECORDED = [
+    field.name
+    for field in fields(ScheduledBatch)
+    if field.name in StepRecord.__struct_fields__ and field.name != "chunks"
+]
+"""The fields of a batch that its record takes over as they are."""
+_recorded = attrgetter(*_RECORDED)

@@ -10,17 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from workbench._moved import Renamed
 from workbench.config import EngineConfig
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
-from workbench.scheduler.kv_cache_groups import (
-    CachedState,
-    FullAttention,
-    GroupManager,
-    PrefixHit,
-    RecurrentState,
-    Retention,
-    Shared,
-    SlidingWindow,
-)
+from workbench.scheduler.kv_cache_groups import FullAttention, GroupManager, PrefixHit, Retention, Shared
 from workbench.scheduler.request import Request
+from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.pool_change import PoolChange
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Layout, TableChange
@@ -83,18 +75,16 @@ class KVCacheManager:
             max_in_flight=config.max_num_batched_tokens * (2 if config.async_scheduling else 1),
             max_model_len=self._max_model_len,
         )
-        kinds: dict[str, type[GroupManager]] = {
-            "full_attention": FullAttention,
-            "sliding_window": SlidingWindow,
-            "mamba": CachedState if self.enable_prefix_caching else RecurrentState,
-        }
-        self.groups = [kinds[group.kind](index, group, shared, dropping[index]) for index, group in enumerate(groups)]
+        self.groups = [
+            self._kind_of(group)(index, group, shared, drops)
+            for index, (group, drops) in enumerate(zip(groups, dropping))
+        ]
         steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self.rests_inside_blocks = [group.kind for group in groups] == ["full_attention"] and not steps_ahead
         self.block_size = self.groups[0].block_size
         attention = [(group.index, group.block_size) for group in self.groups if group.group.is_attention]
         self.layout = Layout(*attention[0]) if attention else Layout(None, config.block_size)
-        self._states = [group for group in self.groups if isinstance(group, CachedState)]
+        self._states = [group.fresh for group in self.groups if group.fresh is not None]
         sets: dict[object, list[GroupManager]] = {}
         for manager in self.groups:
             sets.setdefault(_specification(manager.group), []).append(manager)
@@ -103,12 +93,24 @@ class KVCacheManager:
         self._other_sets = [same for same in sets.values() if same[0].group.kind != "full_attention"]
         self._no_hit = PrefixHit(0, ((),) * len(groups))
 
+    def _kind_of(self, group: KVCacheGroup) -> type[GroupManager]:
+        """The manager of a kind of group; few models need others than that of full attention."""
+        if group.kind == "full_attention":
+            return FullAttention
+        if group.kind == "sliding_window":
+            from workbench.scheduler.sliding_window import SlidingWindow
+
+            return SlidingWindow
+        from workbench.scheduler.recurrent_state import CachedState, RecurrentState
+
+        return CachedState if self.enable_prefix_caching else RecurrentState
+
     def copy(self) -> KVCacheManager:
         """A manager in the same state that can be changed without changing this one."""
         clone = copy.copy(self)
         clone.block_pool, clone.newly_cached = self.block_pool.copy(), self.newly_cached.copy()
         clone.groups = [manager.copy(clone.block_pool) for manager in self.groups]
-        clone._states = [group for group in clone.groups if isinstance(group, CachedState)]
+        clone._states = [group.fresh for group in clone.groups if group.fresh is not None]
         clone._full_sets = [[clone.groups[manager.index] for manager in same] for same in self._full_sets]
         clone._other_sets = [[clone.groups[manager.index] for manager in same] for same in self._other_sets]
         return clone
@@ -139,8 +141,8 @@ class KVCacheManager:
     def begin_step(self) -> None:
         """Forget what was cached in the step before."""
         self.newly_cached.clear()
-        for states in self._states:
-            states.fresh.clear()
+        for fresh in self._states:
+            fresh.clear()
 
     def take_change(self) -> tuple[PoolChange, tuple[int, ...]]:
         """Changes to the pool since the last call, and the blocks that were put into the prefix cache."""
@@ -364,5 +366,5 @@ class KVCacheManager:
         return Reason("kv_blocks", limit, value, needed, num_free - reserved, num_tokens=num_tokens, reserved=reserved)
 
 
-def _specification(group: object) -> tuple[object, ...]:
-    return (group.kind, group.block_size, group.sliding_window)  # type: ignore[attr-defined]
+def _specification(group: KVCacheGroup) -> tuple[object, ...]:
+    return (group.kind, group.block_size, group.sliding_window)

@@ -22,21 +22,23 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
 from workbench.config import EngineConfig
-from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_groups import PrefixHit
 from workbench.scheduler.kv_cache_manager import KVCacheManager
-from workbench.scheduler.partial_prefills import PartialPrefills
-from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
-from workbench.scheduler.state_boundaries import StateBoundaries
 from workbench.trace.frozen import EMPTY
 from workbench.trace.lines import Keyframe
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
+
+if TYPE_CHECKING:
+    from workbench.scheduler.partial_prefills import PartialPrefills
+    from workbench.scheduler.policy import SchedulingPolicy
+    from workbench.scheduler.recurrent_state import StateBoundaries
 
 Sampled = Sequence[int | Sequence[int] | None]
 """For each chunk its token, or its tokens; None for a chunk that does not sample."""
@@ -99,14 +101,23 @@ class Scheduler:
         self._max_in_flight = 2 if config.async_scheduling else 1
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._keeps_tables = config.async_scheduling or len(config.cache_groups) > 1
-        has_states = config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups)
-        longest_chunk = config.token_budget if self.as_vllm else config.longest_chunk
-        self._states = StateBoundaries(config, longest_chunk) if has_states else None
+        self._states: StateBoundaries | None = None
         owned = (config, self.queues, self.kv_cache)
-        self.order = ServiceOrder(*owned) if self.policy is None else PolicyOrder(*owned, self.policy)
+        self.order = ServiceOrder(*owned)
+        # Features that are off are not even imported.
+        if config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups):
+            from workbench.scheduler.recurrent_state import StateBoundaries
+
+            self._states = StateBoundaries(config, config.token_budget if self.as_vllm else config.longest_chunk)
+        if self.policy is not None:
+            from workbench.scheduler.policy import PolicyOrder
+
+            self.order = PolicyOrder(*owned, self.policy)
         if config.max_num_partial_prefills is None and config.max_long_partial_prefills is None:
             self.partial_prefills = None
         else:
+            from workbench.scheduler.partial_prefills import PartialPrefills
+
             num_computed = self.partial_prefills.num_computed if self.partial_prefills is not None else 0
             self.order = self.partial_prefills = PartialPrefills(*owned, self.order, num_computed)
 
@@ -146,23 +157,18 @@ class Scheduler:
         """True while any request waits or runs."""
         return bool(self.queues.requests)
 
-    def add_request(self, request: Request, *, may_wait: bool = False) -> None:
-        """Queue a request for the next step.
-
-        Args:
-            request: The request.
-            may_wait: Take it even if no schedule can give it a token: it will be aborted.
+    def add_request(self, request: Request) -> None:
+        """Queue a request for the next step. If no schedule can serve it (`check_servable`), it waits forever.
 
         Raises:
-            ValueError: Its id is in use, its prompt is empty, or no schedule can give it a token.
+            ValueError: Its id is in use, or its prompt is empty.
         """
         if request.request_id in self.queues.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use: wait until it ends, or choose another")
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
-        if not (may_wait or self.as_vllm):
-            check_servable(self.config, request.num_prompt_tokens, 1, f"request {request.request_id!r}")
-        request.reset_blocks(len(self.kv_cache.groups))
+        if len(self.kv_cache.groups) > 1:
+            request.reset_blocks(len(self.kv_cache.groups))
         self.queues.add(request)
 
     def abort_request(self, request_id: str) -> bool:
@@ -276,7 +282,7 @@ class Scheduler:
                     continue
             if start + num_tokens < request.block_boundary and not request.is_prefill:
                 # Inside its last block nothing else changes.
-                chunks.append(ScheduledChunk(request, start, num_tokens, "decode"))
+                chunks.append(ScheduledChunk(request, start, num_tokens, True, "decode"))
                 request.num_kv_computed = start + num_tokens
                 budget -= num_tokens
                 continue
@@ -294,7 +300,7 @@ class Scheduler:
                         break
                 if changes is None:
                     continue
-            chunk = ScheduledChunk(request, start, num_tokens, "decode", limited_by)
+            chunk = ScheduledChunk(request, start, num_tokens, True, "decode", None, limited_by)
             if changes:
                 chunk.new_block_ids, chunk.removed = changes[0].new_block_ids, changes[0].removed
                 if len(changes) > 1:
@@ -359,16 +365,17 @@ class Scheduler:
                 break
             kv_cache.allocate_slots(request, start + num_tokens, hit)
             resumed = request.status == "preempted"
-            (batch.resumed if resumed else batch.admitted).append(request.request_id)
+            if resumed:
+                batch.resumed += (request.request_id,)
+            else:
+                batch.admitted += (request.request_id,)
             batch.passed_over.pop(request.request_id, None)
             if limits is not None:
                 limits.admit(request, num_uncached)
             queues.admit(request)
             arm: Arm = "cached_final" if resumed else "new_final"
             table, *others = map(tuple, request.block_tables)
-            chunk = ScheduledChunk(
-                request, start, num_tokens, arm, limited_by, new_block_ids=table, num_cached_tokens=start
-            )
+            chunk = ScheduledChunk(request, start, num_tokens, True, arm, None, limited_by, table, start)
             if others:
                 chunk.other_groups = tuple(map(TableChange, others))
             if num_wanted > num_uncached:
@@ -505,7 +512,7 @@ class Scheduler:
             # vLLM 0.33 leaves the blocks that this chunk was going to fill in its prefix cache, from where the
             # victim would take KV that was never computed when it resumes.
             withdrawn = self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
-            batch.withdrawn_block_ids += sorted(withdrawn)
+            batch.withdrawn_block_ids += tuple(sorted(withdrawn))
             victim.num_kv_computed = chunk.start
             if self._is_async:
                 victim.num_in_flight_tokens -= chunk.num_tokens
@@ -519,7 +526,7 @@ class Scheduler:
         if len(self.queues.running) == 1 and not self.as_vllm:
             self._note_loss(victim)
         self._preempt(victim)
-        batch.preempted.append(victim.request_id)
+        batch.preempted += (victim.request_id,)
         batch.preempt_reasons[victim.request_id] = reason
         return refund
 
@@ -732,7 +739,8 @@ class Scheduler:
         clone._in_flight = deque()
         clone.queues, clone.kv_cache = self.queues.copy(), self.kv_cache.copy()
         clone.order = self.order.rehearsal(clone.queues, clone.kv_cache)
-        clone.partial_prefills = clone.order if isinstance(clone.order, PartialPrefills) else None
+        if self.partial_prefills is not None:
+            clone.partial_prefills = cast("PartialPrefills", clone.order)
         return clone
 
     def reconfigure(self, config: EngineConfig) -> None:

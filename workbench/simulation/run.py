@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import StepCost
+from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
@@ -111,7 +112,9 @@ class SimulatedRun:
             request.arrival_step = scheduler.step
             if self._cost_model is not None and arrival.arrives_at is None:
                 request.arrival_time = self.now
-            scheduler.add_request(request, may_wait=arrival.abort_step is not None)
+            if arrival.abort_step is None and not scheduler.as_vllm:
+                check_servable(scheduler.config, request.num_prompt_tokens, 1, f"request {request.request_id!r}")
+            scheduler.add_request(request)
             new.append(request)
             self.num_arrived += 1
             if self._num_drafts:

@@ -6,7 +6,7 @@ allocate arrays by these numbers without another check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import astuple
@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.errors import TraceError
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
-from workbench.trace.lines import Keyframe, RequestInfo, TraceMeta
+from workbench.trace.lines import Keyframe, TraceMeta
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, length_of
 from workbench.trace.records import Chunk, KernelLaunch, Layout, StepRecord
 
@@ -32,7 +32,7 @@ def config_number(config: Mapping[str, Any], name: str, high: int) -> int | None
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise TraceError(f"config {name} must be an integer from 1 to {high}, the trace has {_short(value)}")
+        raise TraceError(f"config {name} must be an integer from 1 to {high}, the trace has {short(value)}")
     return value
 
 
@@ -67,7 +67,8 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
     return Layout(None, block_size)
 
 
-def _short(value: Any, limit: int = 80) -> str:
+def short(value: Any, limit: int = 80) -> str:
+    """The repr of something from a file, for a message."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
@@ -78,34 +79,23 @@ class TraceChecker:
     A request's table is one append-only list from its admission to its end or preemption; the records share it.
     ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
     loading must not wait for a pool, nor allocate one of the size that a file claims.
+
+    Args:
+        meta: First line of the file.
+        requests: The requests of the lines so far.
     """
 
-    def __init__(self, meta: TraceMeta) -> None:
+    def __init__(self, meta: TraceMeta, requests: Container[str]) -> None:
         self.block_size = block_size_of(meta)
         self.groups = groups_of(meta)
         self.layout = layout_of(self.groups, self.block_size)
         self.num_blocks = num_blocks_of(meta) or MAX_BLOCKS
-        self._requests: set[str] = set()
+        self._requests = requests
         self._tables: dict[str, list[list[int]]] = {}
         self._computed: dict[str, int] = {}
         self._next_step: int | None = None
         first = self.groups[0]
         self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
-
-    def add_request(self, info: RequestInfo) -> None:
-        """Check a request line.
-
-        Raises:
-            TraceError: The request arrived before, or its prompt is not as long as the line says.
-        """
-        if info.request_id in self._requests:
-            raise TraceError(f"request {_short(info.request_id)} arrives twice")
-        if info.prompt_token_ids and len(info.prompt_token_ids) != info.num_prompt_tokens:
-            raise TraceError(
-                f"request {_short(info.request_id)} has num_prompt_tokens {info.num_prompt_tokens} "
-                f"and {len(info.prompt_token_ids)} prompt_token_ids"
-            )
-        self._requests.add(info.request_id)
 
     def start_from(self, keyframe: Keyframe) -> None:
         """Adopt the block tables of a run that began before the trace.
@@ -120,18 +110,18 @@ class TraceChecker:
         if len(set(keyframe.free_block_ids)) != len(keyframe.free_block_ids):
             raise TraceError("free_block_ids names a block twice")
         for request_id, table in keyframe.block_tables.items():
-            self._check_block_ids(f"block table of {_short(request_id)}", table)
+            self._check_block_ids(f"block table of {short(request_id)}", table)
             if request_id not in self._requests:
-                raise TraceError(f"request {_short(request_id)} holds blocks but has no request line before it")
+                raise TraceError(f"request {short(request_id)} holds blocks but has no request line before it")
             computed = keyframe.num_kv_computed.get(request_id, 0)
             if self.groups[0].is_attention and computed > len(table) * self.groups[0].block_size:
                 raise TraceError(
-                    f"request {_short(request_id)} has {computed} tokens computed, its {len(table)} blocks "
+                    f"request {short(request_id)} has {computed} tokens computed, its {len(table)} blocks "
                     f"hold {len(table) * self.groups[0].block_size}"
                 )
             others = keyframe.other_tables.get(request_id, ())
             for other in others:
-                self._check_block_ids(f"block table of {_short(request_id)}", other)
+                self._check_block_ids(f"block table of {short(request_id)}", other)
             self._tables[request_id] = [list(table), *map(list, others)]
             self._computed[request_id] = computed
         self._next_step = keyframe.step
@@ -164,7 +154,7 @@ class TraceChecker:
             tables.pop(request_id, None)
         for request_id in (*record.admitted, *record.resumed):
             if request_id in tables:
-                raise TraceError(f"request {_short(request_id)} is admitted in step {record.step} but runs already")
+                raise TraceError(f"request {short(request_id)} is admitted in step {record.step} but runs already")
             tables[request_id] = [[] for _ in self.groups]
             computed.pop(request_id, None)
         scheduled = []
@@ -173,7 +163,7 @@ class TraceChecker:
             request_id = chunk.request_id
             held = tables.get(request_id)
             if held is None:
-                raise TraceError(f"request {_short(request_id)} is scheduled in step {record.step} but not admitted")
+                raise TraceError(f"request {short(request_id)} is scheduled in step {record.step} but not admitted")
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
             table = held[0]
@@ -185,14 +175,14 @@ class TraceChecker:
             end = chunk.start + chunk.num_tokens
             if chunk.start > computed.get(request_id, MAX_TOKENS):
                 raise TraceError(
-                    f"request {_short(request_id)} in step {record.step} starts at {chunk.start}, "
+                    f"request {short(request_id)} in step {record.step} starts at {chunk.start}, "
                     f"computed so far are {computed[request_id]} tokens"
                 )
             if end > len(table) * self._tokens_per_place or chunk.num_cached_tokens > chunk.start:
                 raise TraceError(self._misfit(record.step, chunk, len(table)))
             if chunk.ahead > chunk.start or len(chunk.drafts) >= chunk.num_tokens:
                 raise TraceError(
-                    f"request {_short(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
+                    f"request {short(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
                     f"{chunk.num_tokens} tokens, and starts at {chunk.start}, {chunk.ahead} ahead"
                 )
             computed[request_id] = end
@@ -220,7 +210,7 @@ class TraceChecker:
         """Apply a chunk's changes to the block tables of the groups after the first."""
         if len(chunk.other_groups) != len(held) - 1:
             raise TraceError(
-                f"request {_short(chunk.request_id)} in step {step} changes {len(chunk.other_groups)} block tables "
+                f"request {short(chunk.request_id)} in step {step} changes {len(chunk.other_groups)} block tables "
                 f"beside the first, the configuration has {len(held) - 1}"
             )
         for group, change in enumerate(chunk.other_groups, 1):
@@ -240,12 +230,11 @@ class TraceChecker:
             table[place] = 0
 
     def _check_names(self, record: StepRecord) -> None:
-        known = self._requests
         for field in ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting"):
             names = getattr(record, field)
-            if names and not known.issuperset(names):
-                unknown = next(name for name in names if name not in known)
-                raise TraceError(f"{field} of step {record.step} names {_short(unknown)}, which has no request line")
+            for name in names:
+                if name not in self._requests:
+                    raise TraceError(f"{field} of step {record.step} names {short(name)}, which has no request line")
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
@@ -259,7 +248,7 @@ class TraceChecker:
                     raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")
 
     def _misfit(self, step: int, chunk: Chunk, num_blocks: int) -> str:
-        who = f"request {_short(chunk.request_id)} in step {step}"
+        who = f"request {short(chunk.request_id)} in step {step}"
         if chunk.num_cached_tokens > chunk.start:
             return f"{who} has {chunk.num_cached_tokens} cached tokens but starts at {chunk.start}"
         return (

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import astuple, force_setattr, replace
 
 from workbench.trace.errors import TraceError
+from workbench.trace.frozen import FrozenDict
 from workbench.trace.gunzip import Gunzip
 from workbench.trace.lines import SCHEMA_VERSION, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.old_versions import OldLines, OldTraceLine
@@ -92,6 +93,25 @@ def _each_once(reasons: Mapping[str, Reason]) -> dict[str, tuple[Any, ...] | int
     return short
 
 
+def _with_reasons(record: StepRecord) -> StepRecord:
+    """A record that was read, with a reason in the place of each number."""
+    for name in ("passed_over", "preempt_reasons"):
+        stated: Mapping[str, Reason | int] = getattr(record, name)
+        known: list[Reason] = []
+        reasons: dict[str, Reason] = {}
+        for request_id, reason in stated.items():
+            if not isinstance(reason, int):
+                known.append(reason)
+            elif reason < len(known):
+                reason = known[reason]
+            else:
+                raise msgspec.ValidationError(f"reason number {reason} of {len(known)} stated before it")
+            reasons[request_id] = reason
+        if len(known) < len(stated):
+            force_setattr(record, name, FrozenDict(reasons))
+    return record
+
+
 def _without_defaults(value: Chunk | Reason) -> tuple[Any, ...]:
     values, defaults = astuple(value), value.__struct_defaults__
     last, num_required = len(values), len(values) - len(defaults)
@@ -143,6 +163,8 @@ class LineDecoder:
             self._decode, self._old = _old_decoder.decode, OldLines(version)
         try:
             line = self._decode(raw)
+            if self._old is None and isinstance(line, StepRecord):
+                line = _with_reasons(line)
         except _UNDECODABLE as problem:
             raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
         if isinstance(line, TraceMeta) and self.number > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
@@ -32,8 +32,16 @@ EMPTY: FrozenDict[Any, Any] = FrozenDict()
 """The empty mapping, shared by all records."""
 
 
-def freeze_field(record: msgspec.Struct, name: str) -> None:
-    """Put a frozen copy in place of a mapping that somebody else may hold. For ``__post_init__`` of a frozen record."""
-    value = getattr(record, name)
-    if type(value) is not FrozenDict:
-        msgspec.structs.force_setattr(record, name, FrozenDict(value) if value else EMPTY)
+class Frozen(msgspec.Struct, frozen=True):
+    """A struct whose mappings never change either: it takes copies of those that somebody else may hold.
+
+    Attributes:
+        mappings: Names of the fields that are mappings.
+    """
+
+    _mappings: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in self._mappings:
+            if type(value := getattr(self, name)) is not FrozenDict:
+                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Tokens
-from workbench.trace.frozen import EMPTY, freeze_field
+from workbench.trace.frozen import EMPTY, Frozen
 from workbench.trace.records import StepRecord
 
 SCHEMA_VERSION = 4
@@ -30,7 +30,7 @@ MAX_NAME = 100
 """Maximum length of a supplement's name, in characters."""
 
 
-class TraceMeta(msgspec.Struct, frozen=True, tag="meta", tag_field="kind"):
+class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
     """First line of a trace: its source, configuration and model.
 
     Attributes:
@@ -48,14 +48,10 @@ class TraceMeta(msgspec.Struct, frozen=True, tag="meta", tag_field="kind"):
     model: Mapping[str, Any] = EMPTY
     versions: Mapping[str, str] = EMPTY
     created: Seconds = 0.0
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "config")
-        freeze_field(self, "model")
-        freeze_field(self, "versions")
+    _mappings = ("config", "model", "versions")
 
 
-class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
+class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
     """A request as it arrived, written to the trace at that moment.
 
     Attributes:
@@ -81,12 +77,10 @@ class RequestInfo(msgspec.Struct, frozen=True, omit_defaults=True, tag="request"
     priority: int = 0
     sampling: Mapping[str, Any] = EMPTY
     cache_salt: str = ""
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "sampling")
+    _mappings = ("sampling",)
 
 
-class Keyframe(msgspec.Struct, frozen=True, tag="keyframe", tag_field="kind"):
+class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
 
     Attributes:
@@ -104,14 +98,10 @@ class Keyframe(msgspec.Struct, frozen=True, tag="keyframe", tag_field="kind"):
     free_block_ids: tuple[BlockId, ...] = ()
     cached_block_ids: tuple[BlockId, ...] = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "other_tables")
-        freeze_field(self, "block_tables")
-        freeze_field(self, "num_kv_computed")
+    _mappings = ("other_tables", "block_tables", "num_kv_computed")
 
 
-class Supplement(msgspec.Struct, frozen=True, tag="supplement", tag_field="kind"):
+class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     """Facts about a step that became known after its record was made.
 
     A step has no more than one supplement of each name. The names so far:
@@ -128,9 +118,7 @@ class Supplement(msgspec.Struct, frozen=True, tag="supplement", tag_field="kind"
     step: Count
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
     facts: Mapping[str, Any] = EMPTY
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "facts")
+    _mappings = ("facts",)
 
 
 TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]

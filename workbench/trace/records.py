@@ -21,7 +21,7 @@ from workbench._moved import moved_names
 from workbench.ground.attached import find, picture
 from workbench.ground.on_demand import np
 from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
-from workbench.trace.frozen import EMPTY, FrozenDict, freeze_field
+from workbench.trace.frozen import EMPTY, Frozen
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     StatedReason = Reason
 else:  # in a file, the number n stands for the n-th different reason of its mapping, counted from 0
     StatedReason = Reason | Count
-
-_set = msgspec.structs.force_setattr
 
 MAX_MASK_CELLS = 2**28
 """Maximum size of an attention mask that is built, in cells (256 MiB)."""
@@ -183,7 +181,7 @@ class WorkItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_splits: Rows = 1
 
 
-class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
+class KernelLaunch(Frozen, frozen=True, omit_defaults=True):
     """The launch of a step's attention kernel; it is the same for every layer with the same window.
 
     Attributes:
@@ -213,9 +211,7 @@ class KernelLaunch(msgspec.Struct, frozen=True, omit_defaults=True):
     windows: tuple[Window, ...] = (-1,)
     work_items: tuple[WorkItem, ...] = ()
     details: Mapping[str, Any] = EMPTY
-
-    def __post_init__(self) -> None:
-        freeze_field(self, "details")
+    _mappings = ("details",)
 
 
 class Phase(NamedTuple):
@@ -235,7 +231,7 @@ class Event(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag="step", tag_field="kind"):
+class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step", tag_field="kind"):
     """One engine step. Immutable: mappings are copied and frozen. All sequences are in scheduling order.
 
     With asynchronous scheduling a record is one iteration: what was scheduled in it (batch k), what ended at its end
@@ -313,24 +309,20 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
     end: Seconds = 0.0
     phase_starts: Mapping[str, float] = EMPTY
 
+    _mappings = (
+        "passed_over",
+        "finish_reasons",
+        "preempt_reasons",
+        "unscheduled_block_ids",
+        "unscheduled_changes",
+        "timings",
+        "phase_starts",
+    )
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.end and (self.time or self.timings):
-            _set(self, "end", self.end_of_phases)
-        # Without a loop and a call for every field: a record is made in every step.
-        if type(timings := self.timings) is not FrozenDict:
-            _set(self, "timings", FrozenDict(timings) if timings else EMPTY)
-        if type(self.phase_starts) is not FrozenDict:
-            freeze_field(self, "phase_starts")
-        if type(self.passed_over) is not FrozenDict:
-            _set(self, "passed_over", _with_reasons(self.passed_over))
-        if type(self.finish_reasons) is not FrozenDict:
-            freeze_field(self, "finish_reasons")
-        if type(self.preempt_reasons) is not FrozenDict:
-            _set(self, "preempt_reasons", _with_reasons(self.preempt_reasons))
-        if type(self.unscheduled_block_ids) is not FrozenDict:
-            freeze_field(self, "unscheduled_block_ids")
-        if type(self.unscheduled_changes) is not FrozenDict:
-            freeze_field(self, "unscheduled_changes")
+            msgspec.structs.force_setattr(self, "end", self.end_of_phases)
 
     # -- block tables: attached when the record is made by a scheduler or loaded into a trace ------------------
 
@@ -563,23 +555,6 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, dict=True, tag
                 return chunk
         reason = self.not_scheduled.get(request_id, "it is not waiting either")
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
-
-
-def _with_reasons(stated: Mapping[str, Reason | int]) -> FrozenDict[str, Reason]:
-    """A frozen copy with a reason in the place of each number."""
-    if not stated:
-        return EMPTY
-    different: list[Reason] = []
-    reasons: dict[str, Reason] = {}
-    for request_id, reason in stated.items():
-        if not isinstance(reason, int):
-            different.append(reason)
-        elif reason < len(different):
-            reason = different[reason]
-        else:
-            raise ValueError(f"reason number {reason} of {len(different)} stated before it")
-        reasons[request_id] = reason
-    return FrozenDict(reasons)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

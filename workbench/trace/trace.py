@@ -12,7 +12,7 @@ import msgspec
 from workbench.ground.attached import picture, with_attached_methods
 from workbench.ground.field_checks import counted, printable
 from workbench.trace import storage
-from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
+from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of, short
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndReason, TraceLine, TraceMeta
@@ -68,7 +68,7 @@ class Trace(TraceMethods):
         self._keyframe: Keyframe | None = None
         self._steps: list[StepRecord] = []
         self._supplements: dict[tuple[int, str], Supplement] = {}
-        self._checker = TraceChecker(meta)
+        self._checker = TraceChecker(meta, self.requests)
         self._run = _Run(self)
         self._slice_of: Trace | None = None
         self.offset = 0
@@ -81,11 +81,18 @@ class Trace(TraceMethods):
         """Add what a request asked for; it comes before the first step that names the request.
 
         Raises:
-            TraceError: The request id is in the trace already, or the trace is a slice or continued by another one.
+            TraceError: The request id is in the trace already, the prompt is not as long as the request says, or the
+                trace is a slice or continued by another one.
         """
         with self._run.lock:
             self._check_writable()
-            self._checker.add_request(info)
+            if info.request_id in self.requests:
+                raise TraceError(f"request {short(info.request_id)} arrives twice")
+            if info.prompt_token_ids and len(info.prompt_token_ids) != info.num_prompt_tokens:
+                raise TraceError(
+                    f"request {short(info.request_id)} has num_prompt_tokens {info.num_prompt_tokens} "
+                    f"and {len(info.prompt_token_ids)} prompt_token_ids"
+                )
             self.requests.add(info, len(self._steps))
             self._run.record(info)
 
@@ -217,7 +224,6 @@ class Trace(TraceMethods):
             trace = Trace(self.meta)
             for before, info in self.arrivals():
                 if before >= start or info.request_id in unfinished:  # an asynchronous step may not know the newest yet
-                    trace._checker.add_request(info)
                     trace.requests.add(info, max(0, before - start))
             trace.start_from(keyframe)
             trace._steps = self._steps[start:]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from workbench.engine.forward.path import ChosenPath, ForwardOutput, ServedModel
+from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import Logits
+from workbench.models.served_model import ServedModel
 
 if TYPE_CHECKING:
     from workbench.models.packed.compiled_step import CompiledStep
@@ -40,4 +41,4 @@ class CompiledPath(ChosenPath):
     def run(self, packed: PackedBatch) -> ForwardOutput:
         """See `ForwardPath.run`."""
         values = self.step.run(packed.token_ids, packed.positions, packed.logits_rows, *packed.metadata)
-        return Logits.of(values), self._served.launch(packed, {"forward": self.name})
+        return Logits.of(values), self._served.launch(packed.metadata[0], {"forward": self.name})

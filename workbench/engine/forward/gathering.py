@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Self
 
 from workbench.engine.forward.layer_by_layer import LayerByLayer
-from workbench.engine.forward.path import ServedModel
 from workbench.engine.memory import usable_memory
 from workbench.engine.packed_batch import PackedBatch
+from workbench.models.served_model import ServedModel
 
 
 class GatheringPath(LayerByLayer):
@@ -21,7 +21,11 @@ class GatheringPath(LayerByLayer):
         return cls(served)
 
     def check(self, packed: PackedBatch) -> None:
-        """Refuse a batch whose gathered keys and values do not fit into memory, see `ChosenPath.check`."""
+        """Refuse a batch whose gathered keys and values do not fit into memory, before anything is changed.
+
+        Raises:
+            ValueError: The message says what to lower.
+        """
         served, context = self._served, packed.block_table.shape[1] * packed.block_size
         largest = max((layer.bytes_per_token for layer in served.preflight.layers), default=0)
         gathered = packed.num_tokens * context * largest

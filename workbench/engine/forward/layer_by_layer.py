@@ -8,11 +8,12 @@ from typing import Self
 import mlx.core as mx
 import numpy as np
 
-from workbench.engine.forward.path import ChosenPath, ForwardOutput, ServedModel
+from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.memory import explained
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import Logits, most_likely_rows
 from workbench.models.forward import forward_rows
+from workbench.models.served_model import ServedModel
 
 
 class LayerByLayer(ChosenPath):
@@ -50,7 +51,7 @@ class LayerByLayer(ChosenPath):
             logits = Logits(values, np.asarray(best).tolist())
         else:  # with its values in it: another thread, which has other streams, may read it
             logits = Logits(mx.array(np.zeros((0, values.shape[1]), np.float32)), [])
-        return logits, served.launch(packed, details)
+        return logits, served.launch(packed.metadata[0], details)
 
     def graph(self, packed: PackedBatch) -> tuple[mx.array, Mapping[str, str]]:
         """The logits of a step, not evaluated, those of one row if no row samples; and details for its launch."""

@@ -21,12 +21,12 @@ import numpy as np
 from workbench.attention.metadata import FEW_ELEMENTS, AttentionMetadata
 from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
 from workbench.engine.forward.layer_by_layer import LayerByLayer
-from workbench.engine.forward.path import ServedModel
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.preflight import TOLERANCE, TOLERANCE_FLOAT32_GPU
+from workbench.models.served_model import ServedModel
 
 log = logging.getLogger("workbench")
 

@@ -14,7 +14,8 @@ from workbench.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.cpu.barrier import make_barrier
 from workbench.cpu.kernels import ROWS
 from workbench.cpu.layer_loop import Batch, Buffers, Field, Model, input_sizes, run_layers
-from workbench.ground.threads import num_threads, thread_pool
+from workbench.cpu.threads import thread_pool
+from workbench.ground.threads import num_threads
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
 

@@ -22,7 +22,8 @@ from workbench.cpu.formats import (
 from workbench.cpu.inputs import code_bits, factors
 from workbench.cpu.kernels import multiply, product_kernel
 from workbench.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
-from workbench.ground.threads import num_threads, share, thread_pool
+from workbench.cpu.threads import share, thread_pool
+from workbench.ground.threads import num_threads
 
 _LINE = 64
 _WORTH_THREADS = 2**21  # multiplications of a product that takes longer than waking threads
