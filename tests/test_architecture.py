@@ -83,11 +83,11 @@ def test_an_import_upwards_is_seen(line, tmp_path):
     """The control: each way to reach a room above, in a module of trace/."""
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT, tmp_path / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "workbench" / "trace" / "bounds.py").open("a") as file:
+    with (tmp_path / "workbench" / "trace" / "fields.py").open("a") as file:
         file.write(f"\n{line}\n")
     finished = lint_imports(tmp_path)
     assert finished.returncode == 1
-    assert "workbench.trace.bounds -> workbench.viz.reprs" in finished.stdout
+    assert "workbench.trace.fields -> workbench.viz.reprs" in finished.stdout
 
 
 def test_the_linter_ignores_types_of_attached_methods_alone():

@@ -8,8 +8,8 @@ Example:
     >>> engine.step().chunks[0].text
     ' Paris'
 
-Importing workbench is light. It puts an optimised BLAS in front of MLX's reference BLAS on Linux, which has to
-happen before the first ``import mlx.core``; MLX itself is imported when an Engine is first used.
+Importing workbench is light. On Linux, the first ``import mlx.core`` after it loads an optimised BLAS before MLX, in
+front of MLX's reference BLAS; MLX itself is imported when an Engine is first used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench import _moved
-from workbench.ground import attached
-from workbench.ground.blas import backend_info, preload
-from workbench.ground.on_demand import imported
+from workbench.ground.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig, SamplingParams
     from workbench.engine.engine import Engine
     from workbench.fleet.simulate import simulate_fleet
+    from workbench.ground.blas import backend_info
     from workbench.simulation.simulate import simulate
     from workbench.trace import StepRecord, Trace
 
@@ -36,11 +35,12 @@ _HOMES = {
     "SamplingParams": "workbench.config",
     "StepRecord": "workbench.trace",
     "Trace": "workbench.trace",
+    "backend_info": "workbench.ground.blas",
     "simulate": "workbench.simulation.simulate",
     "simulate_fleet": "workbench.fleet.simulate",
 }
 
-attached.TABLE.update(
+ATTACHED.update(
     {
         "Trace.check": "workbench.laws.replay:check",
         "Trace.explain": "workbench.analysis.explain:explain",
@@ -76,7 +76,7 @@ attached.TABLE.update(
         "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
     }
 )
-# Methods that rooms give to the classes of rooms below, which do not know them (`workbench.ground.attached`).
+# Methods that rooms give to the classes of rooms below, which do not know them (`workbench.ground.on_demand`).
 
 __all__ = [
     "Engine",
@@ -89,7 +89,7 @@ __all__ = [
     "simulate_fleet",
 ]
 
-preload()
+before_import("mlx.core", "workbench.ground.blas", "preload")
 _moved.install()
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from workbench.ground.compatibility import check_compatible
 from workbench.ground.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
 from workbench.speculation import Speculation
-from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
+from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
 POLICIES = ("fcfs", "priority")

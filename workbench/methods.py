@@ -1,6 +1,6 @@
 """Types of the methods that rooms give to the classes of rooms below them, for type checkers and editors.
 
-At run time these classes do not exist: `workbench.ground.attached` puts the functions into place, by the table in
+At run time these classes do not exist: `workbench.ground.on_demand` puts the functions into place, by the table in
 ``workbench/__init__.py``. A test compares the two.
 """
 

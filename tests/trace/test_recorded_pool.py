@@ -15,7 +15,7 @@ from workbench import Trace, simulate
 from workbench.readings.pool_state import OWNED
 from workbench.scheduler.block_pool import BlockPool
 from workbench.trace.assumed_pool import AssumedPool
-from workbench.trace.bounds import MAX_BLOCKS
+from workbench.trace.fields import MAX_BLOCKS
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog, length_of, pack, unpack
 
 NUM_WORKLOADS = 12

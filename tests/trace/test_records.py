@@ -23,7 +23,7 @@ from trace_helpers import one_trace, traces
 
 import workbench
 from workbench.analysis.tune import Tuning
-from workbench.ground.attached import TABLE, AttachedMethod
+from workbench.ground.on_demand import TABLE, AttachedMethod
 from workbench.readings.metrics import TraceMetrics
 from workbench.readings.pool_state import PoolState
 from workbench.trace import (

@@ -14,9 +14,8 @@ from workbench.analysis.flags import vllm_flags
 from workbench.analysis.fork import recorded_config, why_hung
 from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
 from workbench.costs.cost_model import CostModel
-from workbench.ground.attached import picture
 from workbench.ground.field_checks import number
-from workbench.ground.on_demand import with_progress
+from workbench.ground.on_demand import picture, with_progress
 from workbench.trace import Trace
 
 NUM_FINALISTS = 4

@@ -40,7 +40,7 @@ _status = "reference BLAS (workbench.ground.blas.preload has not run)"
 
 
 def preload() -> None:
-    """Load the BLAS, once per process; called when workbench is imported.
+    """Load the BLAS, once per process; called before ``mlx.core`` is imported.
 
     Warns:
         RuntimeWarning: ``mlx.core`` is already imported, so it is too late.
@@ -59,7 +59,7 @@ def preload() -> None:
         warnings.warn(
             "mlx was imported before workbench, so it uses its slow reference BLAS: import workbench first",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     else:
         try:

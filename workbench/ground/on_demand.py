@@ -1,18 +1,26 @@
-"""Optional modules: imported at their first use; a missing one is named with the command that installs it.
+"""Imports at the first use: optional modules, and what a room gives to the objects of a room below it.
 
 The base of Workbench needs msgspec alone: it reads, simulates, explains, predicts and records, on any system and in a
-web page. Everything else belongs to an extra of ``pyproject.toml``.
+web page. Everything else belongs to an extra of ``pyproject.toml``. A missing module is named with the command that
+installs it.
+
+Methods, functions and pictures that a room gives to the objects of a room below it, which does not know it, are in one
+table, filled by ``workbench/__init__.py``. ``workbench/methods.py`` has their types.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 PROJECT = "inference-workbench"
 """Name under which pip installs Workbench."""
@@ -79,6 +87,26 @@ def imported(module: str, name: str, what: str = "") -> Any:
         return getattr(importlib.import_module(module), name)
 
 
+class _BeforeImport(MetaPathFinder):
+    def __init__(self, module: str, work: Callable[[], Any]) -> None:
+        self._module, self._work = module, work
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == self._module:
+            self._work()
+        return None  # the finders after this one find the module
+
+
+def before_import(module: str, home: str, function: str) -> None:
+    """Call a function of ``home`` right before the first import of ``module``, or now if it is imported already."""
+    if module in sys.modules:
+        imported(home, function)()
+    else:
+        sys.meta_path.insert(0, _BeforeImport(module, lambda: imported(home, function)()))
+
+
 class OnDemand(ModuleType):
     """Stands for a module that is imported at the first use of one of its names.
 
@@ -135,3 +163,76 @@ def _tqdm() -> Any:
         return importlib.import_module("tqdm.auto").tqdm
     except ModuleNotFoundError:
         return None
+
+
+ATTACHED: dict[str, str] = {}
+"""Home of each attached function, "module:function", by "Class.method" or "package.function"."""
+
+
+def find(name: str) -> Callable[..., Any]:
+    """Import what is attached under a name such as "Trace.watch".
+
+    Raises:
+        ModuleNotFoundError: A module that it needs is not installed; the message names it.
+    """
+    module, _, function = ATTACHED[name].partition(":")
+    return imported(module, function, f"{name}()")
+
+
+class AttachedMethod:
+    """A method that is defined in another room. ``help()`` shows the function that is attached.
+
+    Args:
+        name: Its name in the table, such as "Trace.watch".
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]:
+        """The attached function, bound to the instance if there is one.
+
+        Raises:
+            ModuleNotFoundError: A module that it needs is not installed.
+        """
+        function = find(self.name)
+        return function if instance is None else MethodType(function, instance)
+
+
+def with_attached_methods(owner: C) -> C:
+    """Class decorator: give a class the methods that the table attaches to it."""
+    for name in ATTACHED:
+        kind, _, method = name.partition(".")
+        if kind == owner.__name__ and not method.startswith("_"):
+            setattr(owner, method, AttachedMethod(name))
+    return owner
+
+
+def attached_functions(package: str) -> Callable[[str], Any]:
+    """A ``__getattr__`` for a package that finds the functions that the table attaches to it.
+
+    Args:
+        package: Its full name, such as that of the record's room.
+    """
+
+    def find_function(name: str) -> Any:
+        key = f"{package.partition('.')[2]}.{name}"
+        if key not in ATTACHED:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return find(key)
+
+    return find_function
+
+
+def picture(kind: str, shown: object) -> str | None:
+    """HTML of an object, for its ``_repr_html_``; None if it cannot be drawn, so that a notebook shows its text.
+
+    Args:
+        kind: Name of its class, such as "StepRecord".
+        shown: The object.
+    """
+    try:
+        draw = find(f"{kind}._repr_html_")
+    except ModuleNotFoundError:
+        return None
+    return draw(shown)

@@ -17,9 +17,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.attached import picture, with_attached_methods
 from workbench.ground.field_checks import counted
-from workbench.ground.on_demand import np
+from workbench.ground.on_demand import np, picture, with_attached_methods
 from workbench.readings.latency import Latency
 from workbench.readings.speculation_metrics import SpeculationMetrics
 

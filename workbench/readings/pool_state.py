@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from workbench.ground.attached import picture
-from workbench.ground.on_demand import np
+from workbench.ground.on_demand import np, picture
 from workbench.readings.block_replay import BlockReplay
 from workbench.trace.errors import TraceError
 from workbench.trace.lines import Keyframe

@@ -30,7 +30,7 @@ from workbench.scheduler.kv_cache_groups import PrefixHit
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
-from workbench.trace.frozen import EMPTY
+from workbench.trace.fields import EMPTY
 from workbench.trace.lines import Keyframe
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange

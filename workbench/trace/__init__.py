@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.attached import attached_functions
-from workbench.ground.on_demand import imported
+from workbench.ground.on_demand import attached_functions, imported
 
 if TYPE_CHECKING:
     from workbench.readings.compare import Comparison, compare

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from workbench.trace.bounds import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.errors import TraceError
+from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 from workbench.trace.lines import Keyframe, TraceMeta
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, length_of

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import astuple, force_setattr, replace
 
 from workbench.trace.errors import TraceError
-from workbench.trace.frozen import FrozenDict
+from workbench.trace.fields import FrozenDict
 from workbench.trace.gunzip import Gunzip
 from workbench.trace.lines import SCHEMA_VERSION, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.old_versions import OldLines, OldTraceLine

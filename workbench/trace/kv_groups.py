@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.trace.bounds import MAX_TOKENS
+from workbench.trace.fields import MAX_TOKENS
 
 KINDS = ("full_attention", "sliding_window", "mamba")
 MAX_GROUPS = 256

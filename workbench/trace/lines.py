@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from workbench.trace.bounds import BlockId, Count, Rows, Seconds, TokenId, Tokens
-from workbench.trace.frozen import EMPTY, Frozen
+from workbench.trace.fields import EMPTY, BlockId, Count, Frozen, Rows, Seconds, TokenId, Tokens
 from workbench.trace.records import StepRecord
 
 SCHEMA_VERSION = 4

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from workbench.trace.assumed_pool import AssumedPool
 from workbench.trace.checks import groups_of
-from workbench.trace.frozen import EMPTY
+from workbench.trace.fields import EMPTY
 from workbench.trace.lines import SCHEMA_VERSION, Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.reasons import Reason, Rule
 from workbench.trace.records import StepRecord

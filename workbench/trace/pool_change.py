@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from workbench.trace.bounds import MAX_BLOCKS
+from workbench.trace.fields import MAX_BLOCKS
 
 Runs = tuple[Annotated[int, msgspec.Meta(gt=-MAX_BLOCKS, lt=MAX_BLOCKS)], ...]
 """Block ids in order. A negative number stands for a run: (7, -3) is 7, 6, 5, 4, 3, and (3, -7, 9) is 3 to 7 and 9."""

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from workbench._moved import moved_names
-from workbench.ground.attached import find, picture
-from workbench.ground.on_demand import np
-from workbench.trace.bounds import BlockId, Count, DraftId, Rows, Seconds, TokenId, Tokens, Window
-from workbench.trace.frozen import EMPTY, Frozen
+from workbench.ground.on_demand import find, np, picture
+from workbench.trace.fields import EMPTY, BlockId, Count, DraftId, Frozen, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from workbench.trace.frozen import EMPTY
+from workbench.trace.fields import EMPTY
 from workbench.trace.records import StepRecord
 
 _DIGITS = 9  # whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long

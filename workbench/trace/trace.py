@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from workbench.ground.attached import picture, with_attached_methods
 from workbench.ground.field_checks import counted, printable
+from workbench.ground.on_demand import picture, with_attached_methods
 from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of, short
 from workbench.trace.errors import TraceError
