@@ -7,7 +7,7 @@ import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.trace import Keyframe, Trace, TraceError
-from workbench.trace.file import encode_line
+from workbench.trace.line_codec import encode_line
 from workbench.viz.feed import Feed
 from workbench.viz.layout.packet import decode_packet
 

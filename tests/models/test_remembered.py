@@ -108,7 +108,13 @@ def test_a_changed_source_is_noticed(tmp_path):
     copy = tmp_path / "workbench"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc", "static"))
     before = sources_digest(copy)
-    for name in ("cpu/emitter.py", "models/preflight.py", "cpu/attention/decode.py", "ground/threads.py"):
+    for name in (
+        "cpu/emitter.py",
+        "models/preflight.py",
+        "cpu/attention/decode.py",
+        "cpu/threads.py",
+        "ground/field_checks.py",
+    ):
         source = copy / name
         text = source.read_text()
         changed = text.replace("+", "-", 1)

@@ -21,7 +21,7 @@ from workbench.costs.cost_model import CostModel
 from workbench.scheduler import partial_prefills
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.trace import Chunk, StepRecord, compare, narrate
-from workbench.trace.file import encode_line
+from workbench.trace.line_codec import encode_line
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet

@@ -23,7 +23,7 @@ from trace_helpers import one_trace, traces
 
 import workbench
 from workbench.analysis.tune import Tuning
-from workbench.ground.on_demand import TABLE, AttachedMethod
+from workbench.ground.on_demand import ATTACHED, AttachedMethod
 from workbench.readings.metrics import TraceMetrics
 from workbench.readings.pool_state import PoolState
 from workbench.trace import (
@@ -209,14 +209,14 @@ def steps_as_html(shown):
 
 def test_without_the_views_a_notebook_shows_text(monkeypatch):
     for name in ("Trace._repr_html_", "StepRecord._repr_html_", "Trace.watch", "Trace.to_html"):
-        monkeypatch.setitem(TABLE, name, "workbench.no_such_module:it")
+        monkeypatch.setitem(ATTACHED, name, "workbench.no_such_module:it")
     trace = one_trace()
     assert trace._repr_html_() is None
     assert trace[0]._repr_html_() is None
     for name in ("watch", "to_html"):
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             getattr(trace, name)()
-    monkeypatch.setitem(TABLE, "Trace._repr_html_", f"{__name__}:steps_as_html")
+    monkeypatch.setitem(ATTACHED, "Trace._repr_html_", f"{__name__}:steps_as_html")
     assert trace._repr_html_() == "<p>25 steps</p>"
 
 
@@ -231,7 +231,7 @@ def test_attached_methods_look_like_others():
 def test_every_attached_function_is_there_and_has_its_type():
     """The table of homes and the types in methods.py name the same functions."""
     typed = dict(declared_methods())
-    for name, home in TABLE.items():
+    for name, home in ATTACHED.items():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")

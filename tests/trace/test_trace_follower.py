@@ -7,7 +7,7 @@ import pytest
 from trace_helpers import one_trace
 
 from workbench.trace import TraceError, TraceFollower, TraceMeta, TraceWriter
-from workbench.trace.file import encode_line
+from workbench.trace.line_codec import encode_line
 from workbench.trace.lines import RequestInfo
 from workbench.trace.records import StepRecord
 from workbench.trace.storage import lines_of

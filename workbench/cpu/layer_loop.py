@@ -47,7 +47,7 @@ class Field(IntEnum):
     K_CACHE = 15
     V_CACHE = 16
     LEFT = 17
-    CACHE_GROUP = 18
+    BLOCK_TABLE = 18
     NUM_FIELDS = 19
 
 
@@ -333,14 +333,14 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             for place in range(start, stop):
                 position, rope = batch.positions[row + place], layer[Field.ROPE]
                 cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
-                slot = batch.slots[layer[Field.CACHE_GROUP], row + place]
+                slot = batch.slots[layer[Field.BLOCK_TABLE], row + place]
                 _place_row(model, layer, qkv[place], slot, cosines, sines, shapes, k_cache, v_cache)
                 attended[place] = qkv[place, : attended.shape[1]]
         wait_for_all(barrier, num_threads)
         scoring = Scoring(model.scales[index], _ZERO, layer[Field.LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)
         items = batch.work[batch.work_ranges[index, 0] : batch.work_ranges[index, 1]]
-        table = batch.block_tables[layer[Field.CACHE_GROUP]]
+        table = batch.block_tables[layer[Field.BLOCK_TABLE]]
         memory = (queries, k_cache, v_cache, queries, items, table)
         call_work_list(model.attention, (*memory, shapes, scoring, scratch, thread, num_threads))
         wait_for_all(barrier, num_threads)

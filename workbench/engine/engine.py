@@ -269,7 +269,7 @@ class Engine(Shortcuts):
     def _enqueue(self, state: RequestState) -> None:
         state.request.arrival_step = self.scheduler.step
         self.scheduler.add_request(state.request)
-        self.trace.add_request(msgspec.structs.replace(state.info, arrival_step=self.scheduler.step))
+        self._step.trace.add_request(msgspec.structs.replace(state.info, arrival_step=self.scheduler.step))
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step; its blocks come back then. A finished request stays as it is.

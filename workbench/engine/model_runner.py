@@ -119,6 +119,8 @@ class ModelRunner:
         self.kv_cache = PagedKVCache(*pool, groups, self.config.max_num_seqs, self.preflight.mask_ndim)
         if reader is not None:
             changes += patch_model(self.model, reader)
+        one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
+        self._valid_form = (block_size, self.kv_cache.num_blocks, ()) if one_table else None
         path = self.preflight.final_norm
         final_norm = FinalNorm(self.model, path) if path is not None else None
         if final_norm is not None:
@@ -144,12 +146,16 @@ class ModelRunner:
         Raises:
             ValueError: The batch was packed for another block size, or names blocks outside the pool.
         """
-        self._check(packed)
+        if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
+            self._check(packed)
         watched = any(layer.taps for layer in self.kv_cache.kernel_layers)
         return (self.watched_path if watched else self.path).run(packed)
 
     def _check(self, packed: PackedBatch) -> None:
-        """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes."""
+        """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes.
+
+        One that was packed for this pool, with one table per sequence, is valid by construction.
+        """
         pool = self.kv_cache
         if packed.block_size != pool.block_size:
             raise ValueError(f"the batch was packed for block_size {packed.block_size}, the pool has {pool.block_size}")

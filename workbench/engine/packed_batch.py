@@ -115,7 +115,7 @@ class PackedBatch:
     def _is_valid(self) -> bool:
         """Whether every rule is obeyed; cheap enough for every step."""
         cu, used, table, slots = self.cu_seqlens_q, self.seqused_k, self.block_table, np.sort(self.slot_mapping)
-        num_tokens, num_seqs, rows = self.num_tokens, self.num_seqs, self.logits_rows
+        num_tokens, num_seqs, rows = len(self.token_ids), len(used), self.logits_rows
         if not num_tokens == len(self.positions) == len(slots) or len(cu) != num_seqs + 1:
             return False
         if num_seqs == 0 or num_tokens == 0 or table.size == 0:

@@ -158,9 +158,10 @@ class Step:
         self.packed = prepare_unified(
             batch,
             self.runner.kv_cache.block_size,
+            num_blocks=self.runner.kv_cache.num_blocks,
             previous=self.packed,
             groups=self.runner.groups,
-            running=self.scheduler.running,
+            running=self.scheduler.queues.running,
         )
         timed.lap("prepare")
         return self.packed

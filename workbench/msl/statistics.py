@@ -90,8 +90,8 @@ def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStat
             for binding, struct in zip(bindings, finished.buffers)
         },
         rows_read={
-            name: {position: tuple(sorted(found)) for position, found in sorted(by_group.items())}
-            for name, by_group in rows.items()
+            name: {position: tuple(sorted(found)) for position, found in sorted(positions.items())}
+            for name, positions in rows.items()
         },
         **{name: getattr(launch, name) for name in _COUNTS},
     )

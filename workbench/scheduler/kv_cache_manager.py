@@ -344,7 +344,8 @@ class KVCacheManager:
             needed = self._num_admission_blocks(request, whole, whole, hit, whole=True)
             if needed > num_free - reserve:
                 return self._refusal(needed, whole, reserve)
-        needed = self._num_admission_blocks(request, self._num_slots(request, num_tokens), num_tokens, hit, whole=False)
+        num_slots = self._num_slots(request, num_tokens) if self._num_lookahead_tokens else num_tokens
+        needed = self._num_admission_blocks(request, num_slots, num_tokens, hit, whole=False)
         return None if needed <= num_free - reserve else self._refusal(needed, num_tokens, reserve)
 
     def _num_admission_blocks(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from workbench.config import SamplingParams
-from workbench.trace.lines import RequestInfo
+
+if TYPE_CHECKING:
+    from workbench.trace.lines import RequestInfo
 
 RequestStatus = Literal["waiting", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "error", "abort"]
@@ -192,6 +194,8 @@ class Request:
         Args:
             prompt: The prompt as text, when there was one.
         """
+        from workbench.trace.lines import RequestInfo
+
         return RequestInfo(
             request_id=self.request_id,
             num_prompt_tokens=self.num_prompt_tokens,

@@ -31,7 +31,6 @@ from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace.fields import EMPTY
-from workbench.trace.lines import Keyframe
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from workbench.scheduler.partial_prefills import PartialPrefills
     from workbench.scheduler.policy import SchedulingPolicy
     from workbench.scheduler.recurrent_state import StateBoundaries
+    from workbench.trace.lines import Keyframe
 
 Sampled = Sequence[int | Sequence[int] | None]
 """For each chunk its token, or its tokens; None for a chunk that does not sample."""
@@ -276,7 +276,7 @@ class Scheduler:
                 room = max_model_len - start - 1
                 if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
                     room = max(room, len(request.token_ids) - start)
-                available = self._available(batch, budget)
+                available = self._available(batch, budget) if draft_slots else budget
                 num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available, room)
                 if num_tokens <= 0:
                     continue
@@ -327,7 +327,7 @@ class Scheduler:
         num_seats = max(0, self.max_running - len(queues.running))
         any_continued = bool(batch.chunks)
         for request in self.order.waiting_order(batch, budget, num_seats):
-            available = self._available(batch, budget)
+            available = self._available(batch, budget) if self._draft_slots else budget
             if available <= 0 or len(queues.running) >= self.max_running:
                 break
             if request.num_stale_output_tokens:
@@ -394,7 +394,7 @@ class Scheduler:
 
     def _why_not_reached(self, batch: ScheduledBatch, budget: int) -> Reason:
         """The reason of the waiting requests that the admissions of a step did not come to."""
-        if self._available(batch, budget) <= 0:
+        if (self._available(batch, budget) if self._draft_slots else budget) <= 0:
             return self._budget_spent
         if len(self.queues.running) >= self.max_running:
             return self._no_seat
@@ -426,9 +426,7 @@ class Scheduler:
         return bisect_left(range(1, num_tokens + 1), True, key=lacks)
 
     def _available(self, batch: ScheduledBatch, budget: int) -> int:
-        """Tokens that the next chunk may have: the rest of the budget, less the rows of the proposer of drafts."""
-        if not self._draft_slots:
-            return budget
+        """Tokens that the next chunk may have: the rest of the budget, less a draft model's rows, one per request."""
         unused = self.config.max_num_batched_tokens - self._token_budget
         return min(budget, budget + unused - self._draft_slots * (len(batch.chunks) + 1))
 
@@ -588,9 +586,9 @@ class Scheduler:
                 token_ids = request.token_ids
                 token_ids.append(token)
                 length = len(token_ids)
-                # For every other token check_stop() gives None, and the call costs more than this test.
+                # check_stop(), whose call takes longer than this test.
                 if length >= request.max_num_tokens or length >= max_model_len or token in request.stop_token_ids:
-                    reason = reason or check_stop(request, token, max_model_len)
+                    reason = reason or ("stop" if token in request.stop_token_ids else "length")
             if reason is not None:
                 iteration.finish_reasons[request.request_id] = reason
                 self._finish(request, reason)
@@ -760,6 +758,8 @@ class Scheduler:
 
     def keyframe(self) -> Keyframe:
         """The scheduler's memory before its next step, with which a trace can begin."""
+        from workbench.trace.lines import Keyframe
+
         pool, running = self.kv_cache.block_pool, self.queues.running
         return Keyframe(
             step=self.step,

@@ -22,7 +22,7 @@ from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
 from workbench.serve.stream import Delta, Stream
 from workbench.trace import Keyframe, RequestInfo, StepRecord
-from workbench.trace.file import encode_line
+from workbench.trace.line_codec import encode_line
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine

@@ -7,7 +7,7 @@ import asyncio
 from workbench.serve.errors import unavailable
 from workbench.serve.handlers import ApiHandler
 from workbench.trace import RequestInfo, StepRecord
-from workbench.trace.file import encode_line
+from workbench.trace.line_codec import encode_line
 from workbench.trace.lines import Keyframe, TraceLine
 
 POLL_SECONDS = 0.5

@@ -6,7 +6,7 @@ decoded: building a record in Python checks nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -50,18 +50,3 @@ class FrozenDict(dict[K, V]):
 
 EMPTY: FrozenDict[Any, Any] = FrozenDict()
 """The empty mapping, shared by all records."""
-
-
-class Frozen(msgspec.Struct, frozen=True):
-    """A struct whose mappings never change either: it takes copies of those that somebody else may hold.
-
-    Attributes:
-        mappings: Names of the fields that are mappings.
-    """
-
-    _mappings: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        for name in self._mappings:
-            if type(value := getattr(self, name)) is not FrozenDict:
-                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)

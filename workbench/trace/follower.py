@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 from workbench.trace.errors import TraceError
-from workbench.trace.file import MAX_LINE_BYTES, LineDecoder, is_gzip_path
+from workbench.trace.file import MAX_LINE_BYTES, is_gzip_path
 from workbench.trace.gunzip import Gunzip
+from workbench.trace.line_codec import LineDecoder
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
 from workbench.trace.trace import Trace

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from workbench.trace.fields import EMPTY, BlockId, Count, Frozen, Rows, Seconds, TokenId, Tokens
-from workbench.trace.records import StepRecord
+from workbench.trace.fields import EMPTY, BlockId, Count, Rows, Seconds, TokenId, Tokens
+from workbench.trace.records import Frozen, StepRecord
 
 SCHEMA_VERSION = 4
 """Version of the trace file format that is written.

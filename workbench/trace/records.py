@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from workbench._moved import moved_names
 from workbench.ground.on_demand import find, np, picture
-from workbench.trace.fields import EMPTY, BlockId, Count, DraftId, Frozen, Rows, Seconds, TokenId, Tokens, Window
+from workbench.trace.fields import EMPTY, BlockId, Count, DraftId, FrozenDict, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 
@@ -54,6 +54,21 @@ LimitedBy = Literal[
 """Why a chunk is not longer. ``complete`` means it reaches the request's last known token, ``state_boundary`` that it
 ends where the state of recurrent layers can be cached, ``kv_blocks`` that no more blocks are free for a request that is
 served frugally (docs/limits.md)."""
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """A struct whose mappings never change either: it takes copies of those that somebody else may hold.
+
+    Attributes:
+        mappings: Names of the fields that are mappings.
+    """
+
+    _mappings: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in self._mappings:
+            if type(value := getattr(self, name)) is not FrozenDict:
+                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,29 +8,50 @@ import logging
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from workbench.ground.on_demand import with_progress
 from workbench.trace.errors import TraceError
-from workbench.trace.file import TraceWriter, decoded_lines, encode_line, is_gzip_path, read_lines
-from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
+from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
+from workbench.trace.line_codec import encode_line
+from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
-
-if TYPE_CHECKING:
-    from workbench.trace.trace import Trace
 
 log = logging.getLogger("workbench")
 
 
-def save(trace: Trace, path: str | os.PathLike[str], *, progress: bool) -> None:
+class Stored(Protocol):
+    """The parts of a Trace that are saved, and the methods by which it is loaded again."""
+
+    meta: TraceMeta
+    end: TraceEndReason
+    problems: list[str]
+
+    @property
+    def keyframe(self) -> Keyframe | None: ...  # noqa: D102
+    @property
+    def supplements(self) -> list[Supplement]: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[StepRecord]: ...
+    def arrivals(self) -> list[tuple[int, RequestInfo]]: ...  # noqa: D102
+    def append(self, record: StepRecord) -> None: ...  # noqa: D102
+    def add_request(self, info: RequestInfo) -> None: ...  # noqa: D102
+    def start_from(self, keyframe: Keyframe) -> None: ...  # noqa: D102
+    def add_supplement(self, supplement: Supplement) -> None: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Stored)
+
+
+def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None:
     """Write a trace under a temporary name and rename it; see ``Trace.save``."""
     is_gzip_path(path)
     with replaced_when_complete(path) as unfinished:
         writer = TraceWriter(unfinished, trace.meta)
         try:
-            num_lines = len(trace.requests) + len(trace) + len(trace.supplements)
+            num_lines = len(trace.arrivals()) + len(trace) + len(trace.supplements)
             for line in with_progress(
                 lines_of(trace), f"save {Path(path).name}", "line", shown=progress, total=num_lines
             ):
@@ -57,7 +78,7 @@ def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def lines_of(trace: Trace) -> Iterator[TraceLine]:
+def lines_of(trace: Stored) -> Iterator[TraceLine]:
     """The lines between the meta line and the end line.
 
     Each request comes before the step that first could see it, each supplement directly after its step.
@@ -81,7 +102,7 @@ def lines_of(trace: Trace) -> Iterator[TraceLine]:
     yield from (info for _, info in requests)
 
 
-def load(kind: type[Trace], path: str | os.PathLike[str], *, progress: bool) -> Trace:
+def load(kind: Callable[[TraceMeta], T], path: str | os.PathLike[str], *, progress: bool) -> T:
     """Read a trace and check every line; see ``Trace.load``."""
     lines = with_progress(read_lines(path), f"load {Path(path).name}", "line", shown=progress)
     trace = _trace_of(kind, lines, str(path))
@@ -90,13 +111,13 @@ def load(kind: type[Trace], path: str | os.PathLike[str], *, progress: bool) -> 
     return trace
 
 
-def pickled(trace: Trace) -> bytes:
+def pickled(trace: Stored) -> bytes:
     """The lines of a trace's file, for ``pickle`` and ``copy``."""
     lines = [trace.meta, *lines_of(trace), TraceEnd(trace.end, len(trace))]
     return b"".join(map(encode_line, lines))
 
 
-def unpickled(kind: type[Trace], content: bytes, problems: list[str]) -> Trace:
+def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str]) -> T:
     """A separate trace from the result of `pickled`.
 
     Raises:
@@ -108,8 +129,8 @@ def unpickled(kind: type[Trace], content: bytes, problems: list[str]) -> Trace:
     return trace
 
 
-def _trace_of(kind: type[Trace], lines: Iterable[tuple[int, TraceLine | str]], name: str) -> Trace:
-    trace: Trace | None = None
+def _trace_of(kind: Callable[[TraceMeta], T], lines: Iterable[tuple[int, TraceLine | str]], name: str) -> T:
+    trace: T | None = None
     with _no_cyclic_gc():
         for number, line in lines:
             try:
@@ -123,7 +144,7 @@ def _trace_of(kind: type[Trace], lines: Iterable[tuple[int, TraceLine | str]], n
     return trace
 
 
-def _take(trace: Trace, line: TraceLine | str) -> None:
+def _take(trace: Stored, line: TraceLine | str) -> None:
     """Add a line of a file; a text says that the file ends here, too early."""
     if isinstance(line, StepRecord):
         trace.append(line)

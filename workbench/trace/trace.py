@@ -84,8 +84,10 @@ class Trace(TraceMethods):
             TraceError: The request id is in the trace already, the prompt is not as long as the request says, or the
                 trace is a slice or continued by another one.
         """
-        with self._run.lock:
-            self._check_writable()
+        run = self._run
+        with run.lock:
+            if run.newest is not self:
+                self._check_writable()
             if info.request_id in self.requests:
                 raise TraceError(f"request {short(info.request_id)} arrives twice")
             if info.prompt_token_ids and len(info.prompt_token_ids) != info.num_prompt_tokens:
@@ -94,7 +96,7 @@ class Trace(TraceMethods):
                     f"and {len(info.prompt_token_ids)} prompt_token_ids"
                 )
             self.requests.add(info, len(self._steps))
-            self._run.record(info)
+            run.record(info)
 
     def start_from(self, keyframe: Keyframe) -> None:
         """Begin in the middle of a run: takes the block tables and the free queue from the keyframe.

@@ -47,7 +47,7 @@ class CompiledStep:
             keys, values = shared_memory(cache.k_cache), shared_memory(cache.v_cache)
             row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
             row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
-            row[Field.CACHE_GROUP] = cache.group
+            row[Field.BLOCK_TABLE] = cache.group
             self._memory.append((keys, values))
         self._model = model._replace(layers=layers)
         self._lefts = layers[:, Field.LEFT].tolist()
