@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.field_checks import counted
 from workbench.ground.threads import num_threads, requested_threads
 
 # The level 3 functions that libmlx imports, and the fourth of the family, so that all four come from one library.
@@ -76,14 +77,10 @@ def backend_info() -> str:
     device = mx.default_device()
     version: str = mx.__version__  # type: ignore[attr-defined]  # missing from MLX's stub
     try:
-        threads = _counted(num_threads())
+        threads = counted(num_threads(), "thread")
     except ValueError as problem:
         threads = str(problem)
     return f"mlx {version} on {device.type.name} | compiled code: {threads} | {_status}"
-
-
-def _counted(threads: int) -> str:
-    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 def _load(num_threads: int) -> str:
@@ -104,7 +101,7 @@ def _load(num_threads: int) -> str:
     core = library.scipy_openblas_get_corename
     core.restype = ctypes.c_char_p
     name, version = describe().decode().split()[:2]
-    threads = _counted(library.scipy_openblas_get_num_threads())
+    threads = counted(library.scipy_openblas_get_num_threads(), "thread")
     return f"{name} {version} ({core().decode()}, {threads})"
 
 

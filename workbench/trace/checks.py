@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
+from workbench.ground.field_checks import shown
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
@@ -32,7 +33,7 @@ def config_number(config: Mapping[str, Any], name: str, high: int) -> int | None
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise TraceError(f"config {name} must be an integer from 1 to {high}, the trace has {short(value)}")
+        raise TraceError(f"config {name} must be an integer from 1 to {high}, the trace has {shown(value)}")
     return value
 
 
@@ -65,12 +66,6 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
         if group.is_attention:
             return Layout(index, group.block_size)
     return Layout(None, block_size)
-
-
-def short(value: Any, limit: int = 80) -> str:
-    """The repr of something from a file, for a message."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 class TraceChecker:
@@ -110,18 +105,18 @@ class TraceChecker:
         if len(set(keyframe.free_block_ids)) != len(keyframe.free_block_ids):
             raise TraceError("free_block_ids names a block twice")
         for request_id, table in keyframe.block_tables.items():
-            self._check_block_ids(f"block table of {short(request_id)}", table)
+            self._check_block_ids(f"block table of {shown(request_id)}", table)
             if request_id not in self._requests:
-                raise TraceError(f"request {short(request_id)} holds blocks but has no request line before it")
+                raise TraceError(f"request {shown(request_id)} holds blocks but has no request line before it")
             computed = keyframe.num_kv_computed.get(request_id, 0)
             if self.groups[0].is_attention and computed > len(table) * self.groups[0].block_size:
                 raise TraceError(
-                    f"request {short(request_id)} has {computed} tokens computed, its {len(table)} blocks "
+                    f"request {shown(request_id)} has {computed} tokens computed, its {len(table)} blocks "
                     f"hold {len(table) * self.groups[0].block_size}"
                 )
             others = keyframe.other_tables.get(request_id, ())
             for other in others:
-                self._check_block_ids(f"block table of {short(request_id)}", other)
+                self._check_block_ids(f"block table of {shown(request_id)}", other)
             self._tables[request_id] = [list(table), *map(list, others)]
             self._computed[request_id] = computed
         self._next_step = keyframe.step
@@ -154,7 +149,7 @@ class TraceChecker:
             tables.pop(request_id, None)
         for request_id in (*record.admitted, *record.resumed):
             if request_id in tables:
-                raise TraceError(f"request {short(request_id)} is admitted in step {record.step} but runs already")
+                raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
             tables[request_id] = [[] for _ in self.groups]
             computed.pop(request_id, None)
         scheduled = []
@@ -163,7 +158,7 @@ class TraceChecker:
             request_id = chunk.request_id
             held = tables.get(request_id)
             if held is None:
-                raise TraceError(f"request {short(request_id)} is scheduled in step {record.step} but not admitted")
+                raise TraceError(f"request {shown(request_id)} is scheduled in step {record.step} but not admitted")
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
             table = held[0]
@@ -175,14 +170,14 @@ class TraceChecker:
             end = chunk.start + chunk.num_tokens
             if chunk.start > computed.get(request_id, MAX_TOKENS):
                 raise TraceError(
-                    f"request {short(request_id)} in step {record.step} starts at {chunk.start}, "
+                    f"request {shown(request_id)} in step {record.step} starts at {chunk.start}, "
                     f"computed so far are {computed[request_id]} tokens"
                 )
             if end > len(table) * self._tokens_per_place or chunk.num_cached_tokens > chunk.start:
                 raise TraceError(self._misfit(record.step, chunk, len(table)))
             if chunk.ahead > chunk.start or len(chunk.drafts) >= chunk.num_tokens:
                 raise TraceError(
-                    f"request {short(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
+                    f"request {shown(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
                     f"{chunk.num_tokens} tokens, and starts at {chunk.start}, {chunk.ahead} ahead"
                 )
             computed[request_id] = end
@@ -210,7 +205,7 @@ class TraceChecker:
         """Apply a chunk's changes to the block tables of the groups after the first."""
         if len(chunk.other_groups) != len(held) - 1:
             raise TraceError(
-                f"request {short(chunk.request_id)} in step {step} changes {len(chunk.other_groups)} block tables "
+                f"request {shown(chunk.request_id)} in step {step} changes {len(chunk.other_groups)} block tables "
                 f"beside the first, the configuration has {len(held) - 1}"
             )
         for group, change in enumerate(chunk.other_groups, 1):
@@ -234,7 +229,7 @@ class TraceChecker:
             names = getattr(record, field)
             for name in names:
                 if name not in self._requests:
-                    raise TraceError(f"{field} of step {record.step} names {short(name)}, which has no request line")
+                    raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
@@ -248,7 +243,7 @@ class TraceChecker:
                     raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")
 
     def _misfit(self, step: int, chunk: Chunk, num_blocks: int) -> str:
-        who = f"request {short(chunk.request_id)} in step {step}"
+        who = f"request {shown(chunk.request_id)} in step {step}"
         if chunk.num_cached_tokens > chunk.start:
             return f"{who} has {chunk.num_cached_tokens} cached tokens but starts at {chunk.start}"
         return (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
-from workbench.ground.field_checks import counted, printable
+from workbench.ground.field_checks import counted, printable, shown
 from workbench.ground.on_demand import picture, with_attached_methods
 from workbench.trace import storage
-from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of, short
+from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndReason, TraceLine, TraceMeta
@@ -89,10 +89,10 @@ class Trace(TraceMethods):
             if run.newest is not self:
                 self._check_writable()
             if info.request_id in self.requests:
-                raise TraceError(f"request {short(info.request_id)} arrives twice")
+                raise TraceError(f"request {shown(info.request_id)} arrives twice")
             if info.prompt_token_ids and len(info.prompt_token_ids) != info.num_prompt_tokens:
                 raise TraceError(
-                    f"request {short(info.request_id)} has num_prompt_tokens {info.num_prompt_tokens} "
+                    f"request {shown(info.request_id)} has num_prompt_tokens {info.num_prompt_tokens} "
                     f"and {len(info.prompt_token_ids)} prompt_token_ids"
                 )
             self.requests.add(info, len(self._steps))

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.ground.field_checks import shown
 from workbench.models.gguf import fields
-from workbench.models.gguf.fields import GGUFError, shown
+from workbench.models.gguf.fields import GGUFError
 from workbench.models.gguf.file import GGUFFile
 from workbench.models.gguf.hyperparameters import Hyperparameters
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from workbench.ground.field_checks import shown
+
 
 class GGUFError(ValueError):
     """The GGUF file is damaged, or something in it cannot be loaded; the message names the cause."""
@@ -17,12 +19,6 @@ class GGUFError(ValueError):
 
 MAX_SIZE = 2**24
 """Maximum number of positions, features or tokens of a model."""
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """A value for a message, shortened to ``limit`` characters."""
-    text = repr(value[:limit] if isinstance(value, str | list) else value)
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _checked(metadata: Mapping[str, Any], key: str, default: Any, fits: Callable[[Any], bool], description: str) -> Any:

@@ -19,7 +19,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from workbench.models.gguf.fields import GGUFError, shown, whole_number
+from workbench.ground.field_checks import shown
+from workbench.models.gguf.fields import GGUFError, whole_number
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
