@@ -105,6 +105,7 @@ class Step:
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._forget_interval = keep_steps // 2 if keep_steps is not None else None
         self._forget_size = keep_bytes // 2 if keep_bytes is not None else None
+        self._forgets = keep_steps is not None or keep_bytes is not None
         self._num_bytes = 0  # of what was added to the trace since the latest keyframe
         self._keyframe: Keyframe | None = None
         self._end = 0.0  # of the latest step
@@ -248,24 +249,26 @@ class Step:
             self.trace.add_supplement(supplement)
         if self.shadow is not None:
             self.shadow.launch(record, self.trace)
-        if self._forget_size is not None:
-            arrivals = map(self.trace.requests.__getitem__, record.arrived)
-            self._num_bytes += size_of_step(record) + sum(map(size_of, chain(arrivals, supplements)))
-        is_full = self._forget_size is not None and self._num_bytes > self._forget_size
-        if is_full or (self._forget_interval is not None and (record.step + 1) % self._forget_interval == 0):
-            self._forget_old_steps()
+        if self._forgets:
+            self._forget_old_steps(record, supplements)
         for listener in list(self.listeners):
             try:
                 listener(record)
             except Exception:  # a failing listener must not stop the engine
                 log.exception("a listener failed in step %d", record.step)
 
-    def _forget_old_steps(self) -> None:
-        """Let the trace begin at the latest keyframe, and take the next one.
+    def _forget_old_steps(self, record: StepRecord, supplements: Sequence[Supplement]) -> None:
+        """If enough was added since the latest keyframe, let the trace begin there, and take the next one.
 
         The trace then holds between half of ``keep_steps`` or ``keep_bytes`` and all of them, and nothing that is
         derived from it grows with the number of steps or of requests.
         """
+        if self._forget_size is not None:
+            arrivals = map(self.trace.requests.__getitem__, record.arrived)
+            self._num_bytes += size_of_step(record) + sum(map(size_of, chain(arrivals, supplements)))
+        is_full = self._forget_size is not None and self._num_bytes > self._forget_size
+        if not is_full and (self._forget_interval is None or (record.step + 1) % self._forget_interval):
+            return
         self._num_bytes = 0
         previous, self._keyframe = self._keyframe, self.scheduler.keyframe()
         if previous is not None:

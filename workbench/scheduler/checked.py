@@ -79,9 +79,9 @@ class CheckedScheduler(Scheduler):
     def _limits(self) -> Limits:
         return Limits.of(described(self.config, self.policy))
 
-    def add_request(self, request: Request, *, may_wait: bool = False) -> None:
+    def add_request(self, request: Request) -> None:
         """Queue a request for the next step, and let the laws know it."""
-        super().add_request(request, may_wait=may_wait)
+        super().add_request(request)
         if self.checker is not None:
             self.checker.add(request, request.token_ids)
 

@@ -406,14 +406,18 @@ class Requests(Mapping[str, RequestInfo]):
 
     def add(self, info: RequestInfo, num_steps_before: int) -> None:
         """Add a request that arrives after this number of steps of the trace."""
+        if any(isinstance(value, list | dict) for value in info.sampling.values()):
+            info = self._shared(info)
+        self._arrivals[info.request_id] = (num_steps_before, info)
+
+    def _shared(self, info: RequestInfo) -> RequestInfo:
+        """The same with lists and mappings that another request has already."""
         shared = {
             name: self._settings.setdefault(repr(value), value)
             for name, value in info.sampling.items()
             if isinstance(value, list | dict)
         }
-        if shared:
-            info = msgspec.structs.replace(info, sampling={**info.sampling, **shared})
-        self._arrivals[info.request_id] = (num_steps_before, info)
+        return msgspec.structs.replace(info, sampling={**info.sampling, **shared})
 
     def arrivals(self) -> list[tuple[int, RequestInfo]]:
         """Each request with the number of steps in the trace before it was added."""
