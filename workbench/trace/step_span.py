@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from workbench.trace.fields import EMPTY
 from workbench.trace.records import StepRecord
 
-_DIGITS = 9  # whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
-_PER_SECOND = 10.0**_DIGITS
+_PER_SECOND = (
+    1e9  # whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
+)
 _SAME = 1 / _PER_SECOND
 
 
@@ -55,21 +56,24 @@ class StepSpan:
         Args:
             previous_end: The end of the step before.
         """
-        time = max(round(self._start, _DIGITS), previous_end)
-        zero = last = follows = int(time * _PER_SECOND + 0.5)  # a fifth of the time of round()
+        scale, moment = _PER_SECOND, self._start
+        last = int(moment * scale + 0.5)  # a fifth of the time of round()
+        time = max(last / scale, previous_end)
+        zero = follows = int(time * scale + 0.5)
         timings: dict[str, float] = {}
         starts: dict[str, float] = {}
         for phase, begin, end in self._phases:
-            first, last = int(begin * _PER_SECOND + 0.5), int(end * _PER_SECOND + 0.5)
+            first = last if begin == moment else int(begin * scale + 0.5)
+            last, moment = int(end * scale + 0.5), end
             length = last - first
             if phase in timings:
-                length += int(timings[phase] * _PER_SECOND + 0.5)
+                length += int(timings[phase] * scale + 0.5)
             elif not -1 <= first - follows <= 1:
-                starts[phase] = (first - zero) / _PER_SECOND
-            timings[phase] = length / _PER_SECOND
+                starts[phase] = (first - zero) / scale
+            timings[phase] = length / scale
             follows = last if last > zero else zero
         # Without gaps the default of the record, which its file leaves out.
-        stop = max(time, last / _PER_SECOND) if starts else time + sum(timings.values())
+        stop = max(time, last / scale) if starts else time + sum(timings.values())
         return {"time": time, "end": stop, "timings": timings, "phase_starts": starts or EMPTY}
 
 
