@@ -1,4 +1,4 @@
-"""Two checkouts of this repository side by side: CPU time of the scheduler, the runner and the engine.
+"""Two checkouts of this repository side by side: CPU time of the scheduler, the runner, the engine and a simulation.
 
 Each repeat runs both checkouts, each measurement in a process of that checkout with its own benchmark modules, so that
 drift of a shared machine meets both alike. The result is the ratio of medians, this checkout over the other.
@@ -43,6 +43,10 @@ command = [sys.executable, bench.__file__, "--arm", "workbench", "--budget", "51
 answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 found = {"engine, 16 requests, s": answer["cpu_s"]}
 """,
+    "simulation": """
+import bench_simulation as bench
+found = {f"simulation, 20,000 requests, {case}, s": bench.run(case, 20_000)["cpu_seconds"] for case in bench.CASES}
+""",
 }
 PROGRAM = """
 import contextlib, io, json, subprocess, sys
@@ -66,11 +70,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--repeats", type=int, default=7, help="repeats of each measurement (default 7)")
-    parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements")
+    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS), help="some of them")
     options = parser.parse_args()
     checkouts = {"this": HERE, "other": options.other.resolve()}
     times: dict[str, dict[str, list[float]]] = {}
-    for name in [options.only] if options.only else MEASUREMENTS:
+    for name in options.only:
         for repeat in range(options.repeats):
             for arm in sorted(checkouts, reverse=repeat % 2 == 1):
                 for what, value in measure(checkouts[arm], name).items():
@@ -83,8 +87,10 @@ def main() -> None:
         ratio = medians[0] / medians[1]
         results[what] = {**{arm: summarise(values) for arm, values in arms.items()}, "ratio": round(ratio, 4)}
         print(f"{what:55} {medians[0]:9.3f} {medians[1]:9.3f}  ratio {ratio:.3f}")
-    if not options.only:
-        save("checkouts", {"what": "CPU time of this checkout over another, interleaved", "measurements": results})
+    command = ["git", "-C", str(checkouts["other"]), "rev-parse", "--short", "HEAD"]
+    other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    what = f"CPU time of this checkout over another ({other}), interleaved"
+    save("checkouts", {"what": what, "measurements": results})
 
 
 if __name__ == "__main__":
