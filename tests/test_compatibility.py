@@ -12,6 +12,7 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.ground.compatibility import (
     ADAPTIVE,
     ASYNC,
+    BELADY,
     CHUNK_CAP,
     DRAFT_MODEL,
     DRAFTS,
@@ -51,6 +52,7 @@ SETTINGS = {
     STATES: {"kv_cache_groups": [STATE, FULL]},
     WHOLE_PROMPTS: {"enable_chunked_prefill": False},
     CHUNK_CAP: {"long_prefill_token_threshold": 3},
+    BELADY: {"eviction": "belady"},
     SHADOW: {"shadow_metal": {"layer": 0, "every": 2}},
 }
 IMPLIED = {

@@ -20,6 +20,9 @@ from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
+EVICTIONS = ("lru", "lfu", "ttl", "two_zones", "session", "s3fifo", "belady")
+"""Words for the rule by which cached blocks are evicted."""
+
 POLICIES = ("fcfs", "priority")
 
 BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
@@ -61,6 +64,9 @@ class EngineConfig(_Frozen):
             share of the memory that is free when the model has been loaded; a simulation needs a number.
         max_model_len: Longest sequence in tokens, prompt and output; None for the model's own limit.
         enable_prefix_caching: Find KV blocks of an equal prefix instead of computing them again.
+        eviction: The cached block that is handed out first when no other is free: "lru", vLLM's rule; "lfu", "ttl",
+            "two_zones", "session", "s3fifo"; "belady", which knows the future and so runs in simulations alone; or an
+            object, see ``workbench.scheduler.eviction``.
         policy: Order of the waiting queue: "fcfs", or "priority" (smaller first, then time of arrival).
         watermark: Fraction of the pool that stays free when a request is admitted while others run.
         scheduler_reserve_full_isl: Admit a request only when all of its tokens fit into free blocks now;
@@ -106,6 +112,7 @@ class EngineConfig(_Frozen):
     num_blocks: int | Literal["auto"] = 512
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
+    eviction: Any = "lru"
     policy: str = "fcfs"
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
@@ -135,6 +142,7 @@ class EngineConfig(_Frozen):
             block_size=integer("block_size", self.block_size, 1, 65536),
             num_blocks=self.num_blocks if self.num_blocks == "auto" else self._checked_num_blocks(),
             enable_prefix_caching=flag("enable_prefix_caching", self.enable_prefix_caching),
+            eviction=self._checked_eviction(),
             policy=choice("policy", self.policy, POLICIES),
             watermark=number("watermark", self.watermark, 0.0, 1.0, high_open=True),
             scheduler_reserve_full_isl=flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
@@ -199,6 +207,11 @@ class EngineConfig(_Frozen):
                 f"max_num_batched_tokens={self.max_num_batched_tokens} leaves no row for a token: the method "
                 "'draft_model' takes one row per request for itself; use 2 or more"
             )
+
+    def _checked_eviction(self) -> Any:
+        if callable(getattr(self.eviction, "victim", None)):
+            return self.eviction
+        return choice("eviction", self.eviction, EVICTIONS)
 
     def _checked_num_blocks(self) -> int:
         hint = ' or "auto" (block 0 is never handed out: 2 is one usable block)'

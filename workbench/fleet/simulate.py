@@ -16,6 +16,7 @@ from workbench.ground.field_checks import integer, shown
 from workbench.ground.on_demand import progress_bar
 from workbench.readings.metrics import TraceMetrics, amount, number, percent
 from workbench.readings.metrics_collector import merge_metrics
+from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.limits import MAX_STEPS
@@ -199,7 +200,9 @@ def run_fleet(
     for config in dict.fromkeys(configs):
         for arrival in pending:
             arrival.check_servable(config, sample_token)
-    traces = [Trace(TraceMeta(source="simulation", config=one.to_dict(), versions=versions())) for one in configs]
+    traces = [
+        Trace(TraceMeta(source="simulation", config=described(one, None), versions=versions())) for one in configs
+    ]
     fleet = [
         Replica(index, name, one, model, partial(_traced, trace, sample_token), publishes=chosen.reads_prefixes)
         for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))

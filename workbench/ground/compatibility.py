@@ -89,6 +89,7 @@ SEVERAL_PARTIAL = Feature(
     "use at most 1",
 )
 SHADOW = Feature("shadow_metal", ("shadow_metal",), lambda c: c.shadow_metal is not None, "leave it out")
+BELADY = Feature("eviction", ("eviction",), lambda c: c.eviction == "belady", 'use "lru" or another word')
 # Situations: they have no field.
 ENGINE = Feature("an engine")
 PHASES = Feature("step_into()", advice="call step()")
@@ -101,7 +102,7 @@ ONE_TABLE = Feature(
 
 FEATURES = (
     *(ASYNC, DRAFTS, DRAFT_MODEL, EAGLE, ADAPTIVE, PARTIAL_PREFILLS, SEVERAL_PARTIAL, PREFIX_CACHING, GROUPS, STATES),
-    *(WHOLE_PROMPTS, CHUNK_CAP, SHADOW, ENGINE, PHASES, RANKS, LOCKSTEP, ONE_TABLE),
+    *(WHOLE_PROMPTS, CHUNK_CAP, SHADOW, BELADY, ENGINE, PHASES, RANKS, LOCKSTEP, ONE_TABLE),
 )
 
 
@@ -137,6 +138,7 @@ EXCLUSIONS = (
     Exclusion(EAGLE, ENGINE, "engine", "there is no EAGLE head to run; a simulation has it"),
     Exclusion(ADAPTIVE, ASYNC, "engine", "their rows are reserved before the drafts are made"),
     Exclusion(SHADOW, ASYNC, "engine", "it copies one step at a time"),
+    Exclusion(BELADY, ENGINE, "engine", "it needs the requests to come, which simulations know"),
     Exclusion(PHASES, ASYNC, "call", "the phases of two steps overlap"),
     Exclusion(ASYNC, RANKS, "engine", "the ranks take one step at a time"),
     Exclusion(DRAFT_MODEL, RANKS, "engine", "the ranks share one model"),

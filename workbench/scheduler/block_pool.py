@@ -15,9 +15,13 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from workbench._moved import Renamed
 from workbench.trace.pool_change import PoolChange, PoolLog
+
+if TYPE_CHECKING:
+    from workbench.scheduler.eviction import Eviction
 
 _ROOT_HASH = hashlib.sha256(b"workbench KV block").digest()
 """Parent of the first block of every sequence."""
@@ -49,11 +53,13 @@ class BlockPool:
 
     Args:
         num_blocks: Blocks of the pool, the null block 0 included.
+        eviction: Chooses the cached block that is handed out next; None for the order of the free queue, vLLM's.
     """
 
     num_free, allocate, free = Renamed("num_free_blocks"), Renamed("get_new_blocks"), Renamed("free_blocks")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, eviction: Eviction | None = None) -> None:
+        self.eviction = eviction
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         # A queue that is taken from the head, fed at both ends and, on a cache hit, robbed in the middle.
@@ -69,6 +75,7 @@ class BlockPool:
         clone._ref_counts, clone._free = self._ref_counts.copy(), self._free.copy()
         clone._hash_of, clone._blocks_of = self._hash_of.copy(), self._blocks_of.copy()
         clone._log = PoolLog()
+        clone.eviction = self.eviction and self.eviction.copy()
         return clone
 
     def restore(self, held: Iterable[int], free: Iterable[int], content: Mapping[int, bytes]) -> None:
@@ -87,6 +94,9 @@ class BlockPool:
         self._hash_of, self._blocks_of = {}, {}
         for block, digest in content.items():
             self.cache(block, digest)
+        if self.eviction is not None:
+            for block in filter(content.__contains__, self._free):
+                self.eviction.release(block, content[block])
 
     def take_change(self) -> PoolChange:
         """Changes to the pool since the last call, for the record of a step."""
@@ -120,6 +130,11 @@ class BlockPool:
         for _ in range(count):
             block = free.popitem(last=False)[0]
             if block in self._hash_of:
+                if self.eviction is not None:
+                    free[block] = None  # back to its place
+                    free.move_to_end(block, last=False)
+                    block = self.eviction.victim()
+                    del free[block]
                 self.evict(block)
             self._ref_counts[block] = 1
             blocks.append(block)
@@ -137,6 +152,9 @@ class BlockPool:
             if not keep_cached and block in hash_of:
                 self.evict(block)
             (back if block in hash_of else front).append(block)
+        if self.eviction is not None:
+            for block in back:
+                self.eviction.release(block, hash_of[block])
         free.update(dict.fromkeys(back))
         for block in reversed(front):
             free[block] = None
@@ -173,6 +191,10 @@ class BlockPool:
         for block in blocks:
             if not block:
                 continue  # no block is held here
+            if self.eviction is not None:
+                if block in self._free:
+                    self.eviction.remove(block, self._hash_of[block])
+                self.eviction.hit(block, self._hash_of[block])
             self._free.pop(block, None)
             self._ref_counts[block] += 1
 
@@ -182,10 +204,16 @@ class BlockPool:
             self.evict(block)
         self._hash_of[block] = digest
         self._blocks_of[digest] = (*self._blocks_of.get(digest, ()), block)
+        if self.eviction is not None:
+            self.eviction.cache(block, digest)
 
     def evict(self, block: int) -> None:
         """Remove a block from the prefix cache: its content is no longer, or never was, what its hash says."""
         digest = self._hash_of.pop(block)
+        if self.eviction is not None:
+            if not self._ref_counts[block]:
+                self.eviction.remove(block, digest)
+            self.eviction.forget(block, digest)
         self._log.evict(block)
         others = tuple(other for other in self._blocks_of[digest] if other != block)
         if others:

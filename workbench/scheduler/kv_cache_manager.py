@@ -38,7 +38,12 @@ class KVCacheManager:
     find_cached_blocks, num_free = Renamed("get_computed_blocks"), Renamed("num_free_blocks")
 
     def __init__(self, config: EngineConfig) -> None:
-        self.block_pool = BlockPool(config.num_pool_blocks)
+        eviction = None
+        if config.eviction != "lru":
+            from workbench.scheduler.eviction import make_eviction
+
+            eviction = make_eviction(config.eviction)
+        self.block_pool = BlockPool(config.num_pool_blocks, eviction)
         self.newly_cached: list[int] = []
         self.configure(config)
 
@@ -133,6 +138,17 @@ class KVCacheManager:
             content[block] = group.key(request, place)
         self.block_pool.restore(held, free, content)
 
+    def foresee(self, requests: Iterable[Request]) -> None:
+        """Tell the eviction policy which requests will come, in their order."""
+        if self.block_pool.eviction is not None:
+            self.block_pool.eviction.foresee(self._findable(request) for request in requests)
+
+    def _findable(self, request: Request) -> list[bytes]:
+        """Hashes of the full blocks that a request can find: those that end before the last token of its prompt."""
+        num_blocks = (request.num_prompt_tokens - 1) // self._hash_block_size
+        self._extend_hashes(request, num_blocks)
+        return request.block_hashes[:num_blocks]
+
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no request holds."""
@@ -192,6 +208,8 @@ class KVCacheManager:
             The change of each group's table; None, and nothing has changed, if too few blocks are free for a running
             request.
         """
+        if hit is not None and self.block_pool.eviction is not None and not request.num_preemptions:
+            self.block_pool.eviction.admit(self._findable(request))
         if hit is not None and hit.num_tokens:
             for group in self.groups:  # all of them before any block is handed out
                 group.add_cached_blocks(request, hit)

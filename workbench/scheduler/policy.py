@@ -152,7 +152,8 @@ class SchedulingPolicy:
 
 def described(config: EngineConfig, policy: SchedulingPolicy | None) -> dict[str, Any]:
     """A configuration as a trace holds it, with the policy if one is in force."""
-    return config.to_dict() | ({} if policy is None else {"scheduling_policy": repr(policy)})
+    told = config.to_dict() | ({} if policy is None else {"scheduling_policy": repr(policy)})
+    return told | ({} if isinstance(config.eviction, str) else {"eviction": repr(config.eviction)})
 
 
 class PolicyOrder(ServiceOrder):

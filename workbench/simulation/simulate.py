@@ -120,6 +120,7 @@ def simulate_requests(
         for arrival in pending:
             arrival.check_servable(config, sample_token)
     run = SimulatedRun(config, iter(pending), cost_model, policy, as_vllm=as_vllm)
+    run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
     traced = TracedRun(run, trace, sample_token)
     with progress_bar(len(pending), "simulation", "request", shown=progress) as bar:
         while not run.over:
