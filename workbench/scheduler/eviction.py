@@ -1,4 +1,4 @@
-"""Which cached block loses its content when blocks are handed out: the eviction policies of the prefix cache.
+"""Eviction policies of the prefix cache: each names the cached block that loses its content next.
 
 vLLM's rule is the order of the free queue, "lru", and needs no object. Every other policy is an `Eviction`, which sees
 each cached block that no request holds, and names the next one to go when the pool has no block without content left.
