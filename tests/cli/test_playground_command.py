@@ -54,7 +54,7 @@ def test_without_npm_one_line_says_so(monkeypatch, capsys):
     ("script", "words"),
     [
         ("echo 'npm error network is unreachable' >&2; exit 1", "network is unreachable"),
-        (f"echo other > pyodide-{runtime.PYODIDE_VERSION}.tgz", "it is another file"),
+        (f"echo other > pyodide-{runtime.PYODIDE.version}.tgz", "it is another file"),
     ],
 )
 def test_a_failed_download_or_another_file_leaves_nothing(script, words, tmp_path, monkeypatch, capsys):

@@ -175,7 +175,7 @@ def test_a_new_version_gets_a_new_copy(tmp_path, monkeypatch):
     original = blas._find_openblas()
     first = blas.renamed_copy(original)
     assert blas.renamed_copy(original) == first
-    monkeypatch.setattr(blas, "_version", lambda _: "9.9")
+    monkeypatch.setattr(blas, "_release", lambda _: "9.9")
     assert blas.renamed_copy(original) != first
 
 

@@ -27,7 +27,7 @@ PACKAGE = Path(workbench.__file__).parent
 def cache(tmp_path, monkeypatch):
     """An empty cache folder, with remembering turned on."""
     monkeypatch.setenv(VARIABLE, "remembered")
-    monkeypatch.setattr(remembered_module, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_result_is_the_same_after_it_was_written():
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "remembered")
     (tmp_path / "file").touch()
-    monkeypatch.setattr(remembered_module, "cache_folder", lambda: tmp_path / "file")
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "file"))
     memory = remembered([], weights="packed")
     memory.put("products", [])
     assert memory.get("products") == []

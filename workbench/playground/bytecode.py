@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, keep, kept, make_folder
 
 SECONDS = 600
 """Maximum duration of a compilation; it takes three seconds on a machine with nothing else to do."""
@@ -64,10 +64,11 @@ def compiled(archive: bytes, folder: str, pyodide: Path) -> bytes:
     if node is None:
         return archive
     key = hashlib.sha256(f"{pyodide.name} {folder} {PROGRAM}".encode() + archive).hexdigest()[:16]
-    kept = cache_folder() / "playground" / f"{key}.zip"
-    if not kept.is_file():
-        make_folder(kept.parent)
-        with tempfile.TemporaryDirectory(prefix=".compile-", dir=kept.parent) as name:
+    target = cached("playground") / f"{key}.zip"
+    found = kept(target)
+    if found is None:
+        make_folder(target.parent)
+        with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as name:
             work = Path(name)
             (work / "compile.mjs").write_text(SCRIPT)
             (work / "compile.py").write_text(PROGRAM)
@@ -83,5 +84,5 @@ def compiled(archive: bytes, folder: str, pyodide: Path) -> bytes:
             if done.returncode:
                 reasons = [line for line in done.stderr.splitlines() if "Error" in line]
                 raise OSError(f"node could not compile the page's modules: {' '.join(reasons)[-300:]}")
-            (work / "compiled.zip").replace(kept)
-    return kept.read_bytes()
+            found = keep(work / "compiled.zip", target)
+    return found.read_bytes()

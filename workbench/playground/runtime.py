@@ -1,26 +1,21 @@
 """Pyodide, the CPython of the page, and msgspec for it: where they are, and how to fetch them once.
 
 They are not part of the package. `fetch` puts them into the cache folder: Pyodide with npm, msgspec with pip, both
-checked against the checksums in this file.
+checked against the checksums in ``ground/pinned.py``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cached, make_folder
+from workbench.ground.pinned import MSGSPEC, PYODIDE, check_file, download_wheel
 
-PYODIDE_VERSION = "314.0.7"
-PYODIDE_SHA256 = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
-MSGSPEC_VERSION = "0.22.0"
-MSGSPEC_WHEEL = f"msgspec-{MSGSPEC_VERSION}-cp314-cp314-pyemscripten_2026_0_wasm32.whl"
-MSGSPEC_SHA256 = "a66b1766311e42371e509c996c3933b161c7ae0eabdf361af5316dec197e1022"
+MSGSPEC_WHEEL = f"msgspec-{MSGSPEC.version}-cp314-cp314-pyemscripten_2026_0_wasm32.whl"
 
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """The files of npm's package that a page needs."""
@@ -28,13 +23,18 @@ FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zi
 
 def runtime_folder() -> Path:
     """The folder that holds the files of the page's Python; it may not exist yet."""
-    return cache_folder() / f"pyodide-{PYODIDE_VERSION}"
+    return cached(f"pyodide-{PYODIDE.version}")
 
 
 def is_fetched(folder: Path | None = None) -> bool:
-    """Whether a folder holds everything that the page needs."""
-    folder = folder or runtime_folder()
-    return all((folder / name).is_file() for name in (*FILES, MSGSPEC_WHEEL))
+    """Whether a folder, by default the one in the cache folder, holds everything that the page needs.
+
+    Raises:
+        UnsafeCacheFolder: Others can change the files in the cache folder.
+    """
+    names = (*FILES, MSGSPEC_WHEEL)
+    paths = [cached(runtime_folder().name, name) if folder is None else folder / name for name in names]
+    return all(path.is_file() for path in paths)
 
 
 def fetch() -> Path:
@@ -47,7 +47,7 @@ def fetch() -> Path:
         OSError: npm is missing, a download failed, or a file is not the expected one.
     """
     target = runtime_folder()
-    if is_fetched(target):
+    if is_fetched():
         return target
     npm = shutil.which("npm")
     if npm is None:
@@ -58,21 +58,21 @@ def fetch() -> Path:
     make_folder(target.parent)
     with tempfile.TemporaryDirectory(prefix=".pyodide-", dir=target.parent) as name:
         folder = Path(name)
-        _run([npm, "pack", "--silent", f"pyodide@{PYODIDE_VERSION}"], folder)
-        archive = folder / f"pyodide-{PYODIDE_VERSION}.tgz"
-        _check(archive, PYODIDE_SHA256)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        tag = ["--platform", "pyemscripten_2026_0_wasm32", "--python-version", "3.14"]
-        _run([*pip, *tag, "--abi", "cp314", f"msgspec=={MSGSPEC_VERSION}"], folder)
-        _check(folder / MSGSPEC_WHEEL, MSGSPEC_SHA256)
+        _run([npm, "pack", "--silent", f"pyodide@{PYODIDE.version}"], folder)
+        archive = folder / f"pyodide-{PYODIDE.version}.tgz"
+        check_file(archive, PYODIDE.sha256)
+        tag = ("--platform", "pyemscripten_2026_0_wasm32", "--python-version", "3.14", "--abi", "cp314")
+        download_wheel(MSGSPEC, folder, *tag)
         complete = folder / "complete"
-        complete.mkdir()
+        make_folder(complete)
         with tarfile.open(archive) as files:
             for file in FILES:
                 content = files.extractfile(f"package/{file}")
                 assert content is not None, "the checksum has been compared"
                 (complete / file).write_bytes(content.read())
         (folder / MSGSPEC_WHEEL).replace(complete / MSGSPEC_WHEEL)
+        for path in complete.iterdir():
+            path.chmod(0o600)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete one
         complete.replace(target)
     return target
@@ -83,9 +83,3 @@ def _run(command: list[str], folder: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise OSError(f"{Path(command[0]).name} could not fetch what the playground needs: {reason}")
-
-
-def _check(path: Path, expected: str) -> None:
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
-        raise OSError(f"{path.name} has the SHA-256 {found} instead of {expected}: it is another file; try again")

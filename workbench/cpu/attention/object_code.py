@@ -27,7 +27,7 @@ from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
 from numba.core import types
 
 from workbench.cpu.attention.simd import LANES, config, cpu_features
-from workbench.ground.cache_folder import cache_folder, make_folder
+from workbench.ground.cache_folder import cache_folder, cached, make_folder
 
 Signature = tuple[types.Type, ...]
 
@@ -148,7 +148,7 @@ def _path_of(function: Callable[..., None], signature: Signature, for_python: bo
     key = repr((str(signature), for_python, name, features, LANES, llvmlite.binding.get_process_triple(), versions))
     sources = Path(function.__code__.co_filename).parent
     file_name = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.code"
-    return cache_folder() / "compiled" / _source_digest(sources) / file_name
+    return cached("compiled", _source_digest(sources), file_name)
 
 
 def _read(path: Path) -> _Kept | None:
