@@ -456,6 +456,7 @@ def runs(kinds, changes, count=NUM_WORKLOADS):
                 yield checked_workload(workload)[1]
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_fault_is_caught_first_by_its_law(name, monkeypatch):
     law, plant, kinds, alone, changes = MUTANTS[name]

@@ -206,6 +206,7 @@ def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
     assert "different requests" in page.root.locator("[data-panel=compare] .wb-facts").text_content()
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("range_mode", ["fit", "window"])
 def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long_trace, range_mode):
     """While the axis stands still only new steps are drawn; the pixels are those of a whole drawing."""

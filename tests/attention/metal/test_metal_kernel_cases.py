@@ -50,6 +50,7 @@ def clamped_reference(batch: Batch, tile: int) -> np.ndarray:
     return out
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("mean", [-14.0, -20.0, -30.0])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("sequences", [((1, 512),), ((48, 512),)], ids=["decode", "chunk"])
@@ -68,6 +69,7 @@ def test_fully_masked_first_tile():
     check(batch)
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kv_split", [None, 16])
@@ -98,6 +100,7 @@ def test_long_decode_beside_a_chunk():
     check(batch)
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("num_seqs", [1, 6, 7, 8, 9])
 def test_inputs_of_fewer_than_8_elements(num_seqs):
     """MLX passes them as `constant` pointers: cu_seqlens_q for up to 6 sequences, seqused_k for up to 7."""

@@ -26,6 +26,7 @@ LARGE = [("paged_varlen_split", "float16", 128)]
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 
 
+@pytest.mark.repeats(step=2)
 @needs_nvcc
 @pytest.mark.parametrize("kernels", [SMALL, LARGE], ids=["every kernel", "head_dim 128"])
 def test_a_kernel_compiles_and_stays_in_registers(kernels, tmp_path):

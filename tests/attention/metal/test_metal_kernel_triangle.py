@@ -37,6 +37,7 @@ def test_published_v1_against_reference(name):
     check_published(batch, KERNELS[0].attend_v1(*batch.inputs, batch.options))
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("name", EDGE_2)
 def test_published_tiled_against_v1(name):
     batch = build(EDGE_2[name])
@@ -46,13 +47,14 @@ def test_published_tiled_against_v1(name):
     np.testing.assert_allclose(tiled, v1, atol=1e-4, rtol=1e-4 + one_ulp)
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("name", EDGE_3)
 def test_published_tiled_against_reference(name):
     batch = build(EDGE_3[name])
     check_published(batch, KERNELS[0].attend(*batch.inputs, batch.options))
 
 
-@pytest.mark.repeats(step=13)
+@pytest.mark.repeats(step=29)
 @pytest.mark.parametrize("seed", range(408))
 def test_random(seed):
     case = random_case(seed)
