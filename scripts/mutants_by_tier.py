@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table of one line per fault)
 """Plant faults of one line in a copy of the checkout, and print the tier of the tests that finds each.
 
     python scripts/mutants_by_tier.py [--room scheduler] [--tier test]
@@ -120,8 +121,8 @@ def main() -> None:
             count[1] += found[0] != "none"
             count[2] += 1
             print(f"{found[0]:6} {fault.file}: {fault.new.strip()!r}  {found[1]}", flush=True)
-    for room, (check, test, total) in counts.items():
-        print(f"{room}: check finds {check} of {total}, {options.tier} {test}")
+    for room, (quick, all_found, total) in counts.items():
+        print(f"{room}: check finds {quick} of {total}, {options.tier} {all_found}")
 
 
 if __name__ == "__main__":

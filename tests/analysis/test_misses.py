@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from feature_workloads import KINDS, random_workload
 from miss_oracle import MissOracle
+from tiers import examples
 
 from workbench import Trace, simulate
 from workbench.analysis.computed_tokens import ComputedTokens
@@ -141,7 +142,7 @@ def test_every_miss_equals_brute_force():
         for answers in oracle.answers.values():
             num_admissions += len(answers)
             seen.update(answer["reason"] for answer in answers)
-        if num_admissions >= NUM_ADMISSIONS:
+        if num_admissions >= examples(NUM_ADMISSIONS):
             break
     rare = {"unknown", "last block dropped for the drafter"}
     assert set(seen) >= set(REASONS) - rare, seen

@@ -200,6 +200,7 @@ def test_the_demo_serves_its_page_prints_the_address_and_ends_cleanly(demo):
     assert rest.rstrip().endswith("stopped")
 
 
+@pytest.mark.repeats(of="test_the_demo_serves_its_page_prints_the_address_and_ends_cleanly")
 def test_the_headless_demo_prints_every_text_and_a_summary(smollm2):
     finished = run("demo", "--headless")
     assert finished.returncode == 0

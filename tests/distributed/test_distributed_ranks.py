@@ -70,6 +70,7 @@ def test_two_ranks_give_the_tokens_and_logits_of_one_until_one_is_killed(tmp_pat
     assert again["tokens"] == together["tokens"]  # a second engine over the same ranks, with another pool
 
 
+@pytest.mark.repeats(of="test_two_ranks_give_the_tokens_and_logits_of_one_until_one_is_killed")
 def test_three_ranks_give_the_tokens_and_logits_of_one_with_smollm2(smollm2, tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     num_layers = 2  # three ranks on two cores wait 20 ms and more for each of 2 sums per layer

@@ -29,6 +29,9 @@ def test_values(a, b, c): ...
 @pytest.mark.parametrize("a", range(5))
 def test_all(a): ...
 
+@pytest.mark.repeats(of="test_all")
+def test_large(): ...
+
 def test_number(): assert examples(200) == {number} and examples(12) == {small}
 """
 
@@ -78,10 +81,10 @@ def test_a_tier_says_how_many_cases_it_runs(folder, processes):
     path = folder / "tests/test_it.py"
     path.write_text(TESTS.replace("{number}", "50").replace("{small}", "10"))
     shown = run(folder, "-n", processes)
-    assert "tier test: 12 of 21 cases; make test-all runs all" in shown and "12 passed" in shown
+    assert "tier test: 12 of 22 cases; make test-all runs all" in shown and "12 passed" in shown
     path.write_text(TESTS.replace("{number}", "200").replace("{small}", "12"))
     shown = run(folder, "-n", processes, "--tier", "all")
-    assert "tier all: 21 of 21 cases\n" in shown and "21 passed" in shown
+    assert "tier all: 22 of 22 cases\n" in shown and "22 passed" in shown
 
 
 def test_a_named_test_runs_with_all_its_cases(folder):
@@ -100,15 +103,14 @@ def test_the_files_of_the_quickest_tier_exist():
     assert all((ROOT / path).exists() for path in CHECK)
 
 
-def test_markers_are_of_the_three_kinds():
-    found = [
-        match
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for match in re.findall(r"^@pytest\.mark\.repeats.*$", path.read_text(), re.MULTILINE)
-    ]
+def test_markers_are_of_the_four_kinds():
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    found = re.findall(r"^@pytest\.mark\.repeats.*$", text, re.MULTILINE)
     assert len(found) >= 5
     for marker in found:
-        assert re.fullmatch(r'@pytest\.mark\.repeats\((step=\d+|every="(value|pair)")\)', marker), marker
+        kind = re.fullmatch(r'@pytest\.mark\.repeats\((?:step=\d+|every="(?:value|pair)"|of="(\w+)")\)', marker)
+        assert kind, marker
+        assert kind[1] is None or f"\ndef {kind[1]}(" in text, f"{marker} names no test"
 
 
 def test_examples_are_fewer_except_in_the_last_tier(monkeypatch):

