@@ -104,15 +104,24 @@ def _is_hop(call: str) -> bool:
 
 
 @cache
+def _tokens(path: Path) -> list[tokenize.TokenInfo]:
+    return list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def lines_of_code(path: Path) -> set[int]:
     """Line numbers of code, without blank lines, comments and docstrings."""
-    source = path.read_text()
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in _tokens(path):
         if token.type not in skipped:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
@@ -128,7 +137,7 @@ def import_graph(root: Path, *, type_only: bool) -> dict[str, set[str]]:
     ``workbench.methods``, which gives a class the types of methods that are attached to it from rooms above.
     """
     paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in _sources(root)}
-    bodies = {name.removesuffix(".__init__"): ast.parse(path.read_text()).body for name, path in paths.items()}
+    bodies = {name.removesuffix(".__init__"): _tree(path).body for name, path in paths.items()}
     packages = {name.removesuffix(".__init__") for name in paths if name.endswith(".__init__")}
     homes = {(package, name): home for package in packages for home, name in _imports(bodies[package], True)}
     graph: dict[str, set[str]] = {}
@@ -219,7 +228,7 @@ def rooms_that_name(root: Path, words: tuple[str, ...]) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for path in _sources(root):
         code, room = lines_of_code(path), path.relative_to(root).parts[1]
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        for token in _tokens(path):
             if token.type != tokenize.COMMENT and token.start[0] in code:
                 found[room] += any(word in token.string.lower() for word in words)
     return {room: count for room, count in found.items() if count}

@@ -226,6 +226,7 @@ def test_invalid_coefficients_and_fits(make, message):
         make()
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_exponent_found_near_that_of_fewer_steps_is_that_of_trying_all(seed, monkeypatch):
     rng = random.Random(seed)

@@ -36,9 +36,12 @@ CHECK = (
     "tests/readings/",
     "tests/costs/",
     "tests/simulation/test_simulate.py",
+    "tests/attention/test_attention.py",
     "tests/attention/test_work_list.py",
     "tests/engine/test_packed_batch.py",
     "tests/engine/test_sampler.py",
+    "tests/viz/test_viz_layout.py",
+    "tests/viz/test_viz_packet.py",
     "tests/repository/test_workflows.py",
 )
 """Files and folders of the tier ``check``. CONTRIBUTING.md says what they find."""

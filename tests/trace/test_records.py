@@ -35,11 +35,14 @@ from workbench.trace import (
     StepRecord,
     Supplement,
     Trace,
+    TraceError,
     TraceMeta,
     WorkItem,
     records,
 )
+from workbench.trace.checks import TraceChecker
 from workbench.trace.reasons import Reason
+from workbench.trace.step_span import with_span
 
 
 def test_a_record_by_hand():
@@ -283,3 +286,18 @@ def test_the_views_draw_what_is_shown():
     for shown in (trace, trace[3], trace.metrics(), trace.pool_state(3)):
         assert shown._repr_html_().lstrip().startswith("<")
     assert isinstance(trace, Trace)
+
+
+def test_a_step_that_ends_before_it_begins_is_refused():
+    checker = TraceChecker(TraceMeta(config={"block_size": 4, "num_blocks": 10}))
+    checker.check(StepRecord(0, time=2.0, end=2.5))
+    with pytest.raises(TraceError, match=r"step 1 begins at 3.0 s and ends before that, at 2.75 s"):
+        checker.check(StepRecord(1, time=3.0, end=2.75))
+
+
+def test_a_step_of_an_old_file_begins_when_the_one_before_has_ended():
+    """Asynchronous steps overlap: the phase in which the one before ends is cut."""
+    record = StepRecord(1, time=1.0, timings={"schedule": 0.5, "forward": 1.0})
+    later = with_span(record, previous_end=1.25)
+    assert (later.time, later.end, later.timings) == (1.25, 2.5, {"schedule": 0.25, "forward": 1.0})
+    assert with_span(record, previous_end=1.0) is record
