@@ -40,7 +40,6 @@ from workbench.trace import (
     WorkItem,
     records,
 )
-from workbench.trace.checks import TraceChecker
 from workbench.trace.reasons import Reason
 from workbench.trace.step_span import with_span
 
@@ -289,10 +288,10 @@ def test_the_views_draw_what_is_shown():
 
 
 def test_a_step_that_ends_before_it_begins_is_refused():
-    checker = TraceChecker(TraceMeta(config={"block_size": 4, "num_blocks": 10}))
-    checker.check(StepRecord(0, time=2.0, end=2.5))
+    trace = Trace(TraceMeta(config={"block_size": 4, "num_blocks": 10}))
+    trace.append(StepRecord(0, time=2.0, end=2.5))
     with pytest.raises(TraceError, match=r"step 1 begins at 3.0 s and ends before that, at 2.75 s"):
-        checker.check(StepRecord(1, time=3.0, end=2.75))
+        trace.append(StepRecord(1, time=3.0, end=2.75))
 
 
 def test_a_step_of_an_old_file_begins_when_the_one_before_has_ended():

@@ -30,7 +30,7 @@ def download_wheel(pinned: Pinned, folder: Path, *options: str, output: int | IO
         pinned: The release.
         folder: An empty folder.
         *options: Further options of ``pip download``.
-        output: Where pip's progress goes; None for nowhere.
+        output: File for pip's progress; None for none.
 
     Raises:
         OSError: pip failed, or the wheel is another file.
