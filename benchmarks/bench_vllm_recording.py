@@ -197,7 +197,8 @@ def main() -> None:
                 seconds = step_seconds(classes, num_seqs, options)
                 arms = {name: summary(of_class) for name, of_class in zip(ARMS, seconds)}
                 sizes = {name: getattr(options, name) for name in ("steps", "processes", "turns")}
-                rows[f"{base[1]}, {num_seqs} requests"] = {**sizes, "us_per_step": arms}
+                scene = f"{base[1]}, {num_seqs} requests" + (", beside another checkout" if options.other else "")
+                rows[scene] = {**sizes, "us_per_step": arms}
                 print(f"{base[1]}, {num_seqs} requests: {arms['vllm']['floor']:.1f} us a step")
                 for name in list(arms)[1:]:
                     ratios = (f"{key} {arms[name][key] / arms['vllm'][key] - 1:+.2%}" for key in arms[name])
