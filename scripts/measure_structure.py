@@ -44,7 +44,7 @@ LEFT_OUT = ("attention", "cpu", "models", "viz")
 NOT_VLLMS_RULES = {"policies", "policy", "partial_prefills"}
 HOP = {"call", "submit"}
 """Functions that hand work to the engine's thread."""
-MAX_FILES, MAX_LINES = 18, 1305
+MAX_FILES, MAX_LINES = 18, 1320
 """Limits on the files and lines entered in one step; to be lowered to 14 and 900."""
 DRAFT_WORDS = ("draft", "speculat")
 GROUP_WORDS = ("cache_group", "cachegroup", "kv_group", "by_group", "of_group")
