@@ -98,17 +98,25 @@ def test_an_engine_forks_its_own_run(tiny_llama):
     assert sampled(engine.fork(at_step=2, max_num_batched_tokens=64)) == sampled(engine.trace)
 
 
-def test_drafts_keep_their_recorded_acceptance_and_another_number_of_them_is_an_estimate():
+def test_drafts_keep_their_recorded_acceptance_and_more_of_them_are_refused():
     accepts = [[2, 0, 1, 2], [0, 0, 2], [1]]
     requests = [
         {"id": f"r{i}", "prompt": {"len": 20 + i}, "max_tokens": 24, "accepts": each} for i, each in enumerate(accepts)
     ]
     trace = simulate({"config": {"num_speculative_tokens": 2}, "requests": requests})
     again = fork(trace)
-    assert same_steps(trace, again) and "estimated" not in again.meta.source
+    assert same_steps(trace, again)
     assert sum(len(chunk.accepted) for record in again for chunk in record.chunks) == 72
-    for drafts in (1, 4):
-        other = fork(trace, num_speculative_tokens=drafts)
-        assert other.meta.source.endswith(f"with num_speculative_tokens={drafts}, their acceptance estimated")
-        assert sampled(other).keys() == sampled(trace).keys()
-        assert max(chunk.num_accepted for record in other for chunk in record.chunks) == min(drafts, 2)
+    for drafts in (0, 1):
+        fewer = fork(trace, num_speculative_tokens=drafts)
+        assert sampled(fewer).keys() == sampled(trace).keys()
+        known, now = (
+            [c.num_accepted for r in each for c in r.chunks if c.request_id == "r0" and c.drafts]
+            for each in (trace, fewer)
+        )
+        expected = [min(drafts, known[i % len(known)]) for i in range(len(now))]
+        assert now[:-1] == expected[:-1] and bool(now) == bool(drafts)  # the last verification may end the request
+    with pytest.raises(ValueError, match="from 0 to 2, got 4: the recording has 2 drafts per request and step"):
+        fork(trace, num_speculative_tokens=4)
+    with pytest.raises(ValueError, match="from 0 to 0, got 1: the recording has no drafts"):
+        fork(fork(trace, num_speculative_tokens=0), num_speculative_tokens=1)

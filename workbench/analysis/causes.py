@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from workbench.analysis.check import MAX_ERROR
+from workbench.costs.fit import FitReport
 from workbench.costs.stalls import Stall
 from workbench.ground.field_checks import printable
 from workbench.readings.metrics import amount
@@ -145,19 +147,29 @@ class Confirmation:
         change: The change, such as "without r7" or "max_num_seqs=64".
         before: The latency in a simulation of the run as it was.
         after: The latency in a simulation without the cause.
-        is_recorded: Whether ``before`` is the recorded latency instead, because the run was under a policy in Python,
-            which cannot be simulated from the trace.
+        recorded: The recorded latency. It is ``before`` if the run was under a policy in Python, which cannot be
+            simulated from the trace.
+        is_recorded: Whether ``before`` is the recorded latency.
     """
 
     change: str
     before: float
     after: float
+    recorded: float
     is_recorded: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the simulation of the run as it was is near enough to the recorded latency."""
+        return abs(self.before - self.recorded) <= MAX_ERROR * self.recorded
 
     def sentence(self, unit: str) -> str:
         """Both latencies, and where they come from."""
-        which = "simulated and recorded" if self.is_recorded else "both simulated"
-        return f"{self.change}: {amount(self.after, unit)} instead of {amount(self.before, unit)} ({which})"
+        before, recorded = amount(self.before, unit), amount(self.recorded, unit)
+        if not self.holds:
+            return f"{self.change}: not confirmed, the simulation of the run as it was gives {before}, not {recorded}"
+        which = "simulated and recorded" if self.is_recorded else f"both simulated, recorded {recorded}"
+        return f"{self.change}: {amount(self.after, unit)} instead of {before} ({which})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +184,7 @@ class Explanation:
         ttft: The time to first token; None if it got none.
         gaps: Its long gaps between tokens, the longest first.
         stalls: The stalled steps in its time.
+        fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
     """
 
     request_id: str
@@ -181,6 +194,7 @@ class Explanation:
     ttft: Span | None
     gaps: tuple[Span, ...]
     stalls: tuple[Stall, ...]
+    fit: FitReport | None
     _confirm: Callable[[Part, bool], Confirmation | None]
 
     @property
@@ -211,6 +225,8 @@ class Explanation:
         lines += [f"stall: {stall}" for stall in self.stalls]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
+        if self.fit is not None:
+            lines.append(self.fit.sentence)
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:

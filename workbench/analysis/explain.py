@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
 from workbench.analysis.fork import fork, recorded_config
 from workbench.costs.cost_model import CostModel, StepCost
+from workbench.costs.fit import FitReport
 from workbench.readings.metrics import TraceMetrics
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.reasons import UNKNOWN, Reason
@@ -90,9 +91,10 @@ class Explainer:
         self.unit = self.metrics.summary.unit
         self._is_given = cost_model is not None
         self.model: CostModel | None = cost_model
+        self._report: FitReport | None = None
         if cost_model is None and self.unit == "s":
             try:
-                self.model, _ = CostModel.fit(trace)
+                self.model, self._report = CostModel.fit(trace)
             except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
                 self.model = None
         self._stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
@@ -151,6 +153,7 @@ class Explainer:
             ttft,
             self._long_gaps(states, tokens),
             tuple([stall for stall in self._stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
+            self._report,
             self._confirmer(request_id),
         )
 
@@ -289,8 +292,11 @@ class Explainer:
             after = latency_of(self._simulated(arguments), is_ttft)
             if before is None or after is None or abs(after - before) < NO_CHANGE * before:
                 return None
+            recorded = latency_of(self.metrics, is_ttft)
+            if recorded is None:  # it has not ended
+                return None
             what = "time to first token" if is_ttft else "end to end"
-            return Confirmation(f"{what} {words}", before, after, is_recorded=not as_it_was)
+            return Confirmation(f"{what} {words}", before, after, recorded, is_recorded=not as_it_was)
 
         def latency_of(metrics: TraceMetrics, is_ttft: bool) -> float | None:
             request = metrics.requests[request_id]

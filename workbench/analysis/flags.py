@@ -9,18 +9,27 @@ FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "max_num_seqs": "--max-num-seqs",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
-    "max_num_partial_prefills": "--max-num-partial-prefills",
-    "max_long_partial_prefills": "--max-long-partial-prefills",
     "block_size": "--block-size",
     "num_blocks": "--num-gpu-blocks-override",
     "max_model_len": "--max-model-len",
     "policy": "--scheduling-policy",
     "max_num_scheduled_tokens": "--max-num-scheduled-tokens",
+    "max_num_active_seqs": "--max-num-active-seqs",
+    "watermark": "--watermark",
 }
 """vLLM's flags for fields with a value; switches are in ``vllm_flags``."""
 
-SWITCHES = {"enable_prefix_caching": "enable-prefix-caching", "async_scheduling": "async-scheduling"}
+SWITCHES = {
+    "enable_prefix_caching": "enable-prefix-caching",
+    "enable_chunked_prefill": "enable-chunked-prefill",
+    "async_scheduling": "async-scheduling",
+    "scheduler_reserve_full_isl": "scheduler-reserve-full-isl",
+    "long_prefill_token_threshold_adaptive": "long-prefill-token-threshold-adaptive",
+}
 """vLLM's flags for fields that are on or off."""
+
+VLLM_FIELDS = (*FLAGS, *SWITCHES, "num_speculative_tokens", "prefix_cache_retention_interval")
+"""Fields that vLLM has too, some of them inside an option in JSON."""
 
 
 def vllm_flags(changes: Mapping[str, Any]) -> str:

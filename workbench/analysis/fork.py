@@ -34,9 +34,9 @@ def fork(
     Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock, and
     requests arrive at their recorded times. A request that had ended gets the recorded tokens and ends with the same
     one; on a clock, one that was aborted gets as many. Any other request continues to its ``max_tokens`` with made-up
-    tokens. Drafts are accepted as often as they were in the recording; with another number
-    of drafts this is an estimate, and the source of the trace says so. A recording of vLLM is simulated with
-    ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is "stuck".
+    tokens. Each verification of a request accepts as many drafts as in the recording; of fewer drafts at most all, and
+    more are refused. A recording of vLLM is simulated with ``as_vllm``; if the setting would hang, the source of the
+    trace says so, and its ``end`` is "stuck".
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -76,6 +76,7 @@ def fork(
             raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
     recorded = recorded_config(trace)
     changed = recorded.replace(**config_changes)
+    _check_drafts(recorded, changed)
     past = _Past(trace)
     arrivals = [
         past.arrival(info) if cost_model is None else past.timed_arrival(info, at_step)
@@ -85,8 +86,6 @@ def fork(
     if without:
         changes = ", ".join(filter(None, [changes, f"without {', '.join(without)}"]))
     source = f"{trace.meta.source}, forked at step {at_step}" + (f" with {changes}" if changes else "")
-    if is_acceptance_estimated(recorded, changed):
-        source += ", their acceptance estimated"
     meta = TraceMeta(
         source=source,
         config=described(changed, policy),
@@ -143,13 +142,15 @@ def recorded_config(trace: Trace) -> EngineConfig:
     return EngineConfig.from_dict({name: value for name, value in trace.config.items() if name in known})
 
 
-def is_acceptance_estimated(recorded: EngineConfig, changed: EngineConfig) -> bool:
-    """Whether drafts are accepted by an estimate: of another number of drafts, the recording does not say how many.
-
-    The estimate is the recorded number of each verification, or all drafts if there are fewer. It is too low for more
-    drafts than were recorded.
-    """
-    return recorded.num_speculative_tokens != changed.num_speculative_tokens
+def _check_drafts(recorded: EngineConfig, changed: EngineConfig) -> None:
+    """Refuse more drafts than were recorded: at the positions behind them no acceptance is known."""
+    known, asked = recorded.num_speculative_tokens, changed.num_speculative_tokens
+    if asked > known:
+        have = f"has {known} drafts per request and step" if known else "has no drafts"
+        raise ValueError(
+            f"num_speculative_tokens must be from 0 to {known}, got {asked}: the recording {have}, and does not say "
+            f"how many of {asked} would be accepted; record a run with {asked}"
+        )
 
 
 class _Past:

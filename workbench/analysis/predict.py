@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.fork import fork, is_acceptance_estimated, recorded_config, why_hung
+from workbench.analysis.check import COUNTS, Check
+from workbench.analysis.fork import fork, why_hung
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.costs.drift import Drift
@@ -81,7 +82,20 @@ def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = 
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(seconds), *percentiles))}
     values["duration"] = metrics.summary.duration
     values["output_throughput"] = metrics.summary.output_throughput or 0.0
-    return values
+    return values | counts_of(metrics)
+
+
+def counts_of(metrics: TraceMetrics) -> dict[str, float]:
+    """The values of a run that are no times, by name: steps, preemptions, hit rate, and use of KV blocks."""
+    summary, columns = metrics.summary, metrics.columns
+    computed = sum(columns["num_tokens"]) - sum(columns["num_decode_tokens"])
+    counts = {
+        "num_steps": float(summary.num_steps),
+        "num_preemptions": float(summary.num_preemptions),
+        "hit_rate": summary.num_cached_tokens / ((computed + summary.num_cached_tokens) or 1),
+    }
+    uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
+    return counts | {name: use for name, use in uses.items() if use is not None and math.isfinite(use)}
 
 
 def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
@@ -204,13 +218,14 @@ class Predictor:
         return {name: interval.value for name, interval in self.unchanged.intervals.items()}
 
     @cached_property
+    def check(self) -> Check:
+        """The recorded setting, predicted, beside what was measured."""
+        return Check(self.report, self.recorded, self.unchanged_values)
+
+    @cached_property
     def errors(self) -> dict[str, float]:
         """Relative error of each value of the unchanged configuration: 0.1 if the prediction is 10 % too high."""
-        return {
-            name: interval.value / recorded - 1
-            for name, interval in self.unchanged.intervals.items()
-            if (recorded := self.recorded.get(name))
-        }
+        return self.check.errors
 
     def predict(self, **changes: Any) -> Prediction:
         """The run under a changed configuration.
@@ -230,7 +245,10 @@ class Predictor:
         costs = [Replayed(model, self._drift, self._noise, seed) for seed, model in enumerate(self._models)]
         runs = [values_of(fork(self.trace, cost_model=cost, **changes), self._counted) for cost in costs]
         draws = {name: [run.get(name, math.nan) for run in runs] for name in values}
-        intervals = {name: _interval(value, draws[name], errors.get(name, 0.0)) for name, value in values.items()}
+        intervals = {
+            name: _range(value, draws[name]) if name in COUNTS else _interval(value, draws[name], errors.get(name, 0.0))
+            for name, value in values.items()
+        }
         return Prediction(dict(changes), trace, intervals, draws, self._notes(trace, changes))
 
     def _notes(self, trace: Trace, changes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -239,9 +257,18 @@ class Predictor:
             notes.append(hang)
         if self.report is not None:
             notes += _extrapolations(trace, self.report.largest)
-        if is_acceptance_estimated(recorded_config(self.trace), recorded_config(trace)):
-            notes.append("the acceptance of another number of drafts is an estimate from the recorded one")
+        if changes and (nothing := self._nothing_changes(trace, changes)):
+            notes.append(nothing)
         return tuple(notes)
+
+    def _nothing_changes(self, trace: Trace, changes: Mapping[str, Any]) -> str:
+        """A sentence if every step of a simulated run is as without the changes; "" if one is not."""
+        unchanged = self.unchanged.trace
+        if [record.chunks for record in trace] != [record.chunks for record in unchanged]:
+            return ""
+        equal = len({info.priority for info in self.trace.requests.values()}) < 2
+        why = "all requests have the same priority: " if "policy" in changes and equal else ""
+        return f"{why}nothing changes, every step of the simulation is as before"
 
 
 def _interval(value: float, draws: Sequence[float], error: float) -> Interval:
@@ -260,6 +287,11 @@ def _interval(value: float, draws: Sequence[float], error: float) -> Interval:
     return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
 
 
+def _range(value: float, draws: Sequence[float]) -> Interval:
+    """A value that is no time, and its range in the draws."""
+    return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)
+
+
 def _extrapolations(trace: Trace, largest: Mapping[str, int]) -> list[str]:
     """One sentence for each kind of size in which steps go far beyond every measured step."""
     steps = step_costs(trace)
@@ -276,19 +308,21 @@ def _extrapolations(trace: Trace, largest: Mapping[str, int]) -> list[str]:
     ]
 
 
-def whatif(trace: Trace, cost_model: CostModel | None = None, **config: Any) -> Trace:
+def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, **config: Any) -> Trace:
     """Simulate the recorded arrivals, at their recorded times, under another configuration.
 
     Args:
         trace: A recorded run.
         cost_model: Duration of a step; None to fit it to the trace.
+        force: Answer even if the prediction of the recorded setting is far from what was measured.
         **config: EngineConfig fields to change; none to predict the run as it was.
 
     Returns:
         The simulated trace, whose ``timings["forward"]`` is the duration of each step.
 
     Raises:
-        ValueError: The fit does not hold, a field is unknown, or a value is outside its range.
+        ValueError: The fit or the check of the recorded setting does not hold, a field is unknown, a value is outside
+            its range, or more drafts are asked for than the recording has.
 
     Example:
         >>> from workbench import simulate
@@ -299,7 +333,10 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, **config: Any) -> 
         >>> round(faster.metrics().requests["a"].e2e.seconds, 3)
         0.1
     """
-    return Predictor(trace, cost_model, num_draws=0).simulate(**config)
+    predictor = Predictor(trace, cost_model, num_draws=0)
+    if cost_model is None and not force:
+        predictor.check.require()
+    return predictor.simulate(**config)
 
 
 def simulate_log(path: str | os.PathLike[str], config: EngineConfig, cost_model: StepCost, speed: float = 1.0) -> Trace:

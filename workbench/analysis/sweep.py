@@ -42,13 +42,17 @@ def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
     return {name: [_value(text) for text in texts.split(",")] for name, texts in found.items()}
 
 
-def read_settings(settings: Iterable[str]) -> dict[str, Any]:
+def read_settings(settings: Iterable[str], known: Sequence[str] = ()) -> dict[str, Any]:
     """One value for each field of EngineConfig, from arguments such as ``max_num_seqs=4`` or ``speculative={...}``.
+
+    Args:
+        settings: The arguments.
+        known: The fields that may be set; empty for all.
 
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    found = _by_field(settings, [*EngineConfig().to_dict()], "--set {} must be FIELD=VALUE")
+    found = _by_field(settings, known or [*EngineConfig().to_dict()], "--set {} must be FIELD=VALUE")
     return {name: _value(text) for name, text in found.items()}
 
 

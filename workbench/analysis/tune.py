@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from workbench.analysis.check import COUNTS, Check, shown
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.fork import recorded_config, why_hung
 from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
@@ -113,7 +114,7 @@ class Candidate:
     def shown_values(self, names: Iterable[str]) -> dict[str, str]:
         """The predicted values of these names with their intervals, as texts."""
         return {
-            name: f"{_amount(name, found.value)} ({_amount(name, found.low)} to {_amount(name, found.high)})"
+            name: f"{shown(name, found.value)} ({shown(name, found.low)} to {shown(name, found.high)})"
             for name in names
             if (found := self.prediction.intervals.get(name)) is not None
         }
@@ -131,7 +132,7 @@ class Tuning:
         verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
         losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
         rows: Every setting of the sweep with its values; "pareto" marks those that no other one beats.
-        errors: Relative error of the prediction of the recorded setting, by value; known without any new run.
+        check: The recorded setting, predicted, beside what was measured; known without any new run.
         settings: Names of the fields that the sweep changed.
         notes: Other sentences that help to read the answer.
     """
@@ -143,21 +144,36 @@ class Tuning:
     verdict: str
     losers: tuple[tuple[str, float, float], ...]
     rows: tuple[dict[str, Any], ...]
-    errors: Mapping[str, float]
+    check: Check
     settings: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
+    def errors(self) -> Mapping[str, float]:
+        """Relative error of the prediction of the recorded setting, by value."""
+        return self.check.errors
+
+    @property
+    def misses(self) -> dict[str, float]:
+        """The values of the chosen setting that miss their limits, each with its value over its limit, less 1."""
+        values = {name: interval.value for name, interval in self.best.prediction.intervals.items()}
+        ratios = {name: _ratio(name, values.get(name, math.nan), limit) for name, limit in self.slo.items()}
+        return {name: ratio - 1 for name, ratio in ratios.items() if ratio > 1}
+
+    @property
     def verdict_sentence(self) -> str:
         """The verdict as a sentence."""
+        if self.verdict == "misses":
+            by = ", ".join(f"{name} by {miss:.0%}" for name, miss in self.misses.items())
+            return f"misses {by}; no setting of the sweep meets the target, and this one is the closest"
         return _VERDICTS[self.verdict]
 
     def _repr_html_(self) -> str | None:
         return picture("Tuning", self)
 
     def __repr__(self) -> str:
-        lines = [f"target: {', '.join(f'{name} <= {_amount(name, limit)}' for name, limit in self.slo.items())}"]
-        lines += _candidate_lines("take", self.best, self.slo, self.errors)
+        lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
+        lines += _candidate_lines("closest" if self.verdict == "misses" else "take", self.best, self.slo, self.errors)
         if self.best.changes:
             lines.append(f"  vllm serve MODEL {self.best.flags}")
         lines.append(f"  {self.verdict_sentence}")
@@ -169,12 +185,11 @@ class Tuning:
         for candidate in self.runners_up:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
             lines += _candidate_lines(words, candidate, self.slo, self.errors)
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), str(self.check)])
 
 
 _VERDICTS = {
     "meets": "meets the target with its whole interval",
-    "misses": "misses the target, and so does every other setting of the sweep",
     "cannot tell": "cannot tell whether it meets the target: the limit lies inside the interval",
 }
 
@@ -184,16 +199,13 @@ def _candidate_lines(
 ) -> list[str]:
     changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "the recorded setting"
     lines = [f"{words}: {changes}"]
-    for name, shown in candidate.shown_values(slo).items():
+    for name, text in candidate.shown_values(slo).items():
         error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""
-        lines.append(f"  {name} {shown.removesuffix(')')}{error})")
+        lines.append(f"  {name} {text.removesuffix(')')}{error})")
+    intervals = candidate.prediction.intervals
+    others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in slo]
+    lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))
     return lines + [f"  {note}" for note in candidate.prediction.notes]
-
-
-def _amount(name: str, value: float) -> str:
-    if name == "output_throughput":
-        return f"{value:.1f} tokens/s"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
 def tune(
@@ -205,6 +217,7 @@ def tune(
     others: Sequence[Trace] = (),
     fit_from: Sequence[Trace] = (),
     num_draws: int = NUM_DRAWS,
+    force: bool = False,
     progress: bool = False,
 ) -> Tuning:
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
@@ -221,10 +234,12 @@ def tune(
         others: More recordings to fit the cost model to.
         fit_from: Recordings to fit the cost model to instead of the trace.
         num_draws: Number of repeated simulations for intervals.
+        force: Answer even if the prediction of the recorded setting is far from what was measured.
         progress: Show a progress bar of simulations.
 
     Raises:
-        ValueError: The target, a field or a value is wrong, the grid is too large, or the fit does not hold.
+        ValueError: The target, a field or a value is wrong, the grid is too large, or the fit or the check of the
+            recorded setting does not hold.
     """
     limits = read_slo(slo)
     grid = default_grid(trace) if grid is None else grid
@@ -233,6 +248,8 @@ def tune(
         raise ValueError(f"the grid has {len(combinations) if grid else 0} settings, allowed are 1 to {MAX_RUNS}")
     now = recorded_config(trace).to_dict()
     predictor = Predictor(trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws)
+    if cost_model is None and not force:
+        predictor.check.require()
     scored: list[tuple[float, dict[str, Any]]] = []
     rows: list[dict[str, Any]] = []
     for settings in with_progress(combinations, "sweep", "setting", shown=progress):
@@ -272,7 +289,7 @@ def tune(
         verdict=_verdict(best.prediction, limits),
         losers=_losers(current.prediction.trace, best.prediction.trace) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
-        errors=predictor.errors,
+        check=predictor.check,
         settings=tuple(grid),
         notes=tuple(predictor.report.notes) if predictor.report else (),
     )

@@ -42,9 +42,8 @@ _MISSES = """\
   workbench trace misses run.jsonl.gz r17
 """
 
-_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean")
-_SHOWN = dict.fromkeys(_TIMES, "s") | {"output_throughput": "tok/s"}
-"""Values that ``trace whatif`` prints, with their units."""
+_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+"""Values in seconds, or by seconds, that ``trace whatif`` prints."""
 
 
 def add_parsers(actions: Commands) -> None:
@@ -63,7 +62,7 @@ def add_parsers(actions: Commands) -> None:
 
     whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
     _add_sources(whatif)
-    add_settings_option(whatif, "a changed setting")
+    add_settings_option(whatif, "a changed setting of vLLM's")
     whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
 
     tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
@@ -80,6 +79,8 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--also", "TRACE", "another recording to fit the durations of steps to", Path)
     help = "fit the durations of steps to this recording instead"
     parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
+    help = "give seconds even if the prediction of the recorded setting is far from what was measured"
+    parser.add_argument("--force", action="store_true", help=help)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -156,23 +157,28 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from workbench.analysis.flags import vllm_flags
+    from workbench.analysis.check import COUNTS, shown
+    from workbench.analysis.flags import VLLM_FIELDS, vllm_flags
     from workbench.analysis.predict import Predictor
     from workbench.analysis.sweep import read_settings
 
-    changes = read_settings(options.set)
+    changes = read_settings(options.set, VLLM_FIELDS)
     trace, others, fit_from = _sources(options)
     predictor = Predictor(trace, others=others, fit_from=fit_from)
     prediction = predictor.predict(**changes) if changes else predictor.unchanged
-    print(f"{'':<24}{'recorded':>12}{'predicted':>12}{'interval':>26}{'unchanged off by':>18}")
-    for name, unit in _SHOWN.items():
+    check = predictor.check
+    gives_seconds = check.holds or options.force
+    print(f"{'':<20}{'recorded':>16}{'so predicted':>16}{'off by':>9}{'predicted':>16}  interval")
+    for name in (*(_TIMES if gives_seconds else ()), *COUNTS):
         if (interval := prediction.intervals.get(name)) is None:
             continue
-        recorded = f"{predictor.recorded[name]:.4g}" if name in predictor.recorded else "-"
-        spread = f"{interval.low:.4g} to {interval.high:.4g}"
-        error = f"{predictor.errors[name]:+.1%}" if name in predictor.errors else "-"
-        print(f"{f'{name}, {unit}':<24}{recorded:>12}{interval.value:>12.4g}{spread:>26}{error:>18}")
-    for note in prediction.notes:
+        known = [shown(name, values[name]) if name in values else "-" for values in (check.recorded, check.unchanged)]
+        error = f"{check.errors[name]:+.1%}" if name in check.errors else ""
+        spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
+        print(f"{name:<20}{known[0]:>16}{known[1]:>16}{error:>9}{shown(name, interval.value):>16}  {spread}")
+    if not gives_seconds:
+        print(f"{check.refusal}; --force prints them")
+    for note in (*prediction.notes, *check.notes):
         print(f"note: {note}")
     if flags := vllm_flags(changes):
         print(f"vllm serve MODEL {flags}")
@@ -191,7 +197,7 @@ def _tune(options: argparse.Namespace) -> int:
     read_slo(options.slo)
     trace, others, fit_from = _sources(options)
     grid = read_grid(options.sweep) if options.sweep else None
-    tuning = tune(trace, options.slo, grid=grid, others=others, fit_from=fit_from, progress=True)
+    tuning = tune(trace, options.slo, grid=grid, others=others, fit_from=fit_from, force=options.force, progress=True)
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)

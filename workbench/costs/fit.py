@@ -81,6 +81,16 @@ class FitReport:
     largest: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def sentence(self) -> str:
+        """The quality of the fit."""
+        drift = f"drift {self.drift.change:+.0%}" if self.drift.change else "no drift"
+        share = len(self.stalls) / (self.num_fitted + self.num_held_out + len(self.stalls))
+        return (
+            f"fit of step durations: median error {self.median_error:.1%}, sum off by {self.total_error:.1%} on "
+            f"{self.num_held_out} steps held out; {drift}; {share:.1%} of the steps stalled"
+        )
+
 
 def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
     """Fit measured steps, with a report of the errors on every fifth step, which the measured fit has not seen.

@@ -26,8 +26,10 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
     if timed and at_step <= trace[0].step:
         try:
             measured = trace.metrics().summary.duration
-            unchanged = trace.whatif().metrics().summary.duration
-            return trace.whatif(**changes), {"error": abs(unchanged - measured) / measured if measured else 0.0}
+            unchanged = trace.whatif(force=True).metrics().summary.duration
+            return trace.whatif(force=True, **changes), {
+                "error": abs(unchanged - measured) / measured if measured else 0.0
+            }
         except (ValueError, TraceError) as problem:
             reason = str(problem)
     return controller.fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}

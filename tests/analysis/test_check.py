@@ -1,0 +1,142 @@
+"""An answer checks itself on the setting that was recorded, and refuses seconds beyond a bound."""
+
+import random
+
+import pytest
+
+from workbench import simulate
+from workbench.analysis.check import COUNTS, MAX_ERROR, Check
+from workbench.analysis.explain import Explainer
+from workbench.analysis.predict import Predictor, values_of
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel
+
+COST = CostModel(fixed=0.02, per_sequence=1e-3, per_prefill_token=2e-4)
+CONFIG = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 90}
+
+
+class Noisy:
+    """Steps that vary, and become slower in the middle of a run if they depend on what no cost model sees."""
+
+    def __init__(self, hidden=0.0):
+        self.rng, self.count, self.hidden = random.Random(3), 0, hidden
+
+    def step_seconds(self, chunks):
+        """Duration of the next step."""
+        self.count += 1
+        return COST.step_seconds(chunks) * self.rng.uniform(0.95, 1.05) * (1 + self.hidden * (self.count % 2))
+
+
+def run(cost, requests=30, shared=False, **config):
+    rng = random.Random(1)
+    prefix = {"len": 800, "seed": "shared"}
+    load = [
+        {
+            "id": f"r{i}",
+            "prompt": {"parts": [prefix, {"len": rng.randint(10, 60)}]} if shared else {"len": rng.randint(50, 200)},
+            "max_tokens": rng.randint(5, 30),
+            "arrival_time": i * 0.1,
+        }
+        for i in range(requests)
+    ]
+    return simulate({"config": CONFIG | config, "requests": load}, cost_model=cost)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return run(Noisy())
+
+
+def without_prompts(trace, tmp_path):
+    """The trace as a default recording: lengths without tokens."""
+    import msgspec
+
+    from workbench import Trace
+
+    private = Trace(msgspec.structs.replace(trace.meta, source="vllm 0.33.0"))
+    for info in trace.requests.values():
+        private.add_request(msgspec.structs.replace(info, prompt_token_ids=()))
+    for record in trace:
+        private.append(record)
+    private.save(tmp_path / "private.jsonl")
+    return Trace.load(tmp_path / "private.jsonl")
+
+
+def test_the_check_holds_the_recorded_values_and_those_predicted_for_the_same_setting(recording):
+    predictor = Predictor(recording, num_draws=2)
+    check, known = predictor.check, values_of(recording)
+    assert check.holds and check.refusal == ""
+    for name in ("ttft_mean", "tpot_mean", "e2e_mean", "output_throughput", *COUNTS):
+        assert check.recorded[name] == known[name]
+        assert check.unchanged[name] == predictor.unchanged[name].value
+        assert f"{name} " in str(check)
+    assert known["num_preemptions"] == recording.metrics().summary.num_preemptions
+    said = predictor.report.sentence
+    assert "steps held out; no drift; 0.0% of the steps stalled" in said and said in str(check)
+
+
+def test_counts_are_those_of_the_simulated_run_and_are_in_every_prediction(recording):
+    prediction = Predictor(recording, num_draws=2).predict(num_blocks=40)
+    assert prediction["num_preemptions"].value == prediction.trace.metrics().summary.num_preemptions
+    assert prediction["peak_kv_use"].low <= prediction["peak_kv_use"].value <= prediction["peak_kv_use"].high
+    hits = run(COST, shared=True, num_blocks=300)
+    summary = hits.metrics().summary
+    prompts = sum(info.num_prompt_tokens for info in hits.requests.values())
+    assert values_of(hits)["hit_rate"] == pytest.approx(summary.num_cached_tokens / prompts, abs=0.02)
+
+
+def test_beyond_the_bound_seconds_are_refused_and_steps_are_answered(tmp_path, capsys):
+    trace = without_prompts(run(Noisy(), shared=True, num_blocks=300), tmp_path)
+    check = Predictor(trace, num_draws=2).check
+    assert abs(check.worst[1]) > MAX_ERROR and not check.holds
+    assert any("shared prefixes are not in the recording" in note for note in check.notes)
+    with pytest.raises(
+        ValueError, match=r"no seconds: for the recorded setting .* is off by \+.*force=True \(--force\)"
+    ):
+        trace.whatif(max_num_seqs=8)
+    with pytest.raises(ValueError, match="no seconds"):
+        trace.tune("ttft_p99=1s", grid={"max_num_seqs": [2, 4]}, num_draws=1)
+    assert main(["trace", "whatif", str(tmp_path / "private.jsonl"), "--set", "max_num_seqs=8"]) == 0
+    said = capsys.readouterr().out
+    assert "no seconds" in said and "--force prints them" in said and "ttft_p99" not in said
+    assert all(name in said for name in COUNTS)
+    assert main(["trace", "whatif", str(tmp_path / "private.jsonl"), "--set", "max_num_seqs=8", "--force"]) == 0
+    assert "ttft_p99" in capsys.readouterr().out
+
+
+def test_nothing_measured_is_said():
+    check = Check(None)
+    assert check.holds and "nothing was measured" in str(check)
+
+
+def test_equal_priorities_change_nothing_and_other_changes_do(recording):
+    predictor = Predictor(recording, num_draws=0)
+    [note] = predictor.predict(policy="priority").notes
+    assert note.startswith("all requests have the same priority: nothing changes")
+    assert not any("nothing changes" in note for note in predictor.predict(max_num_seqs=2).notes)
+    assert any("nothing changes" in note for note in predictor.predict(max_model_len=100_000).notes)
+
+
+def test_a_target_that_no_setting_meets_gets_the_closest(recording):
+    tuning = recording.tune("ttft_p99=1ms", grid={"max_num_seqs": [2, 4, 8]}, num_draws=2)
+    assert tuning.verdict == "misses" and set(tuning.misses) == {"ttft_p99"}
+    said = repr(tuning)
+    assert f"misses ttft_p99 by {tuning.misses['ttft_p99']:.0%}" in said
+    assert "closest: " in said and "take: " not in said
+    assert "check, the recorded setting predicted: " in said and "hit_rate" in said
+
+
+def test_only_fields_of_vllm_can_be_set(recording, tmp_path, capsys):
+    recording.save(tmp_path / "run.jsonl")
+    for field in ("seed", "attention_backend", "max_num_partial_prefills", "shadow_metal"):
+        assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", f"{field}=1"]) == 2
+        assert "with a field of max_num_batched_tokens" in capsys.readouterr().err
+
+
+def test_an_explanation_states_its_fit_and_what_was_recorded(recording):
+    explanation = Explainer(recording).explain("r20")
+    assert explanation.fit.sentence in repr(explanation)
+    said = explanation.confirmation
+    assert said.holds and "both simulated, recorded " in said.sentence("s")
+    assert "not confirmed" in type(said)("with x", said.before, said.after, 3 * said.before).sentence("s")
+    assert Explainer(recording, COST).explain("r20").fit is None
