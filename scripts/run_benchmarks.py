@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = (
     *("scheduler", "simulation", "partial_prefills", "recording", "runner", "step_overhead", "kernel", "kernel_code"),
     *("attention", "products", "cost_model", "int8_quality", "loading", "distributed", "serve", "watched", "dashboard"),
+    *("cache_arena",),
     *("playground", "partial_prefills_engine", "speculation", "chunk_size", "engine", "serving"),
 )
 ARGUMENTS = {

@@ -150,6 +150,16 @@ def test_what_makes_no_sense_is_refused(changes, message):
         simulate_fleet({"requests": [{"id": "r0", "prompt": {"len": 20}, "max_tokens": 2}]}, **changes)
 
 
+def test_belady_knows_what_is_sent_to_each_replica():
+    _, workload, _ = next(iter(servable(True, 1)))
+    run = simulate_fleet(workload, replicas=2, config={"eviction": "belady"})
+    for index, trace in enumerate(run.traces):
+        part = simulate(workload | {"requests": workload["requests"][index::2]}, config={"eviction": "belady"})
+        assert [step.chunks for step in trace] == [step.chunks for step in part]
+    with pytest.raises(ValueError, match="where 'prefix' sends them is not known"):
+        simulate_fleet(workload, replicas=2, router="prefix", config={"eviction": "belady"})
+
+
 def test_a_router_of_ones_own():
     class ByLength(Router):
         scores = "length"

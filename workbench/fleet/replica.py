@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from workbench.config import EngineConfig
@@ -88,6 +88,10 @@ class Replica:
         """Prompt tokens in its prefix cache, without the last one, which is always computed."""
         assert self._prefixes is not None
         return self._prefixes.num_cached_tokens(request)
+
+    def foresee(self, requests: Sequence[Arrival]) -> None:
+        """Tell its eviction policy which requests will be sent to it."""
+        self._run.scheduler.kv_cache.foresee(request.to_request() for request in requests)
 
     def reach(self, request: Arrival) -> None:
         """Take the steps that begin before a request arrives, and see what had happened by then."""

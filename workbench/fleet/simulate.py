@@ -207,6 +207,8 @@ def run_fleet(
         Replica(index, name, one, model, partial(_traced, trace, sample_token), publishes=chosen.reads_prefixes)
         for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))
     ]
+    if any(config.eviction == "belady" for config in configs):
+        _foresee(pending, chosen, fleet, names, seed)
     chosen.start(names, seed)
     choices: dict[str, Choice] = {}
     with progress_bar(len(pending), "fleet", "request", shown=progress) as bar:
@@ -245,6 +247,23 @@ def route(
                 chosen.reach(arrival)  # so that few requests are kept
             chosen.send(arrival)
         yield arrival, decision
+
+
+def _foresee(
+    arrivals: Sequence[Arrival], router: Router, fleet: Sequence[Replica], names: Sequence[str], seed: int
+) -> None:
+    """Tell each replica which requests it will be sent."""
+    if router.looks_at_replicas:
+        raise ValueError(
+            f'eviction="belady" knows which requests will come; where {router.name!r} sends them is not known before: '
+            "take round_robin, random, consistent_hash or sticky, or another eviction"
+        )
+    router.start(names, seed)
+    sent: list[list[Arrival]] = [[] for _ in fleet]
+    for arrival in arrivals:
+        sent[router.choose(arrival, fleet).replica].append(arrival)
+    for replica, its in zip(fleet, sent):
+        replica.foresee(its)
 
 
 def _traced(trace: Trace, sample_token: Callable[[Request], int], run: SimulatedRun) -> TracedRun:

@@ -219,7 +219,8 @@ def simulate_at_scale(
 
     Args:
         config: Limits and policies.
-        arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; each is read when the run reaches it.
+        arrivals: The requests in order of ``arrival_step`` and ``arrives_at``; each is read when the run reaches it,
+            unless the eviction is "belady", which needs all of them first.
         cost_model: Gives the duration of a step.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         record_steps: Steps to keep in full, in ``recorded``.
@@ -233,7 +234,9 @@ def simulate_at_scale(
     Raises:
         ValueError: No schedule can serve a request.
     """
-    run = SimulatedRun(config, servable(arrivals, config), cost_model, policy)
+    future = list(arrivals) if config.eviction == "belady" else ()
+    run = SimulatedRun(config, servable(future or arrivals, config), cost_model, policy)
+    run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in future)
     summing = SummedRun(run, policy, record_steps)
     summary = summing.summary
     with progress_bar(total, "simulation", "request", shown=progress) as bar:
