@@ -37,6 +37,7 @@ CHECK = (
     "tests/costs/",
     "tests/simulation/test_simulate.py",
     "tests/attention/test_attention.py",
+    "tests/attention/test_attention_validate.py",
     "tests/attention/test_work_list.py",
     "tests/engine/test_packed_batch.py",
     "tests/engine/test_sampler.py",
