@@ -1,6 +1,8 @@
 # Needs python3 (3.11 or newer, with venv and pip) and make; everything else is installed into .venv.
 PYTHON ?= python3
 PORT ?= 5006
+# Versions that the tests install, so that a release elsewhere breaks no test; `make test CONSTRAINTS=` takes the newest.
+CONSTRAINTS ?= tests/constraints.txt
 # Processes that share the tests: `make test JOBS=0` runs them in one, file by file.
 JOBS ?= 2
 BIN := .venv/bin
@@ -43,6 +45,8 @@ lint: .venv/.installed-all
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline --config .github/zizmor.yml .github/workflows .github/dependabot.yml
 	$(BIN)/python scripts/measure_structure.py --check
 
 # The playground in node and in a browser, and notebooks in JupyterLite; `make test` skips what has not been fetched.
@@ -67,9 +71,9 @@ docs: .venv/.installed-all
 	$(call install,.venv,-e '.[serve]')
 	@touch $@
 
-.venv/.installed-all: pyproject.toml | .venv/bin/python
+.venv/.installed-all: pyproject.toml $(CONSTRAINTS) | .venv/bin/python
 	@echo "installing Workbench and what its tests need into .venv (half a minute, once)"
-	$(call install,.venv,-e '.[all]')
+	$(call install,.venv,-e '.[all]' $(addprefix -c ,$(CONSTRAINTS)))
 	@touch $@ .venv/.installed-demo
 
 # vLLM's own scheduler on the CPU, without a model. Not part of `make test`: its environment takes 6 GB.

@@ -16,7 +16,7 @@ RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)")
 
 
 def link_readme(text: str, repository: str, tag: str) -> str:
-    """Make the relative links and images of a page absolute.
+    """Make the relative links and images of a page absolute; pages of docs/ are those of the site.
 
     Args:
         text: Markdown.
@@ -29,9 +29,17 @@ def link_readme(text: str, repository: str, tag: str) -> str:
 
     def absolute(match: re.Match[str]) -> str:
         image, label, path = match.groups()
+        if not image and (page := re.fullmatch(r"docs/(.+)\.md(#.*)?", path)):
+            return f"[{label}]({site_of(repository)}/{page[1]}/{page[2] or ''})"
         return f"{image}[{label}]({repository}/{'raw' if image else 'blob'}/{tag}/{path})"
 
     return RELATIVE.sub(absolute, text)
+
+
+def site_of(repository: str) -> str:
+    """Address of the documentation that docs.yml publishes, on GitHub's Pages."""
+    owner, name = repository.rsplit("/", 2)[1:]
+    return f"https://{owner.lower()}.github.io/{name}"
 
 
 def add_urls(text: str, repository: str, tag: str) -> str:
@@ -52,7 +60,7 @@ def add_urls(text: str, repository: str, tag: str) -> str:
         raise ValueError("pyproject.toml has [project.urls] already: start from a fresh checkout")
     urls = {
         "Source": repository,
-        "Documentation": f"{repository}/blob/{tag}/docs/index.md",
+        "Documentation": f"{site_of(repository)}/",
         "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
         "Issues": f"{repository}/issues",
     }

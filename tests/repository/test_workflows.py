@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from add_repository_links import add_urls, link_readme
+from release_text import release_text
 
 from workbench.cli import build_parser
 
@@ -19,17 +20,21 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed, so the workf
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.glob("*.yml"))}
-JOBS = [(name, job) for name, workflow in WORKFLOWS.items() for job in workflow["jobs"]]
+# A job without steps is another workflow.
+JOBS = [
+    (name, job) for name, workflow in WORKFLOWS.items() for job, parts in workflow["jobs"].items() if "steps" in parts
+]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Everything else a job may do is reading the repository.
 PERMISSIONS = {
     ("docs.yml", "deploy"): {"pages": "write", "id-token": "write"},
     ("release.yml", "publish"): {"id-token": "write"},
+    ("release.yml", "announce"): {"contents": "write"},
 }
 
 
 def steps_of(name, job):
-    return WORKFLOWS[name]["jobs"][job]["steps"]
+    return WORKFLOWS[name]["jobs"][job].get("steps", [])
 
 
 def commands_of(name, job):
@@ -86,10 +91,16 @@ class TestJob:
 
 
 def test_the_tests_run_as_the_readme_says_on_every_python_the_package_names():
-    job = WORKFLOWS["test.yml"]["jobs"]["test"]
+    whole, quick = (WORKFLOWS["test.yml"]["jobs"][job]["strategy"]["matrix"]["python"] for job in ("test", "pythons"))
     classifiers = " ".join(PYPROJECT["project"]["classifiers"])
-    assert job["strategy"]["matrix"]["python"] == re.findall(r"Python :: (3\.\d+)", classifiers)
-    assert commands_of("test.yml", "test")[-1] == "make test"
+    assert whole + quick == re.findall(r"Python :: (3\.\d+)", classifiers)
+    assert commands_of("test.yml", "test")[-1] == "make test" and commands_of("test.yml", "pythons") == ["make check"]
+
+
+def test_nothing_runs_before_the_quick_checks_but_on_a_mac_nothing_is_required():
+    jobs = WORKFLOWS["test.yml"]["jobs"]
+    assert all(job["needs"] == "check" for name, job in jobs.items() if name != "check")
+    assert all(job["continue-on-error"] is True for job in WORKFLOWS["macos.yml"]["jobs"].values())
 
 
 def test_the_quick_checks_come_first_and_everything_runs_at_night():
@@ -101,7 +112,8 @@ def test_the_quick_checks_come_first_and_everything_runs_at_night():
 
 def test_a_release_is_tried_without_a_checkout_before_it_is_published():
     jobs = WORKFLOWS["release.yml"]["jobs"]
-    assert jobs["publish"]["needs"] == "install" and jobs["install"]["needs"] == "build"
+    assert jobs["publish"]["needs"] == ["tests", "install"] and jobs["install"]["needs"] == "build"
+    assert jobs["tests"]["uses"] == "./.github/workflows/test.yml" and "push" in jobs["publish"]["if"]
     assert not [step for step in jobs["install"]["steps"] if "checkout" in step.get("uses", "")]
     assert any(command.endswith("workbench demo --headless") for command in commands_of("release.yml", "install"))
     build = commands_of("release.yml", "build")
@@ -119,13 +131,32 @@ def test_hooks_run_the_commands_of_make_lint_with_the_same_tools():
         assert set(hook.get("additional_dependencies", [])) <= set(extra), entry
 
 
+def test_the_text_of_a_release_is_its_section_of_the_changelog():
+    text = "# Changelog\n\n## Unreleased\n\nlater\n\n## 0.2.0\n\n**Facts.** two\n\n### Added\n\n## 0.1.0\n\nfirst\n"
+    assert release_text(text, "0.2.0") == "**Facts.** two\n\n### Added\n" and release_text(text, "0.1.0") == "first\n"
+    with pytest.raises(ValueError, match=r"no section '## 0\.2'"):
+        release_text(text, "0.2")
+
+
+def test_constraints_name_a_version_of_everything_that_tests_install():
+    lines = [line for line in (ROOT / "tests/constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    versions = {re.match(r"[\w.-]+", line)[0].lower(): line for line in lines}
+    assert all("==" in line for line in lines)
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    named = re.findall(r"\w+", extras["all"][0].partition("[")[2])
+    for requirement in [*PYPROJECT["project"]["dependencies"], *(each for name in named for each in extras[name])]:
+        name = re.match(r"[\w.-]+", requirement)[0].lower()
+        assert name == "inference-workbench" or name in versions, f"{name}: run the command in tests/constraints.txt"
+    assert "tests/constraints.txt" in (ROOT / "Makefile").read_text()
+
+
 REPOSITORY = "https://example.org/owner/name"
 
 
 def test_links_of_the_readme_lead_to_the_repository():
     text = "![a view](docs/a.png) [page](docs/a.md#part) [site](https://mlx.example) [below](#limits)"
     assert link_readme(text, REPOSITORY, "v1.2.0") == (
-        f"![a view]({REPOSITORY}/raw/v1.2.0/docs/a.png) [page]({REPOSITORY}/blob/v1.2.0/docs/a.md#part) "
+        f"![a view]({REPOSITORY}/raw/v1.2.0/docs/a.png) [page](https://owner.github.io/name/a/#part) "
         "[site](https://mlx.example) [below](#limits)"
     )
     readme = link_readme((ROOT / "README.md").read_text(), REPOSITORY, "v1.2.0")
@@ -138,7 +169,8 @@ def test_the_package_names_the_repository():
     urls = linked["project"].pop("urls")
     assert linked == PYPROJECT and urls["Source"] == REPOSITORY
     for url in urls.values():
-        path = re.fullmatch(rf"{REPOSITORY}(?:/blob/v1\.2\.0/(.*)|/issues)?", url).group(1)
-        assert path is None or (ROOT / path).exists()
+        if url != "https://owner.github.io/name/":
+            path = re.fullmatch(rf"{REPOSITORY}(?:/blob/v1\.2\.0/(.*)|/issues)?", url).group(1)
+            assert path is None or (ROOT / path).exists()
     with pytest.raises(ValueError, match="fresh checkout"):
         add_urls(add_urls(text, REPOSITORY, "v1.2.0"), REPOSITORY, "v1.2.0")

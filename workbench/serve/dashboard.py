@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.2
 MAX_SESSIONS = 32
 """Maximum number of sessions that exist or wait for their turn; one more gets status 503."""
 
-_TOKEN = "TOKEN-OF-THE-SESSION"
+_TOKEN = "TOKEN-OF-THE-SESSION"  # noqa: S105
 
 
 class Dashboard(BokehTornado):
