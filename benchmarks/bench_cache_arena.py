@@ -98,9 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = league("sessions", lambda: sessions(options.requests), 64, [800, 1200, 1800, 2500])
     if options.mooncake:
-        rows += league(
-            "mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), 512, [3000]
-        )
+        rows += league("mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), 512, [3000])
     save("cache_arena", {"requests": options.requests, "rows": rows})
 
 
