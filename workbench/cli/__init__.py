@@ -9,7 +9,7 @@ import argparse
 import sys
 
 import workbench
-from workbench.cli import bench, demo, doctor, fleet, kernel, notebooks, playground, serve, simulate, trace, why
+from workbench.cli import bench, demo, doctor, fleet, hunt, kernel, notebooks, playground, serve, simulate, trace, why
 from workbench.ground.field_checks import printable
 from workbench.ground.on_demand import missing_extra
 
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="An LLM engine you can look inside.")
     parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, simulate, fleet, playground, serve, trace, why, bench, kernel, notebooks, doctor):
+    for command in (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, doctor):
         command.add_parser(commands)
     return parser
 

@@ -1,0 +1,31 @@
+"""Schedulers with a fault, for the hunt to find."""
+
+from workbench.hunt.own import OwnScheduler
+from workbench.scheduler.scheduler import Scheduler
+
+
+class Generous(Scheduler):
+    """Gives one token more than the budget."""
+
+    def _configure(self, config):
+        super()._configure(config)
+        self._token_budget += 1
+
+
+class Forgetful(Scheduler):
+    """Loses a request that is preempted."""
+
+    def _preempt(self, victim):
+        super()._preempt(victim)
+        self.queues.waiting.remove(victim)
+
+
+def generous(config):
+    return OwnScheduler(config, make=Generous)
+
+
+def forgetful(config):
+    return OwnScheduler(config, make=Forgetful)
+
+
+generous.features = forgetful.features = ("caching", "priority", "caps", "pools")

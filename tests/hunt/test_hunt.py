@@ -1,0 +1,49 @@
+"""A short hunt: nothing in our scheduler, and planted faults are found and shrunk."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import main
+from workbench.hunt import hunt
+from workbench.trace import Trace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def test_nothing_in_our_scheduler():
+    assert hunt(seconds=None, workloads=600, seed=1) == []
+
+
+@pytest.mark.parametrize("name, law", [("generous", "limits"), ("forgetful", "exactly_once")])
+def test_a_planted_fault_is_found_and_shrunk(name, law):
+    (finding, *_) = hunt(f"planted:{name}", seconds=None, workloads=400)
+    assert finding.law == law and finding.num_requests <= 3
+
+
+def test_the_folder_of_a_finding(tmp_path, capsys):
+    command = ["hunt", "--scheduler", "planted:generous", "--workloads", "60", "--out", str(tmp_path)]
+    assert main(command) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    folder = tmp_path / summary["findings"][0]
+    finding = json.loads((folder / "finding.json").read_text())
+    assert finding["law"] == "limits" and finding["scheduler"] == "planted:generous"
+    assert len(json.loads((folder / "workload.json").read_text())["requests"]) == finding["num_requests"]
+    assert len(Trace.load(folder / "trace.jsonl.gz")) >= finding["step"]
+    assert "breaks the law of limits" in (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--for", "never"], "--for"),
+        (["--scheduler", "nonsense"], "module:factory"),
+        (["--only", "nonsense"], "the laws are"),
+        (["--workloads", "0"], "--workloads"),
+    ],
+)
+def test_bad_options_are_named(options, words, tmp_path, capsys):
+    assert main(["hunt", *options, "--out", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err

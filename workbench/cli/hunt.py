@@ -1,0 +1,106 @@
+"""``workbench hunt``: search a scheduler for broken laws."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.cli.options import Commands, add_command
+from workbench.ground.field_checks import integer
+
+if TYPE_CHECKING:
+    from workbench.hunt.search import Found, Search
+
+_EXAMPLES = """\
+  workbench hunt --for 60s --out found
+  workbench hunt --policy mine:MyPolicy --workloads 5000 --out found
+  workbench hunt --scheduler vllm -j 2 --out found
+  workbench hunt --scheduler mine:make_scheduler --only progress,blocks --out found
+  workbench hunt replay found/crash-scheduler-py-assert
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``hunt`` to the commands."""
+    parser = add_command(
+        commands, "hunt", run, "search a scheduler for deadlocks, stale caches and crashes", examples=_EXAMPLES
+    )
+    parser.add_argument("replay", nargs="?", choices=["replay"], help="run the case of a finding again")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="the folder of that finding")
+    parser.add_argument(
+        "--against", metavar="VERSION|FOLDER", help="replay on this version, or the scheduler in a folder"
+    )
+    parser.add_argument(
+        "--scheduler", default="workbench", metavar="NAME", help="workbench, vllm, vllm:module:Class or module:factory"
+    )
+    parser.add_argument("--policy", metavar="module:Class", help="a policy for Workbench's scheduler")
+    parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
+    parser.add_argument("--workloads", type=int, metavar="N", help="number of workloads, instead of --for")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the workloads (default: 0)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Hunt.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+    from workbench.hunt import hunt
+
+    if options.out is None:
+        raise ValueError("--out DIR is missing: give a folder for the findings")
+    if options.workloads is not None:
+        integer("--workloads", options.workloads, 1)
+    seconds = _seconds(options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
+    progress = _Progress()
+    findings = hunt(
+        options.scheduler,
+        seconds=seconds,
+        workloads=options.workloads,
+        seed=options.seed,
+        policy=options.policy,
+        laws=options.only.split(",") if options.only else None,
+        out=options.out,
+        tell=progress,
+    )
+    progress.end()
+    names = [finding.name for finding in findings]
+    print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
+    return 1 if names else 0
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
+    if not match or not float(match[1]):
+        raise ValueError(f"--for must be a time such as 60s, 10m or 2h, got {text!r}")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+class _Progress:
+    """A line on standard error with rate, coverage and findings."""
+
+    def __init__(self) -> None:
+        self.num_workloads, self.seconds = 0, 0.0
+        self._shown = 0.0
+
+    def __call__(self, search: Search, found: Found | None) -> None:
+        self.num_workloads, self.seconds = search.num_workloads, search.elapsed
+        if found is not None:
+            print(f"\r\x1b[K{found.fault.law}: {found.fault.message}", file=sys.stderr)
+        if found is not None or time.monotonic() - self._shown > 0.5:
+            self._shown = time.monotonic()
+            rate = self.num_workloads / max(0.001, self.seconds)
+            line = f"{self.num_workloads} workloads, {rate:.0f}/s, {len(search.found)} findings, {self.seconds:.0f} s"
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        print(file=sys.stderr)

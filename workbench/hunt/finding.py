@@ -1,0 +1,124 @@
+"""A finding, and the folder in which somebody can act on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from workbench.hunt.records import record_run
+from workbench.hunt.search import Found
+from workbench.hunt.target import Fault, Target
+from workbench.trace import Trace
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A distinct fault; the fields of ``finding.json``.
+
+    Attributes:
+        law: The broken law.
+        message: The fault, with the numbers.
+        place: The rule that is broken, or the line that failed.
+        scheduler: The scheduler under test.
+        version: Its version.
+        config: The configuration of the smallest case.
+        num_requests: Requests of the smallest case.
+        num_workloads: Workloads until it was first seen.
+        seconds: Seconds until then.
+        num_seen: Workloads in which it was seen.
+        step: The step that breaks the law.
+        request_id: The request concerned.
+        smallest_change: The smallest change that lets the run end, if nothing moves.
+    """
+
+    law: str
+    message: str
+    place: str
+    scheduler: str
+    version: str
+    config: dict[str, Any]
+    num_requests: int
+    num_workloads: int
+    seconds: float
+    num_seen: int
+    step: int
+    request_id: str
+    smallest_change: str
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, without the number."""
+        words = re.sub(r"[^a-z0-9]+", "-", self.place.lower()).strip("-")
+        return f"{self.law}-{words}"[:60].strip("-")
+
+
+def finding_of(target: Target, found: Found, smallest_change: str) -> Finding:
+    """A fault of a search as a finding."""
+    fault: Fault = found.fault
+    return Finding(
+        fault.law,
+        fault.message,
+        fault.place,
+        target.name,
+        target.version,
+        found.workload["config"],
+        len(found.workload["requests"]),
+        found.num_workloads,
+        found.seconds,
+        found.num_seen,
+        fault.step,
+        fault.request_id,
+        smallest_change,
+    )
+
+
+def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str, Any]) -> Path:
+    """Write the folder of a finding, replacing one of the same name."""
+    folder = out / finding.name
+    number = 2
+    while folder.exists() and not _same(folder, finding):
+        folder, number = out / f"{finding.name}-{number}", number + 1
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "finding.json").write_text(json.dumps(asdict(finding), indent=1) + "\n", encoding="utf-8")
+    (folder / "workload.json").write_text(workload_text(workload), encoding="utf-8")
+    trace = record_run(target, workload)
+    trace.save(folder / "trace.jsonl.gz")
+    (folder / "page.html").write_text(page(trace, finding), encoding="utf-8")
+    return folder
+
+
+def _same(folder: Path, finding: Finding) -> bool:
+    try:
+        earlier = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return bool(earlier.get("scheduler") == finding.scheduler and earlier.get("config") == finding.config)
+
+
+def workload_text(workload: dict[str, Any]) -> str:
+    """A workload as JSON with a line for the configuration and one for each request."""
+    requests = ",\n  ".join(json.dumps(request) for request in workload["requests"])
+    return f'{{"config": {json.dumps(workload["config"])},\n "requests": [\n  {requests}]}}\n'
+
+
+def page(trace: Trace, finding: Finding) -> str:
+    """The page of a trace, which opens at the step that breaks the law, with the law in red."""
+    from workbench.readings.narrate import narrate
+    from workbench.viz.export_html import html_page
+
+    rows = []
+    for record in trace:
+        fatal = ' style="color: #c00"' if record.step == finding.step else ""
+        rows.append(f"<li{fatal} value={record.step}>{escape(narrate(record))}</li>")
+    banner = (
+        '<section style="font: 14px/1.5 system-ui, sans-serif; max-width: 70em; margin: 1em auto; padding: 0 1em">'
+        f'<h1 style="color: #c00; font-size: 1.3em">Step {finding.step} breaks the law of {escape(finding.law)}</h1>'
+        f"<p>{escape(finding.message)}. {escape(finding.smallest_change)}</p><ol start=0>{''.join(rows)}</ol></section>"
+        f'<script>location.hash ||= "story/{min(finding.step, max(0, len(trace) - 1))}"</script>'
+    )
+    title = f"{finding.scheduler}: {finding.law}, {finding.place}"
+    return html_page(trace, title=title).replace("<body>", f"<body>\n{banner}", 1)

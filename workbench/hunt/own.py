@@ -1,0 +1,96 @@
+"""Workbench's own scheduler behind the hunt's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workbench.config import EngineConfig, SamplingParams
+from workbench.hunt.drive import LiveRequest
+from workbench.laws import Limits, SchedulerState
+from workbench.scheduler.admission import check_servable
+from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.checked import state_of
+from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.request import Request
+from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.workload import read_workload
+
+
+class OwnScheduler:
+    """A `workbench.scheduler.scheduler.Scheduler`. Its batches are the steps that the laws read.
+
+    Args:
+        config: The workload's configuration.
+        policy: Makes the policy object; None for vLLM's rules.
+        make: Makes the scheduler.
+
+    Raises:
+        ValueError: The configuration is refused.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        policy: Callable[[], SchedulingPolicy] | None = None,
+        make: Callable[..., Scheduler] = Scheduler,
+    ) -> None:
+        self._config: EngineConfig = read_workload({"config": config, "requests": []})[0]
+        self.scheduler = make(self._config, clock=lambda: 0.0, policy=policy() if policy else None)
+        self.depth = 2 if self._config.async_scheduling else 1
+        self.limits = Limits.of(described(self._config, self.scheduler.policy))
+        self._latest: ScheduledBatch | None = None
+
+    def add(self, request: LiveRequest) -> None:
+        """Take a request.
+
+        Raises:
+            ValueError: No schedule can serve it.
+        """
+        if request.abort_step is None:
+            check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
+        made = Request(
+            request.request_id,
+            list(request.token_ids),
+            priority=request.priority,
+            arrival_time=request.arrival_time,
+            arrival_step=self.scheduler.step,
+            sampling=SamplingParams(
+                max_tokens=request.max_tokens, stop_token_ids=request.stop_token_ids, ignore_eos=True
+            ),
+            cache_salt=request.cache_salt,
+        )
+        self.scheduler.add_request(made, may_wait=request.abort_step is not None)
+
+    def abort(self, request_id: str) -> None:
+        """End a request."""
+        self.scheduler.abort_request(request_id)
+
+    def schedule(self) -> ScheduledBatch:
+        """Decide a step."""
+        self._latest = self.scheduler.schedule()
+        return self._latest
+
+    def update(self, plan: ScheduledBatch, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """Take in the output of the oldest step in flight."""
+        assert self._latest is not None
+        before = set(self._latest.finish_reasons)
+        rows = [tokens.get(chunk.request_id, (0,)) if chunk.samples else None for chunk in plan.chunks]
+        self.scheduler.update(plan, rows)
+        return {name: reason for name, reason in self._latest.finish_reasons.items() if name not in before}
+
+    def propose(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Take the draft tokens of the next step."""
+        self.scheduler.set_drafts(drafts)
+
+    def block_tables(self, request_id: str) -> list[list[int]]:
+        """The block tables of a request."""
+        return self.scheduler.requests[request_id].block_tables
+
+    def free_blocks(self) -> int:
+        """The number of free blocks."""
+        return self.scheduler.num_free_blocks
+
+    def state(self) -> SchedulerState:
+        """The state that the laws read."""
+        return state_of(self.scheduler, self.limits)
