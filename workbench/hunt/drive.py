@@ -128,6 +128,7 @@ class Run:
         watch: Called as ``watch.scheduled(run, plan)`` and ``watch.updated(run, plan, latest, ended)``; or None.
 
     Attributes:
+        config: The workload's configuration.
         requests: Unfinished requests by id.
         step: Index of the next step.
         latest: The step that was scheduled last.
@@ -136,7 +137,7 @@ class Run:
     """
 
     def __init__(self, scheduler: Any, workload: dict[str, Any], watch: Any = None) -> None:
-        config = workload.get("config") or {}
+        self.config = config = workload.get("config") or {}
         self.scheduler, self.watch = scheduler, watch
         self.requests: dict[str, LiveRequest] = {}
         self.step = 0

@@ -12,7 +12,12 @@ from typing import Any
 from workbench.hunt.records import record_run
 from workbench.hunt.search import Found
 from workbench.hunt.target import Fault, Target
+from workbench.hunt.test_file import test_text
+from workbench.laws import LAWS
 from workbench.trace import Trace
+
+LAST_STEPS = 12
+"""Number of steps that a report tells."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Finding:
     step: int
     request_id: str
     smallest_change: str
+
+    @property
+    def protects(self) -> str:
+        """The purpose of the law."""
+        return next(law.protects for law in LAWS if law.name == self.law)
 
     @property
     def name(self) -> str:
@@ -88,6 +98,10 @@ def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str
     trace = record_run(target, workload)
     trace.save(folder / "trace.jsonl.gz")
     (folder / "page.html").write_text(page(trace, finding), encoding="utf-8")
+    facts = {"law": finding.law, "message": finding.message, "protects": finding.protects}
+    test = test_text(target, facts, workload_text(workload))
+    (folder / "test_finding.py").write_text(test, encoding="utf-8")
+    (folder / "report.md").write_text(report(trace, finding, workload), encoding="utf-8")
     return folder
 
 
@@ -103,6 +117,39 @@ def workload_text(workload: dict[str, Any]) -> str:
     """A workload as JSON with a line for the configuration and one for each request."""
     requests = ",\n  ".join(json.dumps(request) for request in workload["requests"])
     return f'{{"config": {json.dumps(workload["config"])},\n "requests": [\n  {requests}]}}\n'
+
+
+def report(trace: Trace, finding: Finding, workload: dict[str, Any]) -> str:
+    """The text of an issue, ready to be filed."""
+    from workbench.readings.narrate import narrate
+
+    scheduler = f"{finding.scheduler} {finding.version}".strip()
+    steps = "\n".join(f"- {narrate(record)}" for record in list(trace)[-LAST_STEPS:])
+    lines = [
+        f"# {scheduler}: {finding.message}",
+        "",
+        f"**Version**: {scheduler}",
+        f"**Place**: {finding.place}",
+        f"**Expected**: {finding.protects}",
+        f"**Observed**: step {finding.step}: {finding.message}. {finding.smallest_change}".rstrip(),
+        "",
+        "## The smallest case",
+        "",
+        f"{finding.num_requests} request{'s' * (finding.num_requests > 1)}, found after {finding.num_workloads} random "
+        f"workloads ({finding.seconds} s), seen in {finding.num_seen} of them.",
+        "",
+        "```json",
+        workload_text(workload).strip(),
+        "```",
+        "",
+        "`pytest test_finding.py` shows it; it needs the scheduler and pytest, no model and no GPU.",
+        "",
+        "## The last steps",
+        "",
+        steps,
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def page(trace: Trace, finding: Finding) -> str:

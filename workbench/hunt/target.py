@@ -53,6 +53,7 @@ class Target:
         features: Its features, of `workbench.hunt.workloads.FEATURES`.
         is_ours: Workbench's own, which may use the named exceptions.
         folders: The folders of its code.
+        policy: "module:Class" of Workbench's policy; "" for vLLM's rules.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Target:
     features: Collection[str]
     is_ours: bool = False
     folders: tuple[str, ...] = field(default=())
+    policy: str = ""
 
     def run(
         self, workload: dict[str, Any], laws: Collection[str] | None = None, max_steps: int = MAX_STEPS
@@ -142,8 +144,10 @@ def _own(policy: str | None) -> Target:
     made = _import(policy) if policy else None
     folder = str(Path(workbench.__file__).parent / "scheduler")
     features = tuple(feature for feature in FEATURES if feature != "too_large")
-    name = "workbench" + (f" with policy {policy}" if policy else "")
-    return Target(name, workbench.__version__, lambda config: OwnScheduler(config, made), features, True, (folder,))
+    version = workbench.__version__
+    return Target(
+        "workbench", version, lambda config: OwnScheduler(config, made), features, True, (folder,), policy or ""
+    )
 
 
 def _vllm(name: str) -> Target:
