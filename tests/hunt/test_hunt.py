@@ -1,6 +1,7 @@
 """A short hunt: nothing in our scheduler, and planted faults are found and shrunk."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def test_nothing_in_our_scheduler():
-    assert hunt(seconds=None, workloads=600, seed=1) == []
+    assert hunt(seconds=None, workloads=300, seed=1) == []
 
 
 @pytest.mark.parametrize("name, law", [("generous", "limits"), ("forgetful", "exactly_once")])
@@ -33,6 +34,26 @@ def test_the_folder_of_a_finding(tmp_path, capsys):
     assert len(json.loads((folder / "workload.json").read_text())["requests"]) == finding["num_requests"]
     assert len(Trace.load(folder / "trace.jsonl.gz")) >= finding["step"]
     assert "breaks the law of limits" in (folder / "page.html").read_text()
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs/hunt.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    (tmp_path / "page_example.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    (finding, *_) = hunt("page_example:make_scheduler", seconds=None, workloads=250, laws=["progress", "blocks"])
+    assert finding.law == "progress" and finding.num_requests <= 2
+    assert "num_blocks" in finding.smallest_change
+
+
+def test_a_finding_is_replayed(tmp_path, capsys):
+    (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
+    folder = tmp_path / finding.name
+    assert main(["hunt", "replay", str(folder)]) == 1
+    assert "still happens" in capsys.readouterr().out
+    facts = json.loads((folder / "finding.json").read_text())
+    (folder / "finding.json").write_text(json.dumps(facts | {"scheduler": "workbench"}))
+    assert main(["hunt", "replay", str(folder)]) == 0
 
 
 @pytest.mark.parametrize(

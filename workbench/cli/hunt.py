@@ -55,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     """
     from workbench.hunt import hunt
 
+    if options.replay:
+        return _replay(options)
     if options.out is None:
         raise ValueError("--out DIR is missing: give a folder for the findings")
     if options.workloads is not None:
@@ -75,6 +77,24 @@ def run(options: argparse.Namespace) -> int:
     names = [finding.name for finding in findings]
     print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
     return 1 if names else 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    """Run the case of a finding again; the exit status is 1 if it still breaks its law."""
+    from workbench.hunt.replay import replay, replay_against
+
+    if options.folder is None:
+        raise ValueError("replay needs the FOLDER of a finding")
+    if options.against:
+        return replay_against(options.folder, options.against)
+    finding, fault, version = replay(options.folder)
+    scheduler = f"{finding['scheduler']} {version}".strip()
+    happens = fault is not None and fault.law == finding["law"]
+    said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
+    if fault is not None and not happens:
+        said += f"; the law of {fault.law} is broken instead: {fault.message}"
+    print(f"{scheduler}: {finding['law']} {said}")
+    return 1 if fault is not None else 0
 
 
 def _seconds(text: str) -> float:

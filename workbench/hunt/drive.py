@@ -62,9 +62,9 @@ class Plan:
     tables: dict[str, list[list[int]]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass
 class LiveRequest:
-    """A request, with the tokens that it has so far."""
+    """A request, with the tokens that it has so far. A scheduler may keep its own attributes here."""
 
     request_id: str
     token_ids: list[int]
@@ -125,7 +125,8 @@ class Run:
     Args:
         scheduler: The scheduler, made for the workload's configuration.
         workload: The workload, in the format of ``workbench.simulation.workload``.
-        watch: Called as ``watch.scheduled(run, plan)`` and ``watch.updated(run, plan, latest, ended)``; or None.
+        watch: Called as ``watch.added(request)``, ``watch.scheduled(run, plan)`` and
+            ``watch.updated(run, plan, latest, ended)``; or None.
 
     Attributes:
         config: The workload's configuration.
@@ -187,6 +188,8 @@ class Run:
             self.in_add = True
             self.scheduler.add(request)
             self.in_add = False
+            if self.watch is not None:
+                self.watch.added(request)
             self.requests[request.request_id] = request
             arrived.append(request.request_id)
         for step, name in self._aborts:

@@ -38,6 +38,7 @@ class Finding:
         step: The step that breaks the law.
         request_id: The request concerned.
         smallest_change: The smallest change that lets the run end, if nothing moves.
+        policy: The policy of Workbench's scheduler, "" for vLLM's rules.
     """
 
     law: str
@@ -53,6 +54,7 @@ class Finding:
     step: int
     request_id: str
     smallest_change: str
+    policy: str
 
     @property
     def protects(self) -> str:
@@ -83,6 +85,7 @@ def finding_of(target: Target, found: Found, smallest_change: str) -> Finding:
         fault.step,
         fault.request_id,
         smallest_change,
+        target.policy,
     )
 
 

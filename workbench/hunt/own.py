@@ -47,8 +47,7 @@ class OwnScheduler:
         Raises:
             ValueError: No schedule can serve it.
         """
-        if request.abort_step is None:
-            check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
+        check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
         made = Request(
             request.request_id,
             list(request.token_ids),
@@ -60,7 +59,7 @@ class OwnScheduler:
             ),
             cache_salt=request.cache_salt,
         )
-        self.scheduler.add_request(made, may_wait=request.abort_step is not None)
+        self.scheduler.add_request(made)
 
     def abort(self, request_id: str) -> None:
         """End a request."""
@@ -83,6 +82,10 @@ class OwnScheduler:
         """Take the draft tokens of the next step."""
         self.scheduler.set_drafts(drafts)
 
+    def counters(self, request_id: str) -> tuple[Any, ...]:
+        """The request's tokens; the rest is in ``state()``."""
+        return (self.scheduler.requests[request_id].token_ids,)
+
     def block_tables(self, request_id: str) -> list[list[int]]:
         """The block tables of a request."""
         return self.scheduler.requests[request_id].block_tables
@@ -93,4 +96,4 @@ class OwnScheduler:
 
     def state(self) -> SchedulerState:
         """The state that the laws read."""
-        return state_of(self.scheduler, self.limits)
+        return state_of(self.scheduler)

@@ -12,6 +12,9 @@ from typing import Any
 class Check:
     """A run without a check of its own: it must not crash, and must come to its end."""
 
+    def added(self, request: Any) -> None:
+        """Called when a request arrives."""
+
     def scheduled(self, run: Any, plan: Any) -> None:
         """Called when a step is scheduled."""
 

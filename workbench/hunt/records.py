@@ -54,6 +54,9 @@ class _Keeper:
         self._before: dict[str, list[list[int]]] = {}
         self._changes: dict[int, dict[str, list[TableChange]]] = {}
 
+    def added(self, request: LiveRequest) -> None:
+        self._watch.added(request)
+
     def scheduled(self, run: Run, plan: Any) -> None:
         self._in_flight.append(plan)
         if isinstance(plan, Plan):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from workbench.hunt.drive import Run
 from workbench.hunt.watch import BrokenLaw, Watch
-from workbench.hunt.workloads import FEATURES
+from workbench.hunt.workloads import FEATURES, length_of
 
 MAX_STEPS = 600
 """Steps after which a run is given up as undecided; a small workload takes a tenth of it."""
@@ -75,6 +75,9 @@ class Target:
         Raises:
             Refused: The scheduler does not accept it.
         """
+        max_model_len = workload["config"].get("max_model_len")
+        if max_model_len and any(length_of(request["prompt"]) >= max_model_len for request in workload["requests"]):
+            raise Refused("a prompt leaves no room for a token")
         try:
             scheduler = self.make(workload["config"])
         except Exception as problem:

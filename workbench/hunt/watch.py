@@ -23,47 +23,24 @@ class BrokenLaw(Exception):
 
 
 class Seen:
-    """A request of any scheduler, as the laws see it (`workbench.laws.state.RequestState`).
+    """A request of any scheduler, as the laws see it (`workbench.laws.RequestState`).
 
     If the scheduler does not tell its counters, they are those of the driver and of the laws.
     """
 
-    def __init__(self, request: LiveRequest, watch: Watch, counters: Counters | None) -> None:
-        self._watch, self._request = watch, request
-        self.request_id, self.num_prompt_tokens = request.request_id, request.num_prompt_tokens
-        self.max_tokens, self.priority = request.max_tokens, request.priority
-        self.arrival_time, self.cache_salt = request.arrival_time, request.cache_salt
-        self.block_tables = [list(table) for table in watch.scheduler.block_tables(self.request_id)]
-        self._counters = counters
-        self.token_ids = counters.token_ids if counters else request.token_ids
-        self.status = counters.status if counters else request.status
+    def __init__(self, request: LiveRequest, known: Any, counters: Counters | None) -> None:
+        self.request_id = request.request_id
+        told = counters or Counters(request.token_ids, request.status, known.computed)
+        self.token_ids = told.token_ids
+        self.status = request.status if request.status == "preempted" == told.status else told.status
+        self.num_kv_computed = told.num_kv_computed
+        self.num_output_placeholders = _first(told.num_output_placeholders, known.placeholders)
+        self.num_in_flight_tokens = _first(told.num_in_flight_tokens, known.in_flight)
+        self.num_stale_output_tokens = _first(told.num_stale_output_tokens, known.stale)
 
-    def _count(self, name: str, own: str) -> int:
-        told = getattr(self._counters, name, None)
-        if told is not None:
-            return int(told)
-        known = self._watch.checker.history.requests.get(self.request_id)
-        return getattr(known, own) if known is not None else 0
 
-    @property
-    def num_kv_computed(self) -> int:
-        """Tokens whose KV is computed."""
-        return self._count("num_kv_computed", "computed")
-
-    @property
-    def num_output_placeholders(self) -> int:
-        """Output tokens that steps in flight will give."""
-        return self._count("num_output_placeholders", "placeholders")
-
-    @property
-    def num_in_flight_tokens(self) -> int:
-        """Tokens of its chunks in flight."""
-        return self._count("num_in_flight_tokens", "in_flight")
-
-    @property
-    def num_stale_output_tokens(self) -> int:
-        """Those that were scheduled before its latest preemption."""
-        return self._count("num_stale_output_tokens", "stale")
+def _first(told: int | None, counted: int) -> int:
+    return counted if told is None else told
 
 
 class Watch:
@@ -88,9 +65,16 @@ class Watch:
         allow_exceptions: bool = False,
     ) -> None:
         self.scheduler = scheduler
-        limits = scheduler.limits if hasattr(scheduler, "limits") else Limits.of(whole_config(config))
-        self.limits = limits
-        self.checker = Checker(limits, allow_exceptions=allow_exceptions, laws=laws)
+        self.limits = scheduler.limits if hasattr(scheduler, "limits") else Limits.of(whole_config(config))
+        self._counters = getattr(scheduler, "counters", None)
+        self.checker = Checker(
+            self.limits, allow_exceptions=allow_exceptions, laws=laws, names_changes=hasattr(scheduler, "state")
+        )
+
+    def added(self, request: LiveRequest) -> None:
+        """Let the laws know a request that arrives."""
+        tokens = self._counters(request.request_id)[0] if self._counters else request.token_ids
+        self.checker.add(request, tokens)
 
     def scheduled(self, run: Run, plan: Any) -> None:
         """Check a step that was just scheduled."""
@@ -110,25 +94,18 @@ class Watch:
         if hasattr(scheduler, "state"):
             state: SchedulerState = scheduler.state()
             return state
-        tells = getattr(scheduler, "counters", None)
-        requests: dict[str, Any] = {
-            name: Seen(request, self, Counters(*tells(name)) if tells else None)
-            for name, request in run.requests.items()
-        }
+        requests: dict[str, Any] = {}
         for name, request in run.requests.items():
-            if requests[name].status == "waiting" and request.status == "preempted":
-                requests[name].status = "preempted"
+            told = Counters(*self._counters(name)) if self._counters else None
+            requests[name] = Seen(request, self.checker.history.requests[name], told)
         running, waiting = run.queues()
-        free = scheduler.free_blocks()
-        if isinstance(free, int):  # ids below 0 are held by nobody
-            free = range(-free, 0)
         return SchedulerState(
-            self.limits,
+            self.limits.num_blocks or 1,
+            scheduler.free_blocks(),
+            {name: [list(table) for table in scheduler.block_tables(name)] for name in run.requests},
             requests,
             [requests[name] for name in running if name in requests],
             [requests[name] for name in waiting if name in requests],
-            self.limits.num_blocks or 1,
-            free,
             **(scheduler.pool() if hasattr(scheduler, "pool") else {}),
         )
 

@@ -109,7 +109,7 @@ def _add_caps(draw: Bytes, config: dict[str, Any], drafts: int, has: set[str]) -
         config["max_num_scheduled_tokens"] = min(budget, max(1, draw.pick(drafts + 1, drafts, draw.upto(budget, 1))))
     if draw.chance(0.1) and "caps" in has:
         config["max_num_active_seqs"] = draw.upto(config["max_num_seqs"], 1)
-    if draw.chance(0.07) and "unchunked" in has and "long_prefill_token_threshold" not in config:
+    if draw.chance(0.07) and budget > 3 and "unchunked" in has and "long_prefill_token_threshold" not in config:
         config["enable_chunked_prefill"] = False
         config["max_model_len"] = min(config["max_model_len"], budget)
         config.pop("max_num_scheduled_tokens", None)
