@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Check:
-    """A run without a check of its own: it must not crash, and must come to its end."""
+    """The check of every run: it must not crash, and must come to its end."""
 
     def added(self, request: Any) -> None:
         """Called when a request arrives."""
