@@ -60,10 +60,6 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
         >>> simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)).stalls()
         ()
     """
-    return trace.reading("stalls", _read)
-
-
-def _read(trace: Trace) -> tuple[Stall, ...]:
     steps = step_costs(trace)
     first = trace[0].step if len(trace) else 0
     found = []

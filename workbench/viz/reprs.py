@@ -53,6 +53,7 @@ STYLE = (
     ".wb-repr .hole{fill:none;stroke:var(--wb-owned);stroke-dasharray:2}"
     ".wb-repr .slack{fill:none;stroke:var(--wb-hairline)}.wb-repr .new{stroke:currentColor;stroke-width:1.2}"
     ".wb-repr .outlined{stroke:currentColor;stroke-width:.75}"
+    ".wb-repr .stall{fill:#D55E00}"
     ".wb-repr .cursor{fill:none;stroke:var(--wb-cursor);stroke-width:1.5}"
     ".wb-repr svg text{fill:currentColor;font:11px system-ui,sans-serif}"
     ".wb-repr svg .number{font:10px ui-monospace,Menlo,Consolas,monospace}"
@@ -126,7 +127,9 @@ def trace_html(trace: Trace) -> str:
     records = list(trace)
     parts = [f"<h4>{escape(trace.meta.source)}</h4>", f"<p>{escape(repr(trace))}</p>"]
     if records:
-        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records)}")
+        stalls = {stall.step: str(stall) for stall in trace.stalls()}
+        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, stalls=stalls)}")
+        parts += [f"<p>stall: {escape(sentence)}</p>" for sentence in stalls.values()]
         parts.append(f"<h5>Requests</h5>{_requests_table(trace)}")
     return fragment(*parts)
 

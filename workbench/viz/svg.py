@@ -7,6 +7,7 @@ from html import escape
 
 from workbench.ground.on_demand import np
 from workbench.readings.pool_state import PoolState
+from workbench.trace.fields import EMPTY
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
@@ -170,10 +171,15 @@ def step_ticks(first: int, last: int) -> range:
     return range(-(-first // stride) * stride, last, stride)
 
 
-def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
+def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mapping[int, str] = EMPTY) -> str:
     """Tokens per step against the budget: decode at the bottom, prefill above it.
 
     A budget of which no step uses a quarter would leave nothing to see; it is named above the picture then.
+
+    Args:
+        records: Steps in order.
+        at: The step to frame.
+        stalls: A sentence about each step that stalled, which is marked.
     """
     bars = step_bars(records, max_bars=320)
     if not len(bars.step):
@@ -210,6 +216,10 @@ def timeline(records: Sequence[StepRecord], at: int | None = None) -> str:
             d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
             y = 10 if kind == "finish" else 2
             parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
+    for step in [step for step in stalls if first <= step < last]:
+        x = LEFT + (step - first + 0.5) / max(1, last - first) * SPACE
+        title = f"<title>stall: {escape(stalls[step])}</title>"
+        parts.append(f'<path d="M{x - 1:.1f} 0h2v{base:.0f}h-2z" class="stall">{title}</path>')
     for tick in step_ticks(first, last):
         parts.append(text(LEFT + (tick - first) / max(1, last - first) * SPACE, base + 14, str(tick), "number muted"))
     return drawing(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
