@@ -46,6 +46,12 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
     assert "num_blocks" in finding.smallest_change
 
 
+def test_several_processes_agree_on_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    findings = hunt("planted:generous", seconds=None, workloads=120, jobs=2)
+    assert [finding.law for finding in findings].count("limits") == len(findings) > 0
+
+
 def test_a_finding_is_replayed(tmp_path, capsys):
     (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
     folder = tmp_path / finding.name

@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
         policy=options.policy,
         laws=options.only.split(",") if options.only else None,
         out=options.out,
+        jobs=integer("--jobs", options.jobs, 1),
         tell=progress,
     )
     progress.end()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from collections.abc import Callable, Collection
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from workbench.hunt.finding import Finding, finding_of, write_folder
 from workbench.hunt.progress import smallest_change
@@ -23,6 +26,7 @@ def hunt(
     policy: str | None = None,
     laws: Collection[str] | None = None,
     out: Path | str | None = None,
+    jobs: int = 1,
     tell: Callable[[Search, Found | None], None] = lambda search, found: None,
 ) -> list[Finding]:
     """Search a scheduler for broken laws.
@@ -35,6 +39,7 @@ def hunt(
         policy: "module:Class" of a policy for Workbench's scheduler.
         laws: Names of the laws to check; None for all.
         out: Folder that gets a folder for each finding; None to write nothing.
+        jobs: Number of processes, each with its own workloads.
         tell: Called with the search now and then, and with each new fault.
 
     Returns:
@@ -51,9 +56,33 @@ def hunt(
     target = find_target(scheduler, policy)
     database = Path(out) / ".hypothesis" if out else None
     search = Search(target, seconds, workloads, seed, laws, database, tell)
-    with contextlib.suppress(KeyboardInterrupt):  # what was found is kept
-        search.run()
+    if jobs > 1:
+        _search_in_processes(search, jobs, policy)
+    else:
+        with contextlib.suppress(KeyboardInterrupt):  # what was found is kept
+            search.run()
     return [described(search, found, out) for found in search.found]
+
+
+def _search_in_processes(search: Search, jobs: int, policy: str | None) -> None:
+    """Search in several processes, and merge what they find."""
+    share = None if search.workloads is None else -(-search.workloads // jobs)
+    scheduler, limits = search.target.name, (search.seconds, share)
+    given = [(scheduler, policy, limits, f"{search.seed}.{job}", search.laws, search.database) for job in range(jobs)]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for found, num_workloads in pool.map(_search, given):
+            search.num_workloads += num_workloads
+            for each in found:
+                search.keep(each)
+                search.tell(search, each)
+
+
+def _search(given: tuple[Any, ...]) -> tuple[list[Found], int]:
+    scheduler, policy, (seconds, workloads), seed, laws, database = given
+    search = Search(find_target(scheduler, policy), seconds, workloads, seed, laws, database)
+    with contextlib.suppress(KeyboardInterrupt):
+        search.run()
+    return search.found, search.num_workloads
 
 
 def described(search: Search, found: Found, out: Path | str | None) -> Finding:

@@ -74,7 +74,7 @@ class Search:
     target: Target
     seconds: float | None = None
     workloads: int | None = None
-    seed: int = 0
+    seed: int | str = 0
     laws: Collection[str] | None = None
     database: Path | None = None
     tell: Callable[[Search, Found | None], None] = lambda search, found: None
@@ -214,13 +214,21 @@ class Search:
         key = (problem.fault.law, problem.fault.place)
         smallest = shrink(problem.workload, lambda smaller: self._again(smaller, key) is not None)
         found = Found(self.fault(smallest, key[1]) or problem.fault, smallest, *self._first_seen)
+        self.keep(found)
+        self.tell(self, found)
+
+    def keep(self, found: Found) -> None:
+        """Keep a fault instead of larger cases of the same, unless a smaller one is known."""
+        key = (found.fault.law, found.fault.place)
+        if (same := self._explained(key, found.needs)) is not None and same.needs < found.needs:
+            same.num_seen += found.num_seen
+            return
         for larger in [each for each in self.found if (each.fault.law, each.fault.place) == key]:
             if found.needs <= larger.needs:
                 self.found.remove(larger)
                 found.num_workloads, found.seconds = larger.num_workloads, larger.seconds
                 found.num_seen += larger.num_seen
         self.found.append(found)
-        self.tell(self, found)
 
 
 def shape(workload: dict[str, Any]) -> frozenset[str]:
