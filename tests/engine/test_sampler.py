@@ -7,16 +7,8 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from workbench import SamplingParams
 from workbench.engine import sampler
-from workbench.engine.sampler import (
-    Logits,
-    Sampler,
-    adjust_logits,
-    draw,
-    filter_probabilities,
-    keyed_uniform,
-    log_softmax,
-    top_logprobs,
-)
+from workbench.engine.distribution import draw, filter_probabilities, log_softmax
+from workbench.engine.sampler import Logits, Sampler, adjust_logits, keyed_uniform, top_logprobs
 from workbench.scheduler.request import Request
 
 VOCAB = 97

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from workbench import SamplingParams
-from workbench.engine.sampler import Logits, Sampler, draw, keyed_uniform, random_key
+from workbench.engine.distribution import draw
+from workbench.engine.sampler import Logits, Sampler, keyed_uniform, random_key
 from workbench.engine.speculation import verification
 from workbench.engine.speculation.adaptive import AdaptiveDrafts
 from workbench.engine.speculation.custom import CustomProposer, checked_drafts

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.cpu.threads import share, thread_pool
+from workbench.engine.distribution import Row, draw_token, drawn_from, filter_probabilities, log_softmax
 from workbench.ground.threads import num_threads
 from workbench.readings.top_tokens import Candidate, TopTokens
 
@@ -151,10 +152,11 @@ class Sampler:
         if not self.num_top_tokens:
             return None
         raw = np.asarray(logits, dtype=np.float64)
-        return most_likely(raw, raw if adjusted is None else adjusted, request, token, self.num_top_tokens)
+        changed = raw if adjusted is None else np.asarray(adjusted, dtype=np.float64)
+        return most_likely(raw, changed, request, token, self.num_top_tokens)
 
     def adjusted(self, raw: np.ndarray, request: TokenSequence) -> np.ndarray:
-        """Logits after biases, penalties and the request's own processors, float64 [vocab_size]."""
+        """Logits after biases, penalties and the request's own processors; see `adjust_logits`."""
         adjusted = adjust_logits(raw, request)
         processors = request.sampling.logits_processors
         if not processors:
@@ -171,23 +173,24 @@ class Sampler:
 
     def _sample_adjusted(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
         params = request.sampling
-        raw = logits.astype(np.float64)
-        adjusted = self.adjusted(raw, request)
+        adjusted = self.adjusted(logits, request)
         if not np.isfinite(adjusted.max()):
             return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
         key, position = random_key(self.seed, request), len(request.token_ids)
         if params.sampler is not None:
             # mlx-lm's samplers draw from MLX's global state: keying it first makes them independent of the batch.
             mx.random.seed(keyed_bits(key, position))
-            token = int(params.sampler(mx.array(log_softmax(adjusted).astype(np.float32))[None]).item())
-            if not 0 <= token < len(raw):  # the next step would read past the end of the embedding
-                raise ValueError(f"the sampler returned token {token}, the vocabulary is 0 to {len(raw) - 1}")
+            token = int(
+                params.sampler(mx.array(log_softmax(adjusted.astype(np.float64)).astype(np.float32))[None]).item()
+            )
+            if not 0 <= token < len(logits):  # the next step would read past the end of the embedding
+                raise ValueError(f"the sampler returned token {token}, the vocabulary is 0 to {len(logits) - 1}")
         elif params.temperature == 0.0:
             token = int(adjusted.argmax())
         else:
-            token = draw(drawn_from(adjusted, params), keyed_uniform(key, position))
-        wanted = top_logprobs(raw, params.logprobs, token) if params.logprobs is not None else None
-        return SampledToken(token, wanted, top=self.top_tokens(raw, adjusted, request, token))
+            token = draw_token(adjusted, params, keyed_uniform(key, position))
+        wanted = top_logprobs(logits, params.logprobs, token) if params.logprobs is not None else None
+        return SampledToken(token, wanted, top=self.top_tokens(logits, adjusted, request, token))
 
 
 def most_likely_rows(logits: mx.array) -> mx.array:
@@ -221,11 +224,6 @@ def _find_largest(logits: np.ndarray, best: np.ndarray) -> None:
     thread_pool(threads).run(work_of)
 
 
-def drawn_from(adjusted: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Probabilities by temperature, top_k, top_p and min_p of adjusted logits, float64 [vocab_size]; not normalised."""
-    return filter_probabilities(log_softmax(adjusted / params.temperature), params.top_k, params.top_p, params.min_p)
-
-
 def is_plain_greedy(params: SamplingParams) -> bool:
     """True when the token is the argmax of the model's own logits and nothing more is asked for."""
     return (
@@ -248,17 +246,21 @@ def adjust_logits(logits: np.ndarray, request: TokenSequence) -> np.ndarray:
     tokens of the output alone.
 
     Args:
-        logits: float64 [vocab_size]; not changed.
+        logits: float32 or float64 [vocab_size]; not changed.
         request: The parameters and tokens to use.
 
     Returns:
-        float64 [vocab_size].
+        float64 [vocab_size]; the logits themselves if nothing is to be applied.
     """
-    params, adjusted = request.sampling, logits.copy()
+    params = request.sampling
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    if not params.logit_bias and penalties == (1.0, 0.0, 0.0):
+        return logits
+    adjusted = logits.astype(np.float64)
     for token, bias in (params.logit_bias or {}).items():
         adjusted[token] += bias
     if params.repetition_penalty != 1.0:
-        seen = np.unique(request.token_ids)
+        seen = np.array(request.token_ids)  # a token that occurs twice gets the same value twice
         values = adjusted[seen]
         adjusted[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
@@ -267,45 +269,6 @@ def adjust_logits(logits: np.ndarray, request: TokenSequence) -> np.ndarray:
             tokens, counts = np.unique(output, return_counts=True)
             adjusted[tokens] -= params.frequency_penalty * counts + params.presence_penalty
     return adjusted
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities of logits [vocab_size]."""
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
-
-
-def filter_probabilities(logprobs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """Probabilities with the unlikely tokens set to 0; not normalised.
-
-    Args:
-        logprobs: float64 [vocab_size], after temperature.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        top_p: Keep the smallest set whose probability reaches top_p (Holtzman et al., 2020).
-        min_p: Drop tokens less likely than min_p times the most likely one (Nguyen et al., 2024).
-
-    Returns:
-        float64 [vocab_size]; the most likely token is always kept.
-    """
-    probabilities = np.exp(logprobs)
-    if min_p > 0.0:
-        probabilities[probabilities < min_p * probabilities.max()] = 0.0
-    if 0 < top_k < len(probabilities) or top_p < 1.0:
-        # Ties are broken by token id, so that the kept set does not depend on the sort.
-        order = np.argsort(-probabilities, kind="stable")
-        if 0 < top_k < len(order):
-            probabilities[order[top_k:]] = 0.0
-        if top_p < 1.0:
-            ranked = probabilities[order]
-            before = np.cumsum(ranked) - ranked
-            probabilities[order[before >= top_p * ranked.sum()]] = 0.0
-    return probabilities
-
-
-def draw(probabilities: np.ndarray, uniform: float) -> int:
-    """Draw a token by inverting the cumulative distribution at ``uniform`` in [0, 1)."""
-    cumulative = np.cumsum(probabilities)
-    return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
 
 
 def most_likely(logits: np.ndarray, adjusted: np.ndarray, request: TokenSequence, token: int, count: int) -> TopTokens:
@@ -349,10 +312,9 @@ def most_likely(logits: np.ndarray, adjusted: np.ndarray, request: TokenSequence
 
 def top_logprobs(logits: np.ndarray, count: int, token: int) -> dict[int, float]:
     """The ``count`` most likely tokens, most likely first, and ``token`` if it is not among them."""
-    logprobs = log_softmax(logits)
-    count = min(count, len(logprobs))
-    best = np.argpartition(-logprobs, count - 1)[:count] if count else np.empty(0, dtype=np.int64)
-    ranked = sorted(best.tolist(), key=lambda candidate: (-logprobs[candidate], candidate))
+    row = Row(logits, 1.0)
+    best = np.flatnonzero(logits >= row.reached_by(min(count, len(logits)))) if count else np.empty(0, np.int64)
+    ranked = best[np.argsort(-logits[best], kind="stable")][:count].tolist()
     if token not in ranked:
         ranked.append(token)
-    return {candidate: float(logprobs[candidate]) for candidate in ranked}
+    return dict(zip(ranked, row.log_probabilities(logits[ranked]).tolist()))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.engine.distribution import draw
 from workbench.engine.sampler import (
     Logits,
     SampledToken,
     Sampler,
-    draw,
     is_plain_greedy,
     keyed_uniform,
     random_key,
