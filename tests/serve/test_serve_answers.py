@@ -120,6 +120,24 @@ def test_a_template_that_does_not_end_is_ended(model):
             assert chat(server).usage.completion_tokens == 10
 
 
+class SlowTokenizer(ChatTokenizer):
+    """Takes as long for a text as a tokenizer that is compiled first."""
+
+    def encode(self, text):
+        time.sleep(9.0)
+        return super().encode(text)
+
+
+def test_a_tokenizer_that_takes_seconds_is_not_a_stopped_engine(model):
+    from workbench import Engine, EngineConfig
+
+    with (
+        Engine(replace(model, tokenizer=SlowTokenizer()), EngineConfig(**ENGINE)) as engine,
+        serving(engine) as server,
+    ):
+        assert chat(server).usage.completion_tokens == 10
+
+
 # -- sampling fields -------------------------------------------------------------------------------------------------
 
 

@@ -253,7 +253,9 @@ class EngineBridge:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             step = self.engine.scheduler.step
-            alive = not self._streams or step != self._last_step or self.engine.state == "running"
+            # The engine owes nothing to requests that are being prepared: a tokenizer may take seconds.
+            has_work = len(self._streams) > self._preparing
+            alive = not has_work or step != self._last_step or self.engine.state == "running"
             num_stuck, self._last_step = (0 if alive else num_stuck + 1), step
             if num_stuck:
                 self.engine.start()

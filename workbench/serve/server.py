@@ -157,6 +157,7 @@ def make_api(bridge: EngineBridge, dashboard: Dashboard, log_request: LogRequest
 
 def serve(engine: Engine, settings: ServeSettings) -> None:
     """Serve an engine until SIGINT or SIGTERM."""
+    engine.tokenizer.encode("the first text compiles the tokenizer, which takes seconds when nothing is kept")
 
     async def main() -> None:
         server = Server(engine, settings)
