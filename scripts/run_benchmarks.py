@@ -24,7 +24,17 @@ from _common import RESULTS, machine
 ROOT = Path(__file__).parents[1]
 # The quick ones first.
 BENCHMARKS = (
-    *("scheduler", "simulation", "partial_prefills", "recording", "runner", "step_overhead", "kernel", "kernel_code"),
+    *(
+        "scheduler",
+        "laws",
+        "simulation",
+        "partial_prefills",
+        "recording",
+        "runner",
+        "step_overhead",
+        "kernel",
+        "kernel_code",
+    ),
     *("attention", "products", "cost_model", "int8_quality", "loading", "distributed", "serve", "watched", "dashboard"),
     *("cache_arena",),
     *("playground", "partial_prefills_engine", "speculation", "chunk_size", "engine", "serving"),

@@ -14,6 +14,7 @@ from scheduler_helpers import random_workload as plain_workload
 from workbench import Trace, simulate
 from workbench.config import EngineConfig, SamplingParams
 from workbench.laws import EXCEPTIONS, LAWS, RULES, Broken, Checker, LawError, Limits
+from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival
 
@@ -195,3 +196,61 @@ def test_laws_can_be_chosen():
     arrivals = [Arrival("a", [1] * 9, SamplingParams(max_tokens=3))]
     assert checked_run(EngineConfig(num_blocks=9), arrivals)[1] == []
     assert checked_workload(short_requests())[1] == []
+
+
+# -- other schedulers ------------------------------------------------------------------------------------------
+
+
+class WithoutChanges:
+    """A step, or a chunk of it, that does not name the changes of block tables and of the pool."""
+
+    NAMES = ("new_block_ids", "removed", "other_groups", "pool", "pool_end", "cached_block_ids", "num_cached_end")
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        if name in self.NAMES:
+            raise AttributeError(name)
+        value = getattr(self.inner, name)
+        return [WithoutChanges(chunk) for chunk in value] if name == "chunks" else value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduler_whose_steps_do_not_name_changes_is_checked_by_its_state(kind, monkeypatch):
+    """The laws hold, and a freed block that stays in a table is seen."""
+    scheduled, updated = Checker.scheduled, Checker.updated
+
+    def make(self, limits, **options):
+        original(self, limits, **options, names_changes=False)
+
+    original = Checker.__init__
+    monkeypatch.setattr(Checker, "__init__", make)
+    monkeypatch.setattr(Checker, "scheduled", lambda self, step, state: scheduled(self, WithoutChanges(step), state))
+    monkeypatch.setattr(
+        Checker,
+        "updated",
+        lambda self, done, latest, ended, state: updated(
+            self, WithoutChanges(done), WithoutChanges(latest), ended, state
+        ),
+    )
+    workloads = [random_workload(kind, random.Random(f"plans:{kind}:{index}")) for index in range(6)]
+    assert not any(checked_workload(workload)[1] for workload in workloads)
+    monkeypatch.setattr(KVCacheManager, "free", lambda self, request, **options: None)
+    assert all(broken[0].law == "blocks" for workload in workloads if (broken := checked_workload(workload)[1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_alone_are_checked_step_by_step(kind):
+    """The first record that was changed is the one whose step breaks a law."""
+    trace = simulate(random_workload(kind, random.Random(f"alone:{kind}")), max_steps=60)
+    for changed in (None, len(trace) // 2):
+        checker, broken = Checker(Limits.of(trace.config)), []
+        for record in trace:
+            for name in record.arrived:
+                checker.add(trace.requests[name])
+            if record.step == changed:
+                record = structs.replace(record, free_blocks=record.free_blocks + 1)
+            broken += checker.step(record)
+        assert [each.step for each in broken][:1] == ([] if changed is None else [changed])
+        assert broken == checker.broken

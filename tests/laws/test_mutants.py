@@ -22,6 +22,7 @@ from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Q
 from workbench.scheduler.recurrent_state import CachedState
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.sliding_window import SlidingWindow
+from workbench.trace.pool_change import PoolLog
 
 NUM_WORKLOADS = 30
 
@@ -151,6 +152,26 @@ def only_the_first_group_is_freed(patch):
         self.block_pool.free_blocks([block for block in request.block_tables[0] if block], keep_cached=keep_cached)
 
     patch.setattr(KVCacheManager, "free", free)
+
+
+@mutant("blocks", "plain", alone=True, enable_prefix_caching=True)
+def a_block_that_stays_free_is_evicted(patch):
+    def make(original):
+        def get_new_blocks(self, count):
+            blocks = original(self, count)
+            spared = next((block for block in self._free if block in self._hash_of), None)
+            if blocks and spared is not None:
+                self.evict(spared)
+            return blocks
+
+        return get_new_blocks
+
+    replace(patch, BlockPool, "get_new_blocks", make)
+
+
+@mutant("blocks", "plain", alone=True, enable_prefix_caching=True)
+def cached_blocks_that_are_given_back_are_not_named(patch):
+    replace(patch, PoolLog, "give_back", lambda original: lambda self, front, back: original(self, front, ()))
 
 
 # -- content ---------------------------------------------------------------------------------------------------

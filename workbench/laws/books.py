@@ -5,6 +5,8 @@ The changes of a step are compared after it; everything is compared every few st
 
 from __future__ import annotations
 
+from typing import Literal
+
 from workbench.laws.history import History
 from workbench.laws.known import Known
 from workbench.laws.state import RequestState, SchedulerState, Step
@@ -13,21 +15,29 @@ STEPS_BETWEEN_RECOUNTS = 8
 """Steps from one comparison of the whole pool to the next."""
 
 
-def compare(history: History, state: SchedulerState, *, everything: bool = False, names_changes: bool = True) -> None:
+Moment = Literal["scheduled", "updated", "step", "rest"]
+"""After scheduling, after an output has come in, after a whole step, or between steps."""
+
+
+def compare(history: History, state: SchedulerState, moment: Moment, *, names_changes: bool = True) -> None:
     """Note the differences between a scheduler's state and the history.
+
+    Block tables change when a step is scheduled, and are compared then; the counters of requests are compared at its
+    end.
 
     Args:
         history: The run so far.
         state: The state.
-        everything: Compare also what the step did not change.
+        moment: The moment; "rest" compares also what the step did not change.
         names_changes: The steps name the changes of block tables.
     """
-    _compare_tables(history, state, names_changes=names_changes)
-    rest = everything or not history.requests or history.num_steps % STEPS_BETWEEN_RECOUNTS == 0
+    if moment != "updated":
+        _compare_tables(history, state, names_changes=names_changes)
+    rest = moment == "rest" or not history.requests or history.num_steps % STEPS_BETWEEN_RECOUNTS == 0
     _compare_pool(history, state, everything=rest)
     if state.cached_blocks is not None:
         history.contents.check_hashes(state.cached_blocks, state.blocks_by_hash, state.block_keys)
-    if state.requests is not None:
+    if moment != "scheduled" and state.requests is not None:
         _compare_requests(history, state)
 
 
@@ -48,8 +58,6 @@ def compare_record(history: History, step: Step, *, end: bool) -> None:
                 history.find("free_and_held", "", f"{free} are free, {num_held} of {num_usable} are held")
     if end:
         history.contents.publish(step.cached_block_ids)
-    else:
-        history.check_queues(step.running, step.waiting)
 
 
 def _compare_tables(history: History, state: SchedulerState, *, names_changes: bool) -> None:

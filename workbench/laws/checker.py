@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from workbench.laws.books import compare, compare_record
+from workbench.laws.books import Moment, compare, compare_record
 from workbench.laws.history import History
 from workbench.laws.law import LAWS, Broken
 from workbench.laws.rules import RULES
@@ -130,7 +130,7 @@ class Checker:
                 self.crashed(record.step, "its step failed", request_id)
         self._take_output(record)
         self.history.next_aborted = next_aborted
-        self._look(record, state, end=True)
+        self._look(record, state, "step")
         return self.broken[first:]
 
     def _take_output(self, record: Step) -> None:
@@ -168,7 +168,7 @@ class Checker:
         history.scheduled(step, None if self._names_changes or state is None else state.tables)
         for predicate in self._predicates:
             predicate(history, step)
-        return self._look(step, state, end=False)
+        return self._look(step, state, "scheduled")
 
     def updated(
         self, processed: Step, latest: Step, finish_reasons: Mapping[str, str], state: SchedulerState
@@ -185,11 +185,11 @@ class Checker:
             The laws that it broke.
         """
         self.history.updated(processed.chunks, finish_reasons)
-        return self._look(latest, state, end=True)
+        return self._look(latest, state, "updated")
 
     def look(self, state: SchedulerState) -> list[Broken]:
         """Check the whole of a scheduler's state, between steps."""
-        compare(self.history, state, everything=True)
+        compare(self.history, state, "rest")
         return self._take_found(self.history.num_steps)
 
     def crashed(self, step: int, problem: BaseException | str, request_id: str = "") -> list[Broken]:
@@ -199,15 +199,17 @@ class Checker:
         self.broken += new
         return new
 
-    def _look(self, step: Step, state: SchedulerState | None, *, end: bool) -> list[Broken]:
+    def _look(self, step: Step, state: SchedulerState | None, moment: Moment) -> list[Broken]:
         """Compare the history with what the step and the state say, and take what was found."""
         history = self.history
-        if end and self._names_changes:
+        if moment == "scheduled":
+            history.check_queues(step.running, step.waiting)
+        elif self._names_changes:
             history.tables.updated(step, failed="error" in step.finish_reasons.values())
         if state is not None:
-            compare(history, state, names_changes=self._names_changes)
+            compare(history, state, moment, names_changes=self._names_changes)
         else:
-            compare_record(history, step, end=end)
+            compare_record(history, step, end=moment != "scheduled")
         history.tables.touched.clear()
         found = history.findings.by_rule
         return self._take_found(step.step) if found else []

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from workbench.laws.known import Findings, Known
+from workbench.laws.known import Findings, Known, Writing
 from workbench.laws.state import Limits
 
-
-class Content:
-    """Positions ``[begin, end)`` of a request in a block, written for a KV cache group, for the last time in a step."""
-
-    __slots__ = ("begin", "end", "group", "known", "step")
-
-    def __init__(self, known: Known, group: int, begin: int, end: int, step: int) -> None:
-        self.known, self.group, self.begin, self.end, self.step = known, group, begin, end, step
+_STATE = -1
+"""In the place of a place: the block holds a recurrent state."""
 
 
 class Contents:
     """The content of the blocks, and the faults found in it.
+
+    A block's content is a writing and a place of the table: the part of what was written that lies there. So a chunk
+    costs no more than the blocks that it is the first to write.
 
     Args:
         limits: The limits in force.
@@ -34,7 +31,7 @@ class Contents:
     def __init__(self, limits: Limits, findings: Findings, *, whole: bool) -> None:
         self._find = findings.add
         self._whole = whole
-        self._of: dict[int, Content] = {}
+        self._of: dict[int, tuple[Writing, int]] = {}
         self._hashes: dict[int, bytes] = {}
         self.relimit(limits)
 
@@ -52,6 +49,13 @@ class Contents:
             for index, group in enumerate(limits.groups)
         ]
 
+    def _range(self, writing: Writing, place: int) -> tuple[int, int]:
+        """The positions that a block holds."""
+        if place == _STATE:
+            return 0, writing.end
+        size = self._groups[writing.group][2]
+        return max(writing.begin, place * size), min(writing.end, (place + 1) * size)
+
     # -- rows --------------------------------------------------------------------------------------------------
 
     def read_and_write(
@@ -67,13 +71,16 @@ class Contents:
             step: The step.
             admitted: The request is admitted in this step.
         """
-        contents, tables = self._of, known.tables
-        for index, is_attention, size, window in self._groups:
-            table = tables[index]
+        if admitted or not known.writings:
+            known.writings = [
+                Writing(known, index, start if self._whole else start - start % size, start // size, step)
+                for index, _, size, _ in self._groups
+            ]
+        for (index, is_attention, size, window), table, writing in zip(self._groups, known.tables, known.writings):
             if not is_attention:
                 self._read_and_write_state(known, index, size, start, end, table, step, admitted=admitted)
                 continue
-            first, last = start // size, -(-end // size)
+            last = -(-end // size)
             if lengths is not None or window:
                 if lengths is not None and lengths[index] * size < start:
                     self._read(known, index, size, start, table, lengths[index])
@@ -82,29 +89,22 @@ class Contents:
                     self._find_missing(known, needed, end, size, table)
             elif len(table) < last:
                 self._find_missing(known, 0, end, size, table)
-            for place, block in enumerate(table[first:last], first):
-                if not block:
-                    continue
-                content = contents.get(block)
-                position = place * size
-                begin = start if start > position else position
-                until = end if end < position + size else position + size
-                if content is None:
-                    contents[block] = Content(known, index, begin if self._whole else position, until, step)
-                elif (
-                    content.known is known
-                    and content.group == index
-                    and content.begin == position
-                    and content.end >= begin
-                ):
-                    content.end, content.step = until, step
-                else:
-                    other = content.known
-                    if other is not known and block in other.tables[content.group]:
-                        self._find(
-                            "contents", other.request_id, f"its block {block} is written by {known.request_id!r}"
-                        )
-                    contents[block] = Content(known, index, begin, until, step)
+            writing.end = end
+            if last > (first := writing.num_places):
+                writing.num_places = last
+                self._enter(writing, first, table[first:last])
+
+    def _enter(self, writing: Writing, first: int, blocks: Sequence[int]) -> None:
+        """Note the blocks that a writing reaches for the first time, from a place on."""
+        contents, known = self._of, writing.known
+        for place, block in enumerate(blocks, first):
+            if not block:
+                continue
+            if (content := contents.get(block)) is not None:
+                other = content[0].known
+                if other is not known and block in other.tables[content[0].group]:
+                    self._find("contents", other.request_id, f"its block {block} is written by {known.request_id!r}")
+            contents[block] = (writing, place)
 
     def _find_missing(self, known: Known, first: int, end: int, size: int, table: Sequence[int]) -> None:
         held = sum(map(bool, table))
@@ -126,9 +126,11 @@ class Contents:
         content = self._of.get(block)
         if content is None:
             return "which was never written" if self._whole else None
-        if content.group != group or content.begin > begin or content.end < end:
-            return f"which holds [{content.begin}, {content.end}) of {content.known.request_id!r}"
-        return self._why_other(known, content.known, end, agreed)
+        writing = content[0]
+        first, last = self._range(*content)
+        if writing.group != group or first > begin or last < end:
+            return f"which holds [{first}, {last}) of {writing.known.request_id!r}"
+        return self._why_other(known, writing.known, end, agreed)
 
     @staticmethod
     def _why_other(known: Known, other: Known, end: int, agreed: dict[Known, int]) -> str | None:
@@ -150,18 +152,11 @@ class Contents:
             return None
         return f"which holds other tokens, those of {other.request_id!r}"
 
-    def forget_after(self, known: Known) -> None:
+    @staticmethod
+    def forget_after(known: Known) -> None:
         """Rows of rejected drafts hold nothing that counts."""
-        for index, is_attention, size, _ in self._groups:
-            for block in known.tables[index][known.computed // size :] if is_attention else ():
-                content = self._of.get(block)
-                if (
-                    content is not None
-                    and content.known is known
-                    and content.group == index
-                    and content.end > known.computed
-                ):
-                    content.end = known.computed
+        for writing in known.writings:
+            writing.end = min(writing.end, known.computed)
 
     # -- recurrent state ---------------------------------------------------------------------------------------
 
@@ -183,23 +178,22 @@ class Contents:
             return
         cached = self.limits.prefix_caching
         if admitted and start and cached:
-            block = table[(start - 1) // size]
-            content = self._of.get(block)
-            if content is None:
+            block = next(iter(table[(start - 1) // size :]), 0)
+            if (content := self._of.get(block)) is None:
                 why = "which was never written" if self._whole else None
-            elif content.end != start:
-                why = f"which holds the state after {content.end} tokens of {content.known.request_id!r}"
-            elif content.step == step:
+            elif (writing := content[0]).end != start:
+                why = f"which holds the state after {writing.end} tokens of {writing.known.request_id!r}"
+            elif writing.step == step:
                 why = "whose state is computed in this very step"
             else:
-                why = self._why_other(known, content.known, start, {})
+                why = self._why_other(known, writing.known, start, {})
             if why is not None:
                 self._find(
                     "contents", known.request_id, f"the state after {start} tokens is read from block {block}, {why}"
                 )
         place = (end - 1) // size if cached else 0
         if place < len(table) and table[place]:
-            self._of[table[place]] = Content(known, group, 0, end, step)
+            self._of[table[place]] = (Writing(known, group, 0, 0, step, end), _STATE)
         else:
             self._find("places", known.request_id, f"the state after {end} tokens has no block")
 
@@ -213,9 +207,8 @@ class Contents:
         if not self.limits.is_plain:
             return
         for block in blocks:
-            content = self._of.get(block)
-            if content is not None:
-                self._check_full(block, content, self.limits.groups[0].block_size)
+            if block in self._of:
+                self._check_full(block, self.limits.block_size)
 
     def check_hashes(
         self,
@@ -231,48 +224,49 @@ class Contents:
             keys: As ``SchedulerState.block_keys``.
         """
         if cached == self._hashes:
-            return
+            return  # comparing dictionaries of the same objects is quick
         seen, self._hashes = self._hashes, dict(cached)
         new = [(block, digest) for block, digest in cached.items() if seen.get(block) != digest]
         for block, digest in new:
             self._check_hash(block, digest, keys)
         if by_hash is not None:
-            gone = [(block, digest) for block, digest in seen.items() if cached.get(block) != digest]
             wrong = [block for block, digest in new if block not in by_hash.get(digest, ())]
-            wrong += [block for block, digest in gone if block in by_hash.get(digest, ())]
+            if len(seen) + len(new) != len(cached):  # some are gone, or have another hash
+                wrong += [b for b, digest in seen.items() if cached.get(b) != digest and b in by_hash.get(digest, ())]
             if wrong:
                 self._find("prefix_cache", "", f"block {wrong[0]} is found by another hash than the one it has")
 
     def _check_hash(
         self, block: int, digest: bytes, keys: Callable[[Known, int, int], tuple[Sequence[bytes], int]] | None
     ) -> None:
-        content = self._of.get(block)
-        if content is None:
+        if (content := self._of.get(block)) is None:
             if self._whole and self._tracks_states:
                 self._find("contents", "", f"block {block} is in the prefix cache and was never written")
             return
-        known, group = content.known, self.limits.groups[content.group]
-        size, num_needed = group.block_size, group.block_size
+        writing, place = content
+        known, (_, is_attention, size, _) = writing.known, self._groups[writing.group]
+        num_needed = size
         if keys is not None:
-            place = (content.begin if group.is_attention else content.end - 1) // size
-            own, num_hashes = keys(known, content.group, place)
+            own, num_hashes = keys(known, writing.group, place if is_attention else (writing.end - 1) // size)
             if digest not in own:
-                holds = f"[{content.begin}, {content.end}) of {known.request_id!r}"
-                self._find(
-                    "contents", known.request_id, f"block {block} is cached by the hash of other tokens than {holds}"
-                )
+                first, last = self._range(writing, place)
+                what = f"block {block} is cached by the hash of other tokens than [{first}, {last})"
+                self._find("contents", known.request_id, f"{what} of {known.request_id!r}")
                 return
-            num_needed = (own.index(digest) + 1) * size // num_hashes
-        if group.is_attention:
-            self._check_full(block, content, num_needed)
-        elif self._tracks_states and content.end % size:
+            num_needed = size if num_hashes == 1 else (own.index(digest) + 1) * size // num_hashes
+        if is_attention:
+            self._check_full(block, num_needed)
+        elif self._tracks_states and writing.end % size:
             self._find("contents", known.request_id, f"block {block} caches a state inside its block")
 
-    def _check_full(self, block: int, content: Content, num_needed: int) -> None:
+    def _check_full(self, block: int, num_needed: int) -> None:
         """A cached block is written as far as its hash reaches, with tokens that are known."""
-        known, end = content.known, content.begin + num_needed
+        writing, place = self._of[block]
+        known, (first, last) = writing.known, self._range(writing, place)
+        begin = place * self._groups[writing.group][2]
+        end, num_known = begin + num_needed, known.num_tokens
         holds = f"block {block} is cached up to {end}"
-        if content.begin % self.limits.groups[content.group].block_size or content.end < end:
-            self._find("contents", known.request_id, f"{holds}, it holds [{content.begin}, {content.end})")
-        elif known.num_tokens is not None and end > known.num_tokens:
-            self._find("contents", known.request_id, f"{holds}, and {known.num_tokens} tokens are accepted")
+        if first > begin or last < end:
+            self._find("contents", known.request_id, f"{holds}, it holds [{first}, {last})")
+        elif num_known is not None and end > num_known:
+            self._find("contents", known.request_id, f"{holds}, and {num_known} tokens are accepted")

@@ -33,6 +33,7 @@ class History:
         requests: Unfinished requests by id.
         findings: Faults found while counting; emptied at each moment.
         running: The running requests, in order of admission.
+        waiting: The waiting queue whose order was checked last.
         before: The running requests before the step, in order of admission.
         tables: The holders of each block.
         contents: The content of each block.
@@ -58,6 +59,7 @@ class History:
         self.whole_queue = True
         self.delivered_since = True
         self.seen: set[object] = set()
+        self.waiting: Sequence[str] = ()
         self.num_steps = 0
         self.next_aborted: Sequence[str] = ()
         self.num_usable_blocks = None if limits.num_blocks is None else limits.num_blocks - 1
@@ -71,7 +73,7 @@ class History:
             for request_id in waiting:
                 self.requests[request_id].arrival = self._next_arrival
                 self._next_arrival += 1
-        self.limits = limits
+        self.limits, self.waiting = limits, ()
         self.contents.relimit(limits)
 
     def rank(self, known: Known) -> tuple[float, float, str]:

@@ -5,6 +5,25 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
+class Writing:
+    """Positions ``[begin, end)`` of a request, written since an admission for one KV cache group.
+
+    Attributes:
+        known: The request.
+        group: The KV cache group.
+        begin: First position.
+        num_places: Places of the block table up to which the blocks are noted.
+        step: The step in which it began.
+        end: One past the last position.
+    """
+
+    __slots__ = ("begin", "end", "group", "known", "num_places", "step")
+
+    def __init__(self, known: Known, group: int, begin: int, num_places: int, step: int, end: int = 0) -> None:
+        self.known, self.group, self.begin, self.end, self.step = known, group, begin, end, step
+        self.num_places = num_places
+
+
 class Known:
     """A request as counted from the steps.
 
@@ -31,6 +50,7 @@ class Known:
         waited_as: Its place in the order of the waiting queue before it was admitted.
         scheduled_in: The step that scheduled it last, by the history's count; 0 for none.
         hashes: Hashes of its blocks, kept by ``SchedulerState.block_keys``.
+        writings: The positions that it has written since its latest admission, for each KV cache group.
         feeds: Delivered tokens are added to its tokens; else these are the scheduler's list, which grows without help.
     """
 
@@ -58,6 +78,7 @@ class Known:
         "tables",
         "tokens",
         "waited_as",
+        "writings",
     )
 
     def __init__(
@@ -79,6 +100,7 @@ class Known:
         self.status = "waiting"
         self.waited_as: tuple[Any, ...] = ()
         self.hashes: list[bytes] = []
+        self.writings: list[Writing] = []
         self.feeds = feeds
 
     @property

@@ -11,8 +11,11 @@ from workbench.laws.state import Limits, Step
 
 def queue_order(history: History, step: Step) -> None:
     """Waiting requests stand in the order of the policy; a preempted one goes back to its head."""
+    if step.waiting == history.waiting:
+        return
+    history.waiting = step.waiting
     previous, its_rank, own_order = None, None, history.limits.has_own_order
-    for name in step.waiting if len(step.waiting) > 1 else ():
+    for name in step.waiting:
         if (known := history.requests.get(name)) is None or (own_order and known.preemption >= 0):
             continue
         rank = history.rank(known)
@@ -176,7 +179,7 @@ def livelock(history: History, step: Step) -> None:
     progress = tuple([(known.request_id, known.computed, known.in_flight) for known in history.running])
     present = (progress, tuple(step.waiting), step.free_blocks, bool(step.chunks))
     if present in history.seen:
-        first = (*step.running, *step.waiting)[0]
+        first = next(iter((*step.running, *step.waiting)), "")
         what = f"{len(step.running)} run, {len(step.waiting)} wait, and nothing will change"
         history.find("livelock", first, what)
     history.seen.add(present)
