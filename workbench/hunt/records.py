@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.hunt.drive import Chunk as DrivenChunk
 from workbench.hunt.drive import LiveRequest, Plan, Run, live_request
 from workbench.hunt.target import MAX_STEPS, Target
-from workbench.hunt.watch import BrokenLaw, Watch, whole_config
+from workbench.hunt.watch import Watch, whole_config
 from workbench.trace import StepRecord, Trace, TraceMeta
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import read_groups
@@ -24,15 +25,11 @@ def record_run(target: Target, workload: dict[str, Any], laws: Collection[str] |
     trace = Trace(TraceMeta(source=source, config=config, versions={target.name.partition(":")[0]: target.version}))
     keeper = _Keeper(trace, Watch(scheduler, workload["config"], laws=laws, allow_exceptions=target.is_ours))
     run = Run(scheduler, workload, keeper)
-    try:
+    with contextlib.suppress(Exception):  # the law was broken, or the scheduler crashed: the finding says so
         run.drive(MAX_STEPS)
-    except Exception as problem:  # the law was broken, or the scheduler crashed: the finding says so
-        keeper.finish(run, whole=isinstance(problem, BrokenLaw))
-    else:
-        keeper.finish(run)
-    finally:
-        if hasattr(scheduler, "close"):
-            scheduler.close()
+    keeper.finish()
+    if hasattr(scheduler, "close"):
+        scheduler.close()
     infos = [live_request(index, given) for index, given in enumerate(workload["requests"])]
     for name in dict.fromkeys(name for record in keeper.records for name in record.arrived):
         trace.add_request(_info(next(info for info in infos if info.request_id == name)))
@@ -67,12 +64,10 @@ class _Keeper:
         self._watch.updated(run, plan, latest, ended)
         self._keep(self._in_flight.pop(0))
 
-    def finish(self, run: Run, *, whole: bool = True) -> None:
+    def finish(self) -> None:
         """Keep the steps whose output never came in."""
         for plan in self._in_flight:
             self._keep(plan)
-        if whole or isinstance(run.latest, Plan):
-            return
 
     def _change(self, plan: Plan, chunk: DrivenChunk) -> list[TableChange]:
         admitted = chunk.request_id in (*plan.admitted, *plan.resumed)

@@ -63,7 +63,13 @@ RULES = (
         "an admission uses blocks that are kept free",
         lambda limits: limits.num_watermark_blocks > 0 and limits.is_plain and not limits.has_own_order,
     ),
-    Rule("limits", service.whole_prompts, "a prompt is split", lambda limits: not limits.chunked_prefill),
+    Rule(
+        "limits",
+        service.whole_prompts,
+        "a prompt is split",
+        # Chunks that end at a state of recurrent layers split prompts, as in vLLM.
+        lambda limits: not limits.chunked_prefill and not limits.caches_states,
+    ),
     Rule(
         "limits",
         service.partial_prefills,
