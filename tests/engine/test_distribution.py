@@ -1,4 +1,4 @@
-"""What is kept and drawn, against the ranking of the whole vocabulary that the sampler used to make of every row."""
+"""Kept and drawn tokens, against the ranking of the whole vocabulary that the sampler used to make of every row."""
 
 from collections import Counter
 
