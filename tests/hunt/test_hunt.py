@@ -36,6 +36,16 @@ def test_the_folder_of_a_finding(tmp_path, capsys):
     assert "breaks the law of limits" in (folder / "page.html").read_text()
 
 
+def test_the_command_names_the_folder_if_its_name_is_taken(tmp_path, capsys):
+    (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
+    taken = tmp_path / finding.folder / "workload.json"
+    taken.write_text(taken.read_text().replace('"max_tokens": ', '"max_tokens": 1'))
+    for _ in range(2):
+        assert main(["hunt", "--scheduler", "planted:generous", "--workloads", "60", "--out", str(tmp_path)]) == 1
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["findings"] == [f"{finding.name}-2"]
+    assert json.loads((tmp_path / f"{finding.name}-2/finding.json").read_text())["folder"] == f"{finding.name}-2"
+
+
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/hunt.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.S)

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         tell=progress,
     )
     progress.end()
-    names = [finding.name for finding in findings]
+    names = [finding.folder for finding in findings]
     print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
     return 1 if names else 0
 

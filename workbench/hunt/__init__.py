@@ -89,6 +89,4 @@ def described(search: Search, found: Found, out: Path | str | None) -> Finding:
     """A fault as a finding, written to its folder if there is one."""
     change = smallest_change(found.workload, search.ends) if found.fault.law == "progress" else ""
     finding = finding_of(search.target, found, change)
-    if out is not None:
-        write_folder(Path(out), search.target, finding, found.workload)
-    return finding
+    return finding if out is None else write_folder(Path(out), search.target, finding, found.workload)

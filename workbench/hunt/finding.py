@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Finding:
         request_id: The request concerned.
         smallest_change: The smallest change that lets the run end, if nothing moves.
         policy: The policy of Workbench's scheduler, "" for vLLM's rules.
+        folder: The name of its folder, "" if it has none.
     """
 
     law: str
@@ -55,6 +56,7 @@ class Finding:
     request_id: str
     smallest_change: str
     policy: str
+    folder: str = ""
 
     @property
     def protects(self) -> str:
@@ -89,31 +91,36 @@ def finding_of(target: Target, found: Found, smallest_change: str) -> Finding:
     )
 
 
-def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str, Any]) -> Path:
-    """Write the folder of a finding, replacing one of the same name."""
-    folder = out / finding.name
-    number = 2
-    while folder.exists() and not _same(folder, finding):
+def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str, Any]) -> Finding:
+    """Write the folder of a finding, replacing one with the same case.
+
+    Returns:
+        The finding with the name of its folder.
+    """
+    text = workload_text(workload)
+    folder, number = out / finding.name, 2
+    while folder.exists() and not _has(folder, finding.scheduler, text):
         folder, number = out / f"{finding.name}-{number}", number + 1
     folder.mkdir(parents=True, exist_ok=True)
+    finding = replace(finding, folder=folder.name)
     (folder / "finding.json").write_text(json.dumps(asdict(finding), indent=1) + "\n", encoding="utf-8")
-    (folder / "workload.json").write_text(workload_text(workload), encoding="utf-8")
+    (folder / "workload.json").write_text(text, encoding="utf-8")
     trace = record_run(target, workload)
     trace.save(folder / "trace.jsonl.gz")
     (folder / "page.html").write_text(page(trace, finding), encoding="utf-8")
     facts = {"law": finding.law, "message": finding.message, "protects": finding.protects}
-    test = test_text(target, facts, workload_text(workload))
-    (folder / "test_finding.py").write_text(test, encoding="utf-8")
+    (folder / "test_finding.py").write_text(test_text(target, facts, text), encoding="utf-8")
     (folder / "report.md").write_text(report(trace, finding, workload), encoding="utf-8")
-    return folder
+    return finding
 
 
-def _same(folder: Path, finding: Finding) -> bool:
+def _has(folder: Path, scheduler: str, text: str) -> bool:
+    """Whether a folder has this case of this scheduler, or nothing that can be read."""
     try:
         earlier = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return bool(earlier["scheduler"] == scheduler and (folder / "workload.json").read_text("utf-8") == text)
+    except (OSError, ValueError, KeyError):
         return True
-    return bool(earlier.get("scheduler") == finding.scheduler and earlier.get("config") == finding.config)
 
 
 def workload_text(workload: dict[str, Any]) -> str:
