@@ -1,6 +1,7 @@
 """A configuration accepts valid values and rejects others with a message that says why."""
 
 import dataclasses
+import inspect
 import json
 import math
 
@@ -41,6 +42,20 @@ def test_engine_config_refuses(field, value, message):
         EngineConfig(**{field: value})
     with pytest.raises(ValueError, match=field):
         EngineConfig().replace(**{field: "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [(EngineConfig, "max_num_seq", "max_num_seqs"), (SamplingParams, "temprature", "temperature")],
+)
+def test_a_misspelt_keyword_gets_a_suggestion(kind, name, meant):
+    with pytest.raises(
+        TypeError, match=rf"unknown {kind.__name__} field '{name}' \(did you mean {meant}\?\); the fields"
+    ):
+        kind(**{name: 1})
+    with pytest.raises(TypeError, match=r"unknown .* field 'zebra'; the fields are"):
+        kind(zebra=1)
+    assert list(inspect.signature(kind).parameters) == [field.name for field in dataclasses.fields(kind)]
 
 
 def test_a_threshold_longer_than_the_model_is_refused():

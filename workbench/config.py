@@ -10,12 +10,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, wraps
+from typing import Any, Literal, TypeVar
 
 from workbench.ground.compatibility import check_compatible
-from workbench.ground.field_checks import MAX_INT32, choice, computable, flag, integer, items, number
+from workbench.ground.field_checks import (
+    MAX_INT32,
+    FieldError,
+    UnknownFieldError,
+    choice,
+    computable,
+    did_you_mean,
+    flag,
+    integer,
+    items,
+    number,
+)
 from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
@@ -49,6 +59,25 @@ class _Frozen:
         return f"{type(self).__name__}({given})"
 
 
+C = TypeVar("C", bound=type)
+
+
+def _suggesting(kind: C) -> C:
+    """Class decorator: a keyword that is no field is refused with the field that was probably meant."""
+    make, known = kind.__init__, [field.name for field in fields(kind)]  # type: ignore[misc]
+
+    @wraps(make)
+    def make_or_suggest(self: Any, *given: Any, **named: Any) -> None:
+        for name in named:
+            if name not in known:
+                raise UnknownFieldError(f"unknown {kind.__name__} field {name!r}{did_you_mean(name, known)}")
+        make(self, *given, **named)
+
+    kind.__init__ = make_or_suggest  # type: ignore[misc]
+    return kind
+
+
+@_suggesting
 @dataclass(frozen=True, repr=False)
 class EngineConfig(_Frozen):
     """Configuration of an engine: scheduling, size of the KV cache, attention backend.
@@ -319,12 +348,11 @@ class EngineConfig(_Frozen):
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                similar = get_close_matches(str(name), known, n=1, cutoff=0.8)
-                hint = f" (did you mean {similar[0]}?)" if similar else ""
-                raise ValueError(f"unknown EngineConfig field {name!r}{hint}; the fields are {', '.join(known)}")
+                raise FieldError(f"unknown EngineConfig field {name!r}{did_you_mean(name, known)}")
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 
+@_suggesting
 @dataclass(frozen=True, repr=False)
 class SamplingParams(_Frozen):
     """Parameters by which the tokens of one request are chosen and by which it ends.

@@ -23,7 +23,11 @@ def one(**fields):
     [
         ({}, "requests must be a list, got None"),
         ({"requests": {}}, "requests must be a list"),
-        ({"requests": [], "model": "x"}, "workload has an unknown field 'model'; the fields are config, requests"),
+        (
+            {"requests": [], "model": "x"},
+            "workload has an unknown field 'model'; the fields are config, requests, generate, cost_model",
+        ),
+        ({"request": []}, r"unknown field 'request' \(did you mean requests\?\)"),
         ({"requests": [], "config": [1]}, "config must be an object"),
         ({"requests": [], "config": {"max_seqs": 1}}, "unknown EngineConfig field 'max_seqs'"),
         ({"requests": [], "config": {"num_blocks": 0}}, "num_blocks must be from 2"),

@@ -1,5 +1,6 @@
 """Parts of the dashboard by themselves: widgets, Panel components and figures, under one cursor."""
 
+import panel
 import pytest
 from bokeh.models import Column
 from viz_traces import random_trace
@@ -82,3 +83,18 @@ def test_figures_hold_the_numbers_of_the_metrics(trace):
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (5, False)
     metrics.figure().children[0].renderers[0].data_source.selected.indices = [7]
     assert cursor_of(trace).step == 7
+
+
+def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):
+    display = pytest.importorskip("IPython.core.formatters").IPythonDisplayFormatter()
+    shown, loads = [], []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.setattr(
+        panel, "extension", type("Extension", (), {"_loaded": False, "__init__": lambda _: loads.append(1)})
+    )
+    figure = trace.figure()
+    assert display(figure) is True, "the figure shows itself"
+    assert loads == [1] and shown[0].object is figure
+    panel.extension._loaded = True
+    assert display(trace.metrics().figure()) is True and loads == [1] and len(shown) == 2
+    assert display(Column()) is None, "any other layout leaves it to Bokeh"

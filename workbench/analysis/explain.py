@@ -22,6 +22,7 @@ from workbench.costs.cost_model import CostModel, StepCost
 from workbench.costs.fit import FitReport
 from workbench.readings.metrics import TraceMetrics
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
+from workbench.trace.find_request import find_request
 from workbench.trace.reasons import UNKNOWN, Reason
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
@@ -42,7 +43,7 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
 
     Args:
         trace: A trace, of an engine, of a simulation or recorded from another engine.
-        request_id: The request.
+        request_id: The request, or the beginning of its id if no other begins so.
         cost_model: Divides steps between the requests in them; None to fit it to the trace, or to divide by tokens if
             there are too few steps for that.
 
@@ -124,10 +125,7 @@ class Explainer:
 
     def explain(self, request_id: str) -> Explanation:
         """See `explain`."""
-        if request_id not in self.trace.requests:
-            known = list(self.trace.requests)
-            more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-            raise TraceError(f"the trace has no request {request_id!r}; it has {', '.join(known[:5]) or 'none'}{more}")
+        request_id = find_request(self.trace.requests, request_id)
         of_request = self.metrics.requests[request_id]
         info = self.trace.requests[request_id]
         tokens = of_request.token_times if self.unit == "s" else tuple(step + 1.0 for step in of_request.token_steps)

@@ -14,6 +14,7 @@ from workbench.analysis.prefix_history import PrefixHistory
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
+from workbench.trace.find_request import find_request
 
 _histories: WeakKeyDictionary[Trace, PrefixHistory] = WeakKeyDictionary()
 _lock = threading.Lock()
@@ -38,7 +39,7 @@ def why_missed(trace: Trace, request_id: str) -> Misses:
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
-        request_id: The request.
+        request_id: The request, or the beginning of its id if no other begins so.
 
     Returns:
         For each of its admissions and each KV cache group the first block that was not found, with the reason. Empty if
@@ -55,9 +56,8 @@ def why_missed(trace: Trace, request_id: str) -> Misses:
         >>> miss.found, miss.block, miss.reason, miss.tokens
         (32, 2, 'not full', 8)
     """
-    if request_id not in trace.requests:
-        raise ValueError(f"request_id must be a request of the trace, got {request_id!r}")
-    return Misses(history_of(trace).misses.get(request_id, ()))
+    found = find_request(trace.requests, request_id)
+    return Misses(history_of(trace).misses.get(found, ()))
 
 
 class CachedFirst(SchedulingPolicy):

@@ -50,7 +50,11 @@ def add_parsers(actions: Commands) -> None:
     """Add the commands to ``workbench trace``."""
     explain = add_command(actions, "explain", _explain, "say why requests took as long as they did", examples=_EXPLAIN)
     explain.add_argument("trace", type=Path, help=f"{TRACE_FILE}, or a folder: all ranks")
-    explain.add_argument("request_id", nargs="*", help="requests to explain in full; none for a table of all causes")
+    explain.add_argument(
+        "request_id",
+        nargs="*",
+        help="requests, by id or its beginning, to explain in full; none for a table of all causes",
+    )
     explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
     help = "slowest by this latency (default: ttft)"
     explain.add_argument("--by", choices=("ttft", "e2e"), default="ttft", help=help)
@@ -58,7 +62,9 @@ def add_parsers(actions: Commands) -> None:
     help = "say why prefixes were not found in the cache, and what would have saved how many tokens"
     misses = add_command(actions, "misses", _misses, help, examples=_MISSES)
     misses.add_argument("trace", type=Path, help=TRACE_FILE)
-    misses.add_argument("request_id", nargs="*", help="requests whose admissions to explain one by one")
+    misses.add_argument(
+        "request_id", nargs="*", help="requests, by id or its beginning, whose admissions to explain one by one"
+    )
 
     whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
     _add_sources(whatif)
@@ -87,6 +93,7 @@ def _explain(options: argparse.Namespace) -> int:
     from workbench.analysis.causes import tabulate
     from workbench.analysis.explain import Explainer, slowest
     from workbench.readings.fleet import Fleet
+    from workbench.trace.find_request import find_request
 
     if options.request_id and options.slowest is not None:
         raise ValueError("name the requests to explain, or give --slowest N, not both")
@@ -98,8 +105,10 @@ def _explain(options: argparse.Namespace) -> int:
     else:
         traces = {"": load_trace(options.trace)}
     if options.request_id:
-        for request_id in options.request_id:
-            trace = next((t for t in traces.values() if request_id in t.requests), next(iter(traces.values())))
+        known = [request_id for trace in traces.values() for request_id in trace.requests]
+        for name in options.request_id:
+            request_id = find_request(known, name)
+            trace = next(trace for trace in traces.values() if request_id in trace.requests)
             print(Explainer(trace).explain(request_id))
         return 0
     found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]

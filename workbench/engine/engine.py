@@ -544,7 +544,7 @@ class Engine(Shortcuts):
         return (
             f"Engine({self.name!r}, {self.runner.backend_name} attention, {self.state}: step {scheduler.step}, "
             f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
-            f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks free)"
+            f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
         )
 
     def _repr_html_(self) -> str:

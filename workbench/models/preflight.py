@@ -20,6 +20,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
+from workbench.ground.short_traceback import ShortTraceback
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
@@ -52,7 +53,7 @@ _WAYS: tuple[tuple[Literal["kernel", "gather"], int], ...] = (("kernel", 0), ("g
 """Ways to serve a model, the best one first, as (mode, mask_ndim) of a `PreflightResult`."""
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(ShortTraceback, ValueError):
     """The model cannot be served and is refused; the message gives the reason."""
 
 

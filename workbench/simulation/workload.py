@@ -35,6 +35,7 @@ from workbench.simulation.arrivals import Arrival, arrival_order, read_generated
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 
+_WORKLOAD_FIELDS = ("config", "requests", "generate", "cost_model")
 _REQUEST_FIELDS = (
     "id",
     "prompt",
@@ -70,7 +71,7 @@ def read_simulation(
     Raises:
         ValueError: The workload is malformed, or its requests have times and there is no cost model.
     """
-    content = dict(read_json_workload(workload))
+    content = dict(json_object("workload", read_json_workload(workload), _WORKLOAD_FIELDS))
     if (coefficients := content.pop("cost_model", None)) is not None and cost_model is None:
         cost_model = CostModel.from_dict(coefficients)
     if "generate" not in content:

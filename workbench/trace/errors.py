@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from workbench.ground.short_traceback import ShortTraceback
 
-class TraceError(ValueError):
+
+class TraceError(ShortTraceback, ValueError):
     """A trace that cannot be read or used, with the reason."""

@@ -28,7 +28,8 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
             the cursor that the views of the trace share.
 
     Returns:
-        A ``bokeh.models.Column`` of two figures; ``panel.pane.Bokeh`` and ``bokeh.plotting.show`` take it.
+        A ``bokeh.models.Column`` of two figures; a notebook shows it, and ``panel.pane.Bokeh`` and
+        ``bokeh.plotting.show`` take it.
     """
     from bokeh.layouts import column
     from bokeh.models import ColumnDataSource
@@ -73,7 +74,19 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
                 cursor.param.update(step=int(numbers[min(selected)]), follow=False)
 
         tokens.selected.on_change("indices", move)
-    return column(above, below, sizing_mode="stretch_width")
+    shown: Any = column(above, below, sizing_mode="stretch_width")
+    shown._ipython_display_ = lambda: _display(shown)
+    return shown
+
+
+def _display(figure: Any) -> None:
+    """Show a figure in a notebook through Panel, which carries selections back to Python."""
+    import panel
+    from IPython.display import display
+
+    if not panel.extension._loaded:
+        panel.extension()
+    display(panel.pane.Bokeh(figure))
 
 
 def _figure(title: str, x: str, y: str, tooltips: list[tuple[str, str]]) -> Any:

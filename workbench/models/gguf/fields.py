@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.ground.field_checks import shown
+from workbench.ground.short_traceback import ShortTraceback
 
 
-class GGUFError(ValueError):
+class GGUFError(ShortTraceback, ValueError):
     """The GGUF file is damaged, or something in it cannot be loaded; the message names the cause."""
 
 
