@@ -100,7 +100,7 @@ def test_an_error_of_the_template_is_the_clients_error(server):
 class EndlessTokenizer(ChatTokenizer):
     """Renders one conversation without end."""
 
-    def apply_chat_template(self, messages, add_generation_prompt=True):
+    def apply_chat_template(self, messages, add_generation_prompt=True, **kw):
         while messages[0]["content"] == "w99":
             time.sleep(0.001)
         return super().apply_chat_template(messages, add_generation_prompt)

@@ -26,7 +26,7 @@ class ChatTokenizer(WordTokenizer):
 
     has_chat_template = True
 
-    def apply_chat_template(self, messages, add_generation_prompt=True):
+    def apply_chat_template(self, messages, add_generation_prompt=True, **kw):
         if not any(message["role"] == "user" for message in messages):
             raise ValueError("the template wants a user's message")
         text = "".join(f" w{ROLES[message['role']]} {message['content']}" for message in messages)

@@ -2,13 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import workbench  # noqa: F401
 
 
 def main(options):
     import mlx.core as mx
-    from word_llama import make_tiny_llama
+    from word_llama import TemplateTokenizer, make_tiny_llama
 
     from workbench.config import EngineConfig
     from workbench.engine.engine import Engine
@@ -17,7 +18,10 @@ def main(options):
 
     if "mlx_cache_bytes" in options:
         mx.set_cache_limit(options["mlx_cache_bytes"])
-    engine = Engine(make_tiny_llama(), EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
+    model = make_tiny_llama()
+    if "template" in options:
+        model = replace(model, tokenizer=TemplateTokenizer(options["template"]))
+    engine = Engine(model, EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
     serve(engine, ServeSettings(port=0, **options.get("serve", {})))
     print("free blocks", engine.scheduler.num_free_blocks, flush=True)
     engine.close()

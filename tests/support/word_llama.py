@@ -17,6 +17,18 @@ class WordTokenizer:
         return "".join(f" w{i}" for i in ids)
 
 
+class TemplateTokenizer(WordTokenizer):
+    """Words under a chat template, which runs in the sandbox as a model's own does."""
+
+    adds_bos = True
+    has_chat_template = True
+
+    def __init__(self, source):
+        from workbench.models.tokenizer import ChatTemplate
+
+        self.apply_chat_template = ChatTemplate(source).render
+
+
 def make_tiny_llama():
     """A random llama of a few thousand parameters whose tokens are words."""
     import mlx.core as mx

@@ -12,6 +12,7 @@ from tornado.iostream import StreamClosedError
 
 from workbench.config import SamplingParams
 from workbench.engine.input_processor import TokensPrompt, tokenize_prompt
+from workbench.serve.conversation import render_conversation
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import stream_of
 from workbench.serve.handlers import ApiHandler
@@ -145,7 +146,8 @@ class ChatCompletionsHandler(CompletionsHandler):
     def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
         """The one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
-        return [body.prompt()], body.sampling(default)
+        text, token_ids = render_conversation(body.messages, body, self.bridge.engine.model.tokenizer)
+        return [{"prompt": text, "prompt_token_ids": token_ids}], body.sampling(default)
 
 
 def _check_end(delta: Delta) -> None:

@@ -1,4 +1,4 @@
-"""All endpoints but completions and the trace: models, tokenize, health, metrics."""
+"""All endpoints but completions and the trace: models, tokenizer, version, health, metrics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
+from workbench import __version__
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.dashboard import DASHBOARD
 from workbench.serve.errors import ApiError, internal_error
 from workbench.serve.guard import stream_of
 from workbench.serve.openapi import describe
 from workbench.serve.prometheus import CONTENT_TYPE
-from workbench.serve.protocol import TokenizeRequest, decode_body
+from workbench.serve.protocol import DetokenizeRequest, TokenizeRequest, decode_body, field_of
 
 log = logging.getLogger("workbench")
 
@@ -169,22 +170,43 @@ class Embeddings(ApiHandler):
 class Tokenize(ApiHandler):
     """/tokenize, vLLM's endpoint."""
 
+    kind: type[TokenizeRequest | DetokenizeRequest] = TokenizeRequest
+
     async def post(self) -> None:
-        """Token ids of a prompt, or of messages under the chat template."""
+        """Decode the body and answer it beside the event loop."""
         self.answer_encoded(await self.bridge.preparation.run(self._encode, len(self.request.body), self.gone))
 
     def _encode(self) -> bytes:
-        body, engine = decode_body(self.request.body, TokenizeRequest), self.bridge.engine
+        body = decode_body(self.request.body, self.kind)
         self.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give either prompt or messages", param="prompt")
-        text = body.prompt
-        if text is None:
-            text = engine.tokenizer.apply_chat_template([message.as_dict() for message in body.messages or ()])
-        tokens = engine.tokenizer.encode(text)
-        return msgspec.json.encode(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.config.max_model_len}
-        )
+        try:
+            return msgspec.json.encode(self.result(body))
+        except ValueError as problem:
+            raise ApiError(400, str(problem), param=field_of(str(problem), self.kind)) from None
+
+    def result(self, body: Any) -> dict[str, Any]:
+        """Token ids of a prompt, or of messages under the chat template."""
+        engine = self.bridge.engine
+        tokens = body.token_ids(engine.tokenizer)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.config.max_model_len}
+
+
+class Detokenize(Tokenize):
+    """/detokenize, vLLM's endpoint."""
+
+    kind = DetokenizeRequest
+
+    def result(self, body: Any) -> dict[str, Any]:
+        """Text of token ids."""
+        return {"prompt": body.text(self.bridge.engine.tokenizer)}
+
+
+class Version(ApiHandler):
+    """/version, vLLM's endpoint."""
+
+    def get(self) -> None:
+        """The version of this package."""
+        self.answer({"version": __version__})
 
 
 class Health(ApiHandler):

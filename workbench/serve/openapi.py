@@ -9,7 +9,7 @@ import msgspec
 
 from workbench import __version__
 from workbench.serve import shapes
-from workbench.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from workbench.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -61,6 +61,8 @@ OPERATIONS = (
     ),
     Operation("/v1/embeddings", "Not served: the engine generates text", rejects=True),
     Operation("/tokenize", "Token ids of a prompt, or of messages under the template", shapes.Tokens, TokenizeRequest),
+    Operation("/detokenize", "Text of token ids", shapes.DetokenizedText, DetokenizeRequest),
+    Operation("/version", "The version of this server", shapes.Version),
     Operation("/health", "Whether the server accepts requests", shapes.Health, statuses=(503,)),
     Operation("/metrics", "Metrics for Prometheus", text=True),
     Operation(

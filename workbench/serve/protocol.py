@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from workbench.config import SamplingParams
+from workbench.models.tokenizer import Tokenizer
+from workbench.serve.conversation import Messages, TemplateKwargs, encode, render_conversation
 from workbench.serve.errors import ApiError
 
 MAX_CHOICES = 16
@@ -27,10 +29,13 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
 """vLLM's limit (``MAX_NUM_STOP_TOKEN_IDS``)."""
 MAX_LOGPROBS = 20
+MAX_DETOKENIZED = 65_536
+"""Maximum number of tokens whose text is asked for: a token may have hundreds of characters."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
-TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(min_length=1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 # Here, the limits of lists are for the description of the API: ``_check_size``, which says what was sent, checks them.
 StopString = Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": MAX_STOP_LENGTH})]
 Stop = StopString | Annotated[list[StopString], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
@@ -146,38 +151,19 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return self.common_sampling(self.max_tokens or 16, self.logprobs)
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content; text is the only kind served."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def as_dict(self) -> dict[str, str]:
-        """The message in the form that chat templates expect."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class ChatRequest(SamplingFields, kw_only=True):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    def prompt(self) -> list[dict[str, str]]:
-        """The messages for the chat template."""
-        return [message.as_dict() for message in self.messages]
+    # vLLM's.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_special_tokens: bool | None = None
 
     def sampling(self, default_max_tokens: int) -> list[SamplingParams]:
         """Sampling of each choice."""
@@ -192,7 +178,47 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)] | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_special_tokens: bool | None = None
+
+    def token_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Token ids, as the completions of the same prompt or messages have them.
+
+        Raises:
+            ApiError: There are both a prompt and messages, or neither.
+            ValueError: See `render_conversation`.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if self.messages is not None:
+            return render_conversation(self.messages, self, tokenizer)[1]
+        assert self.prompt is not None
+        for field in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field} needs messages, got a prompt")
+        return encode(self.prompt, tokenizer, add_special_tokens=self.add_special_tokens is not False)
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of /detokenize (vLLM's)."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], msgspec.Meta(extra_json_schema={"maxItems": MAX_DETOKENIZED})]
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """Text of the tokens.
+
+        Raises:
+            ValueError: There are too many, or one is outside the vocabulary.
+        """
+        _check_size("tokens", self.tokens, MAX_DETOKENIZED, "token ids")
+        for index, token in enumerate(self.tokens):
+            if token >= tokenizer.vocab_size:
+                raise ValueError(f"tokens[{index}]={token} is outside the vocabulary: 0 to {tokenizer.vocab_size - 1}")
+        return tokenizer.decode(self.tokens)
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -137,6 +137,8 @@ def make_api(bridge: EngineBridge, dashboard: Dashboard, log_request: LogRequest
         ("/v1/chat/completions", ChatCompletionsHandler),
         ("/v1/embeddings", handlers.Embeddings),
         ("/tokenize", handlers.Tokenize),
+        ("/detokenize", handlers.Detokenize),
+        ("/version", handlers.Version),
         ("/health", handlers.Health),
         ("/metrics", handlers.Metrics),
         ("/openapi.json", handlers.OpenApi),
@@ -157,7 +159,8 @@ def make_api(bridge: EngineBridge, dashboard: Dashboard, log_request: LogRequest
 
 def serve(engine: Engine, settings: ServeSettings) -> None:
     """Serve an engine until SIGINT or SIGTERM."""
-    engine.tokenizer.encode("the first text compiles the tokenizer, which takes seconds when nothing is kept")
+    if engine.model.tokenizer is not None:
+        engine.model.tokenizer.encode("1")  # the first text compiles it, which takes seconds when nothing is kept
 
     async def main() -> None:
         server = Server(engine, settings)

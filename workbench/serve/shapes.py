@@ -153,6 +153,18 @@ class Tokens(TypedDict):
     max_model_len: int | None
 
 
+class DetokenizedText(TypedDict):
+    """Answer of /detokenize."""
+
+    prompt: str
+
+
+class Version(TypedDict):
+    """Answer of /version."""
+
+    version: str
+
+
 class Health(TypedDict):
     """Answer of /health."""
 
