@@ -166,9 +166,13 @@ def test_the_scripts_of_the_page_are_the_servers_own(server):
 
 def test_a_model_of_any_name_has_metrics_that_can_be_read():
     scheduler = SimpleNamespace(num_running=1, num_waiting=2, num_free_blocks=3)
-    config = SimpleNamespace(num_usable_blocks=4, num_speculative_tokens=2)
+    config = SimpleNamespace(
+        num_usable_blocks=4, num_blocks=5, block_size=4, enable_prefix_caching=True, num_speculative_tokens=2
+    )
     engine = SimpleNamespace(name='a"b\\c\nd', scheduler=scheduler, config=config)
     samples = [line for line in ServerMetrics(engine).render().splitlines() if not line.startswith("# ")]
     assert len(samples) > 20
     for sample in samples:
-        assert re.fullmatch(r'vllm:\w+\{model_name="a\\"b\\\\c\\nd"(,\w+="[^"]*")?\} [0-9.]+', sample), sample
+        assert re.fullmatch(r'vllm:\w+\{model_name="a\\"b\\\\c\\nd",engine="0"(,\w+="[^"]*")*\} [0-9.]+', sample), (
+            sample
+        )

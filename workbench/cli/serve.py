@@ -7,6 +7,8 @@ import os
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
@@ -53,6 +55,13 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
     parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
     add_list(parser, "--allowed-host", "NAME", "a name of this server")
+    parser.add_argument(
+        "--allowed-origins",
+        type=_origins,
+        default=(),
+        metavar="JSON",
+        help="origins of sites whose pages may call the API, such as '[\"https://app.example.org\"]' (default: none)",
+    )
     for name, help in {
         "--max-queue": "maximum number of waiting requests; one more gets status 429",
         "--max-connections": "maximum number of open connections; one more gets status 503",
@@ -82,6 +91,16 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--activations", choices=activations, default="float32", help=help)
     add_number(parser, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
     add_number(parser, "--keep-mib", KEEP_MIB, "the same for its size in MiB, of which prompts are a large part")
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    """A JSON list of origins, as vLLM's option takes it."""
+    try:
+        return tuple(msgspec.json.decode(text, type=list[str]))
+    except msgspec.DecodeError:
+        raise argparse.ArgumentTypeError(
+            f"expected a JSON list such as '[\"https://app.example.org\"]', got {text[:100]!r}"
+        ) from None
 
 
 def run(options: argparse.Namespace) -> int:

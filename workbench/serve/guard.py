@@ -4,7 +4,8 @@ One router stands before the API, the dashboard, its websocket and the trace, so
 
 - *Host*: a web page elsewhere can point its own name at 127.0.0.1 ("DNS rebinding") and read the answers. The browser
   then sends that name, so only addresses, "localhost" and the names in ``allowed_hosts`` are served.
-- *Origin*: browsers let any page open a websocket or post a form to any server, and send the page's origin.
+- *Origin*: browsers let any page open a websocket or post a form to any server, and send the page's origin. Those in
+  ``allowed_origins`` may call the API (workbench/serve/cross_origin.py).
 - *API key*: compared in constant time (workbench/serve/keys.py), and limited in its POST requests per minute. A browser
   cannot add the header to a page or a websocket, so /dashboard takes the key once as ``?api_key=`` and turns it into a
   cookie that scripts cannot read and other sites cannot send.
@@ -33,6 +34,7 @@ from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
 from workbench.serve.access_log import CLIENT_CLOSED_REQUEST
+from workbench.serve.cross_origin import Preflight, is_allowed, is_preflight
 from workbench.serve.dashboard import DASHBOARD, DASHBOARD_SOCKET, Dashboard, SessionQueue, SocketInTurn
 from workbench.serve.errors import ApiError, too_busy, unavailable
 from workbench.serve.keys import ApiKey, KeyRing
@@ -85,7 +87,9 @@ class Guard(Router):
             raise unavailable("the server has no connection left: try again later")
         check_path(request.path)
         check_host(request.headers, self._settings.allowed_hosts)
-        check_origin(request.headers)
+        stream.allowed_origin = check_origin(request, self._settings.allowed_origins)
+        if stream.allowed_origin and is_preflight(request):
+            return self._api.get_handler_delegate(request, Preflight)
         if self._keys and request.path not in OPEN_PATHS:
             if cookie := self._sign_in(request):
                 return self._api.get_handler_delegate(request, SignIn, {"cookie": cookie})
@@ -157,21 +161,32 @@ def check_host(headers: HTTPHeaders, allowed: tuple[str, ...]) -> None:
         )
 
 
-def check_origin(headers: HTTPHeaders) -> None:
-    """Reject requests from the pages of other sites.
+def check_origin(request: HTTPServerRequest, allowed: tuple[str, ...]) -> str:
+    """Reject requests from the pages of other sites, but those that are allowed.
+
+    Returns:
+        The origin of a page of another site that may call this address; "" for any other request.
 
     Raises:
         ApiError: Status 403.
     """
+    headers = request.headers
     origin = headers.get("Origin")
     if origin is None:
-        return
+        return ""
     try:
         netloc = urlsplit(origin).netloc
     except ValueError:  # such as "http://[", which no browser sends
         netloc = ""
-    if not netloc or netloc.lower() != headers.get("Host", "").lower():
-        raise ApiError(403, "this Origin is not served: only the server's own pages may call it from a browser")
+    if netloc and netloc.lower() == headers.get("Host", "").lower():
+        return ""
+    if is_allowed(origin, request.path, allowed):
+        return origin
+    raise ApiError(
+        403,
+        "this Origin is not served at this address: only the server's own pages may call it from a browser, and those "
+        "of --allowed-origins its API",
+    )
 
 
 def find_api_key(headers: HTTPHeaders, keys: KeyRing) -> ApiKey:

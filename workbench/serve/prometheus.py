@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_REASONS = ("stop", "length", "abort", "error")
+PARTS = ("queue", "prefill", "decode")
+"""Parts of a request's time, counted when it ends. The queue begins at the arrival, which is earlier than vLLM's."""
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -61,7 +63,7 @@ class ServerMetrics:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         name = engine.name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self._label = f'model_name="{name}"'
+        self._label = f'model_name="{name}",engine="0"'
         self._latencies = LatencyAccumulator()
         self._speculation = SpeculationCounter()
         self.prompt_tokens = self.preemptions = 0
@@ -71,6 +73,7 @@ class ServerMetrics:
         self.inter_token_latency = Histogram(SECONDS)
         self.e2e_latency = Histogram(SECONDS)
         self.iteration_tokens = Histogram(TOKENS)
+        self.parts = {part: Histogram(SECONDS) for part in PARTS}
 
     @property
     def generation_tokens(self) -> int:
@@ -90,6 +93,10 @@ class ServerMetrics:
         self._speculation.add(record)
         times = self._latencies.add(record)
         times.add_to(self.time_to_first_token, self.inter_token_latency, self.e2e_latency)
+        for ended in times.ended.values():
+            for part, latency in (("queue", ended.queue), ("prefill", ended.prefill), ("decode", ended.decode)):
+                if latency is not None and latency.seconds is not None:
+                    self.parts[part].add(latency.seconds)
         self.prompt_tokens += sum(first.request.num_prompt_tokens for first in times.first_tokens.values())
         for reason in {**dict.fromkeys(record.aborted, "abort"), **record.finish_reasons}.values():
             self.finished[reason] += 1
@@ -108,8 +115,20 @@ class ServerMetrics:
 
         one("gauge", "vllm:num_requests_running", "Requests in the running list.", scheduler.num_running)
         one("gauge", "vllm:num_requests_waiting", "Requests in the waiting queue.", scheduler.num_waiting)
+        waiting = "vllm:num_requests_waiting_by_reason"
+        samples = [
+            f'{waiting}{{{label},reason="{r}"}} {n}' for r, n in (("capacity", scheduler.num_waiting), ("deferred", 0))
+        ]
+        add("gauge", waiting, "Waiting requests, by vLLM's reasons: all wait for capacity.", samples)
         used = 1 - scheduler.num_free_blocks / usable
         one("gauge", "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", used)
+        config = self._engine.config
+        sizes = (
+            f'block_size="{config.block_size}",num_gpu_blocks="{config.num_blocks}",'
+            f'enable_prefix_caching="{config.enable_prefix_caching}"'
+        )
+        info = "vllm:cache_config_info"
+        add("gauge", info, "Settings of the KV cache, as labels.", [f"{info}{{{label},{sizes}}} 1.0"])
         one("counter", "vllm:num_preemptions_total", "Preemptions.", self.preemptions)
         one("counter", "vllm:prompt_tokens_total", "Prompt tokens of answered requests.", self.prompt_tokens)
         one("counter", "vllm:generation_tokens_total", "Sampled tokens.", self.generation_tokens)
@@ -136,6 +155,9 @@ class ServerMetrics:
             ("vllm:time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
             ("vllm:inter_token_latency_seconds", "Between two tokens of a request.", self.inter_token_latency),
             ("vllm:e2e_request_latency_seconds", "From arrival to the end.", self.e2e_latency),
+            ("vllm:request_queue_time_seconds", "From arrival to the first step.", self.parts["queue"]),
+            ("vllm:request_prefill_time_seconds", "From the first step to the first token.", self.parts["prefill"]),
+            ("vllm:request_decode_time_seconds", "From the first token to the last.", self.parts["decode"]),
             ("vllm:iteration_tokens_total", "Tokens of a step.", self.iteration_tokens),
         ):
             add("histogram", name, meaning, histogram.lines(name, label))

@@ -28,6 +28,7 @@ from workbench.serve import handlers
 from workbench.serve.access_log import AccessLog
 from workbench.serve.bridge import EngineBridge
 from workbench.serve.completions import ChatCompletionsHandler, CompletionsHandler
+from workbench.serve.cross_origin import NameOrigin
 from workbench.serve.dashboard import DASHBOARD, Dashboard, PageHandler
 from workbench.serve.fair_loop import FairEventLoop
 from workbench.serve.guard import Guard
@@ -153,6 +154,7 @@ def make_api(bridge: EngineBridge, dashboard: Dashboard, log_request: LogRequest
         default_handler_class=handlers.NotFound,
         default_handler_args={"bridge": bridge},
         log_function=log_request,
+        transforms=[NameOrigin],
         compress_response=False,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.ground.field_checks import integer, number
+from workbench.serve.cross_origin import ANY, is_origin
 from workbench.serve.keys import MAX_PER_MINUTE, ApiKey
 
 LOOPBACK_NAMES = ("localhost",)
@@ -26,6 +27,8 @@ class ServeSettings:
         access_log: File to which a line per request is appended; "-" for standard output; None for no log.
         insecure: Allow an address that other machines can reach without an API key.
         allowed_hosts: Names by which clients may call the server, besides IP addresses and "localhost".
+        allowed_origins: Origins of other sites whose pages may call the API from a browser, such as
+            "https://app.example.org"; "*" for all, which needs ``api_key`` or ``insecure``.
         max_queue: Maximum number of waiting requests, besides the ``max_num_seqs`` that run; one more gets status 429.
         max_body_bytes: Maximum size of a request's body.
         max_connections: Maximum number of open connections; one more is answered with status 503.
@@ -50,6 +53,7 @@ class ServeSettings:
     access_log: str | None = None
     insecure: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     max_queue: int = 256
     max_body_bytes: int = 1 << 20
     max_connections: int = 1024
@@ -73,7 +77,18 @@ class ServeSettings:
         for proxy in self.trusted_proxies:
             if not is_address(proxy):
                 raise ValueError(f"trusted_proxies must hold IP addresses, got {proxy!r}")
+        for origin in self.allowed_origins:
+            if not is_origin(origin):
+                raise ValueError(
+                    f"allowed_origins must hold origins such as 'https://app.example.org' in lower case, or '*', got "
+                    f"{origin!r}"
+                )
         keys = self.keys
+        if ANY in self.allowed_origins and not keys and not self.insecure:
+            raise ValueError(
+                "allowed_origins=['*'] lets every web page that someone on this machine opens use the model: give "
+                "--api-key KEY, the origins one by one, or --insecure"
+            )
         if self.max_requests_per_minute is not None:
             number("max_requests_per_minute", self.max_requests_per_minute, 0, MAX_PER_MINUTE, low_open=True)
             if not keys:

@@ -48,6 +48,7 @@ class WatchedStream(IOStream):
         farewell: Bytes that tell a reader why it is cut off, in the protocol that it speaks at the time.
         num_requests: Number of requests whose headers were awaited.
         user: Name of the API key of the request that is being served; "" without one.
+        allowed_origin: Origin of the page of another site that may read the answer; "" for none.
         lost_with: Status of a connection that ended while a request was awaited: that of the answer it got, 400 if
             there was none. None if nothing had arrived either, and if no request was awaited.
     """
@@ -59,6 +60,7 @@ class WatchedStream(IOStream):
         self.farewell: Callable[[str], bytes] | None = None
         self.num_requests = 0
         self.user = ""
+        self.allowed_origin = ""
         self._written_before = 0
         self.cut_off_because = ""
         self._on_closed = on_closed
@@ -117,6 +119,7 @@ class WatchedStream(IOStream):
     def begin_request(self) -> None:
         """Forget what belonged to the request before."""
         self.user, self.farewell, self._written_before = "", None, self._total_write_index
+        self.allowed_origin = ""
         self._awaits_request = False
 
     def write(self, data: bytes | memoryview) -> Future[None]:
