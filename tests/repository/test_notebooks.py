@@ -3,6 +3,7 @@
 import bisect
 import importlib.util
 import re
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -236,6 +237,18 @@ def test_the_smallest_budget_for_a_recording():
     assert "the last first token comes in step" in verdicts[200].message
     assert "with 203 it does too" in verdicts[204].message
     assert "not a number" in course.check_smallest_budget(None, recording).message
+
+
+def test_the_fewest_seats_for_a_recording():
+    recording = Trace.load(NOTEBOOKS[0].parent / "data" / "vllm_served.jsonl.gz")
+    check = partial(course.check_fewest_seats, recording=recording, ttft_p99=5)
+    verdicts = {seats: check(seats) for seats in (1, 9, 10, 11, 32)}
+    assert [seats for seats, verdict in verdicts.items() if verdict] == [10]
+    assert repr(verdicts[9]).startswith("Not yet: with 9") and "try more" in verdicts[9].message
+    assert "with 10 still" in verdicts[11].message and "try fewer" in verdicts[32].message
+    assert repr(verdicts[10]).startswith("Right: with 10")
+    assert all("not a number" in check(wrong).message for wrong in (None, 0, "10", 10.0))
+    assert check(1, ttft_p99=1000), "one seat is enough for a target that everything meets"
 
 
 def test_a_random_model_is_that_of_its_seed():

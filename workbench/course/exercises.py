@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from workbench.analysis.fork import fork
+from workbench.analysis.predict import whatif
 from workbench.course.verdict import Verdict, try_cases
 from workbench.ground.on_demand import np
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
@@ -263,6 +264,27 @@ def check_smallest_budget(answer: int, recording: Trace) -> Verdict:
     if smaller <= allowed:
         return Verdict(False, f"with {answer} it comes in step {reached}, in time, but with {answer - 1} it does too.")
     return Verdict(True, f"with {answer - 1} it would come in step {smaller}.")
+
+
+def check_fewest_seats(answer: int, recording: Trace, *, ttft_p99: float) -> Verdict:
+    """Notebook 16: the smallest ``max_num_seqs`` with a predicted P99 of the time to first token below ``ttft_p99``."""
+    if not isinstance(answer, int) or answer < 1:
+        return Verdict(False, f"{answer!r} is not a number of seats.")
+
+    def predicted(seats: int) -> float:
+        seconds = whatif(recording, max_num_seqs=seats).metrics().summary.ttft.p99
+        assert seconds is not None  # the recording has finished requests
+        return seconds
+
+    reached = predicted(answer)
+    if reached >= ttft_p99:
+        return Verdict(False, f"with {answer} it is {reached:.2f} s, not below {ttft_p99:g} s: try more.")
+    with_fewer = predicted(answer - 1) if answer > 1 else ttft_p99
+    if with_fewer < ttft_p99:
+        return Verdict(
+            False, f"with {answer} it is {reached:.2f} s, and with {answer - 1} still {with_fewer:.2f} s: try fewer."
+        )
+    return Verdict(True, f"with {answer} it is {reached:.2f} s, with {answer - 1} it would be {with_fewer:.2f} s.")
 
 
 def check_tokens_kept(answer: Callable[[tuple[int, ...], tuple[int, ...]], Sequence[int]]) -> Verdict:
