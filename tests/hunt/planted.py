@@ -28,4 +28,12 @@ def forgetful(config):
     return OwnScheduler(config, make=Forgetful)
 
 
-generous.features = forgetful.features = ("caching", "priority", "caps", "pools")
+def hoarding(config):
+    """Leaves the hashes of a chunk that is taken back in the prefix cache."""
+    made = OwnScheduler(config)
+    made.scheduler.kv_cache.evict_newly_cached = lambda blocks: set()
+    return made
+
+
+generous.features = forgetful.features = ("caching", "caps", "pools")
+hoarding.features = ("caching", "priority", "caps", "pools")

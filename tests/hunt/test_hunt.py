@@ -24,6 +24,11 @@ def test_a_planted_fault_is_found_and_shrunk(name, law):
     assert finding.law == law and finding.num_requests <= 3
 
 
+def test_a_recipe_finds_the_hashes_of_a_chunk_that_is_taken_back():
+    (finding, *_) = hunt("planted:hoarding", seconds=None, workloads=300, laws=["content"])
+    assert finding.law == "content" and finding.num_requests <= 3
+
+
 def test_the_folder_of_a_finding(tmp_path, capsys):
     command = ["hunt", "--scheduler", "planted:generous", "--workloads", "60", "--out", str(tmp_path)]
     assert main(command) == 1

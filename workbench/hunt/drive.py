@@ -110,13 +110,17 @@ def live_request(index: int, given: dict[str, Any]) -> LiveRequest:
         len(prompt),
         given.get("max_tokens", 16),
         given.get("priority", 0),
-        arrival_step + 1e-6 * index,
+        given.get("arrival_time", arrival_step + 1e-6 * index),
         given.get("cache_salt", ""),
         () if stop_at is None else (made_up_token(f"{name}:{len(prompt) + stop_at - 1}"),),
         arrival_step,
         given.get("abort_step"),
         tuple(given.get("accepts") or (0,)),
     )
+
+
+def _arrival(given: dict[str, Any]) -> tuple[int, float]:
+    return given.get("arrival_step", 0), given.get("arrival_time", 0.0)
 
 
 class Run:
@@ -148,8 +152,9 @@ class Run:
         self._depth = getattr(scheduler, "depth", 1)
         self._max_model_len = config.get("max_model_len") or 1 << 60
         self._num_drafts = 0 if self._depth > 1 else config.get("num_speculative_tokens") or 0
-        made = [live_request(index, given) for index, given in enumerate(workload["requests"])]
-        self._pending = deque(sorted(made, key=lambda request: request.arrival_step))
+        in_order = sorted(enumerate(workload["requests"]), key=lambda each: _arrival(each[1]))
+        made = [live_request(index, given) for index, given in in_order]
+        self._pending = deque(made)
         self._aborts = [(request.abort_step, request.request_id) for request in made if request.abort_step is not None]
         self._order: list[str] = []
         self._num_idle = 0

@@ -101,7 +101,7 @@ def _smaller(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 plain = {key: value for key, value in group.items() if key != name}
                 yield _with(workload, config={"kv_cache_groups": [*groups[:index], plain, *groups[index + 1 :]]})
     for index, request in enumerate(requests):
-        for name in ("abort_step", "stop_at", "priority", "accepts", "cache_salt", "arrival_step"):
+        for name in ("abort_step", "stop_at", "priority", "accepts", "cache_salt", "arrival_step", "arrival_time"):
             if name in request:
                 yield _with(workload, index, {name: None})
         yield from _smaller_request(workload, index, request)

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-CONFIG_BYTES = 36
-REQUEST_BYTES = 12
+from workbench.hunt.recipes import RECIPES, Recipe
+
+CONFIG_BYTES = 44
+REQUEST_BYTES = 20
 MAX_REQUESTS = 8
+RECIPE_SHARE = 0.3
+"""Share of the workloads that follow a recipe."""
 
 FEATURES = (
     "caching",
@@ -58,16 +62,29 @@ def make_workload(config: bytes, requests: Sequence[bytes], features: Collection
         features: The features of the scheduler, of FEATURES.
     """
     draw = Bytes(config)
+    recipe = _recipe(draw, features)
     made = _config(draw, features)
+    if recipe:
+        recipe.config(draw, made)
     longest = _longest(draw, made)
     prompts: list[Any] = []
-    listed = [_request(Bytes(each), index, made, longest, prompts) for index, each in enumerate(requests)]
-    made["num_blocks"] = _num_blocks(draw, made, listed, features)
+    listed = []
+    for index, each in enumerate(requests):
+        choices = Bytes(each)
+        listed.append(_request(choices, index, made, longest, prompts))
+        if recipe:
+            recipe.request(choices, index, made, listed[-1])
+    made["num_blocks"] = _num_blocks(draw, made, listed, features, recipe)
     defaults = {"long_prefill_token_threshold": 0, "num_speculative_tokens": 0, "policy": "fcfs", "watermark": 0.0}
     return {
         "config": {name: value for name, value in made.items() if defaults.get(name) != value},
         "requests": listed,
     }
+
+
+def _recipe(draw: Bytes, features: Collection[str]) -> Recipe | None:
+    known = [recipe for recipe in RECIPES if recipe.needs <= set(features)]
+    return draw.pick(*known) if draw.chance(RECIPE_SHARE) and known else None
 
 
 def _config(draw: Bytes, features: Collection[str]) -> dict[str, Any]:
@@ -196,7 +213,13 @@ def _prompt(index: int, length: int, shared: int) -> dict[str, Any]:
     return {"parts": [{"len": shared, "seed": "A"}, {"len": length - shared, "seed": f"u{index}"}]}
 
 
-def _num_blocks(draw: Bytes, config: dict[str, Any], requests: list[dict[str, Any]], features: Collection[str]) -> int:
+def _num_blocks(
+    draw: Bytes,
+    config: dict[str, Any],
+    requests: list[dict[str, Any]],
+    features: Collection[str],
+    recipe: Recipe | None,
+) -> int:
     """A pool of about one request, of several, or too small for one."""
     block, drafts = config["block_size"], config.get("num_speculative_tokens", 0)
     most = max((length_of(request["prompt"]) + request["max_tokens"] for request in requests), default=1)
@@ -205,7 +228,9 @@ def _num_blocks(draw: Bytes, config: dict[str, Any], requests: list[dict[str, An
         one += -(-(most + 2 * drafts) // group.get("block_size", block))
         one += 1 + drafts if group["kind"] == "mamba" else 0
     extra = draw.pick(3 * one, one, one // 2, 2, 1, 0, 0, 2 * one)
-    if "too_large" in features and draw.chance(0.08):
+    if recipe and recipe.spare:
+        extra = recipe.spare(draw, one)
+    elif "too_large" in features and draw.chance(0.08):
         extra = -draw.upto(max(1, one // 2), 1)
     return max(2, 1 + one + extra)
 

@@ -1,0 +1,110 @@
+"""Recipes: small families of workloads around corners that chance rarely reaches.
+
+A recipe changes a drawn workload so that its corner is near, and leaves the rest to chance. It leaves seats and limits
+that are not part of its corner wide, so that no other fault ends the run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+
+class Draw(Protocol):
+    """Choices, such as `workbench.hunt.workloads.Bytes`."""
+
+    def pick(self, *options: Any) -> Any:
+        """One of the options."""
+
+    def upto(self, most: int, least: int = 0) -> int:
+        """A number from ``least`` to ``most``."""
+
+
+class Recipe(NamedTuple):
+    """A family of workloads.
+
+    Attributes:
+        needs: Features that the scheduler must have.
+        config: Changes a configuration.
+        request: Changes the request with an index.
+        spare: Draws the number of blocks beyond those of the largest request; None for any.
+    """
+
+    needs: frozenset[str]
+    config: Callable[[Draw, dict[str, Any]], None]
+    request: Callable[[Draw, int, dict[str, Any], dict[str, Any]], None]
+    spare: Callable[[Draw, int], int] | None = None
+
+
+_SEATS = 8
+_CAPS = (
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_scheduled_tokens",
+    "max_num_active_seqs",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+    "enable_chunked_prefill",
+)
+_DRAFTS = ("num_speculative_tokens", "spec_method", "disable_lookahead_block_hashes")
+_GROUPS = ("kv_cache_groups", "prefix_cache_retention_interval")
+
+
+def _without(config: dict[str, Any], *names: str) -> None:
+    for name in names:
+        config.pop(name, None)
+
+
+def _short_pool(draw: Draw, config: dict[str, Any]) -> None:
+    _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark")
+    config |= {"policy": "priority", "enable_prefix_caching": True, "max_num_seqs": _SEATS, "max_model_len": 64}
+    config |= {"block_size": draw.pick(1, 2, 4), "max_num_batched_tokens": draw.pick(16, 12, 32)}
+    if cap := draw.pick(0, 2, 3, 4) * config["block_size"]:
+        config["long_prefill_token_threshold"] = cap
+
+
+def _urgent_later(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """Requests lose blocks to later, more urgent ones, or to one that knocked earlier; the first in mid-prompt."""
+    length, num_tokens = draw.upto(2 * config["block_size"], 1), draw.upto(12, 4)
+    if index == 0 and (cap := config.get("long_prefill_token_threshold")):
+        length, num_tokens = min(32, draw.upto(6, 2) * cap), draw.upto(4, 1)
+    request |= {"prompt": {"len": length, "seed": f"u{index}"}, "max_tokens": num_tokens}
+    _without(request, "priority", "arrival_step", "abort_step", "stop_at", "accepts")
+    if priority := draw.pick(2, 1, 1, 0, 0) if index == 0 else draw.pick(0, 1, 0, 1, 2):
+        request["priority"] = priority
+    if arrival := min(index, draw.pick(0, 1, 2, 3, 5)):
+        request["arrival_step"] = arrival
+    if (knocked := draw.pick(None, None, 0, 1, 2, 4)) is not None:
+        request["arrival_time"] = knocked
+
+
+def _drafts_at_a_cap(draw: Draw, config: dict[str, Any]) -> None:
+    _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark")
+    drafts = draw.upto(4, 1)
+    method = "eagle" if config.get("async_scheduling") else draw.pick("ngram", "eagle")
+    config |= {"num_speculative_tokens": drafts, "spec_method": method, "max_num_seqs": draw.pick(2, 3, 4)}
+    config |= {"max_num_batched_tokens": draw.pick(4 * (1 + drafts), 2 * (1 + drafts), 3 * (1 + drafts) - 1)}
+    config |= {"max_model_len": 64, "block_size": draw.pick(4, 2, 1, 8)}
+    limit = draw.pick("long_prefill_token_threshold", "long_prefill_token_threshold", "max_num_scheduled_tokens")
+    config[limit] = draw.pick(drafts, drafts + 1, 1, max(1, drafts - 1))
+
+
+def _one_token_left(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """While a request decodes, others arrive with one token to compute: all of the prompt, or behind a hit."""
+    cached = draw.pick(0, 0, 1, 2) * config["block_size"]
+    request |= {"prompt": {"len": cached + 1, "seed": "A"}, "max_tokens": draw.upto(8, 2)}
+    _without(request, "arrival_step", "abort_step", "stop_at", "priority")
+    if index:
+        request["arrival_step"] = draw.pick(1, 2, 3, 5)
+
+
+RECIPES = (
+    Recipe(
+        frozenset({"priority", "caching", "pools"}),
+        _short_pool,
+        _urgent_later,
+        lambda draw, one: draw.pick(1, 0, 2, 3, one // 2, one),
+    ),
+    Recipe(frozenset({"drafts", "caching", "caps"}), _drafts_at_a_cap, _one_token_left),
+)
+"""Every recipe."""
