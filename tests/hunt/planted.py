@@ -3,6 +3,8 @@
 from workbench.hunt.own import OwnScheduler
 from workbench.scheduler.scheduler import Scheduler
 
+__version__ = "0.1"
+
 
 class Generous(Scheduler):
     """Gives one token more than the budget."""
@@ -35,5 +37,13 @@ def hoarding(config):
     return made
 
 
+def older(config):
+    """Does not have a setting."""
+    made = OwnScheduler(config)
+    made.dropped = ["watermark"]
+    return made
+
+
+older.features = ("caching", "caps", "pools")
 generous.features = forgetful.features = ("caching", "caps", "pools")
 hoarding.features = ("caching", "priority", "caps", "pools")

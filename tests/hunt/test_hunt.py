@@ -67,6 +67,16 @@ def test_several_processes_agree_on_a_fault(tmp_path, monkeypatch):
     assert [finding.law for finding in findings].count("limits") == len(findings) > 0
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_the_scheduler_lacks_and_what_was_seen_is_told(jobs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    command = ["hunt", "--scheduler", "planted:older", "--workloads", "20", "-j", jobs, "--out", str(tmp_path)]
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert "not in planted:older 0.1: watermark" in told
+    assert re.search(r"\d+ workloads, \d+/s, [1-9]\d* pairs of features, 0 findings", told)
+
+
 def test_a_finding_is_replayed(tmp_path, capsys):
     (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
     folder = tmp_path / finding.name

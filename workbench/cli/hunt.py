@@ -106,20 +106,25 @@ def _seconds(text: str) -> float:
 
 
 class _Progress:
-    """A line on standard error with rate, coverage and findings."""
+    """A line on standard error with rate, pairs of features seen and findings; above it what the scheduler lacks."""
 
     def __init__(self) -> None:
         self.num_workloads, self.seconds = 0, 0.0
         self._shown = 0.0
+        self._dropped: set[str] = set()
 
     def __call__(self, search: Search, found: Found | None) -> None:
         self.num_workloads, self.seconds = search.num_workloads, search.elapsed
+        if new := sorted(search.dropped - self._dropped):
+            self._dropped.update(new)
+            print(f"\r\x1b[Knot in {search.target.name} {search.target.version}: {', '.join(new)}", file=sys.stderr)
         if found is not None:
             print(f"\r\x1b[K{found.fault.law}: {found.fault.message}", file=sys.stderr)
         if found is not None or time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             rate = self.num_workloads / max(0.001, self.seconds)
-            line = f"{self.num_workloads} workloads, {rate:.0f}/s, {len(search.found)} findings, {self.seconds:.0f} s"
+            seen = f"{len(search.pairs)} pairs of features, {len(search.found)} findings"
+            line = f"{self.num_workloads} workloads, {rate:.0f}/s, {seen}, {self.seconds:.0f} s"
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -70,19 +70,22 @@ def _search_in_processes(search: Search, jobs: int, policy: str | None) -> None:
     scheduler, limits = search.target.name, (search.seconds, share)
     given = [(scheduler, policy, limits, f"{search.seed}.{job}", search.laws, search.database) for job in range(jobs)]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found, num_workloads in pool.map(_search, given):
+        for found, num_workloads, pairs, dropped in pool.map(_search, given):
             search.num_workloads += num_workloads
+            search.pairs |= pairs
+            search.dropped |= dropped
+            search.tell(search, None)
             for each in found:
                 search.keep(each)
                 search.tell(search, each)
 
 
-def _search(given: tuple[Any, ...]) -> tuple[list[Found], int]:
+def _search(given: tuple[Any, ...]) -> tuple[list[Found], int, set[tuple[str, str]], set[str]]:
     scheduler, policy, (seconds, workloads), seed, laws, database = given
     search = Search(find_target(scheduler, policy), seconds, workloads, seed, laws, database)
     with contextlib.suppress(KeyboardInterrupt):
         search.run()
-    return search.found, search.num_workloads
+    return search.found, search.num_workloads, search.pairs, search.dropped
 
 
 def described(search: Search, found: Found, out: Path | str | None) -> Finding:

@@ -7,9 +7,9 @@ known law at a known place with at least these features counts as the same fault
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class Search:
         laws: Names of the laws to check; None for all.
         database: Folder of cases that are tried first; None for none.
         tell: Called with this object now and then, and with each finding.
+
+    Attributes:
+        pairs: Pairs of features that a workload had.
+        dropped: Settings that the scheduler under test does not have.
     """
 
     target: Target
@@ -82,7 +86,8 @@ class Search:
     num_workloads: int = 0
     num_refused: int = 0
     in_target: float = 0.0
-    features: Counter[str] = field(default_factory=Counter)
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -163,7 +168,7 @@ class Search:
         """Run a workload; its fault, unless it is known."""
         began, has = time.monotonic(), shape(workload)
         self.num_workloads += 1
-        self.features.update(has)
+        self.pairs.update(combinations(sorted(has), 2))
         fault = self.fault(workload)
         self.in_target += time.monotonic() - began
         if fault is None:
@@ -189,7 +194,7 @@ class Search:
             place: The place that a fault of progress is asked for, which is tried alone; "" to find it.
         """
         try:
-            fault = self.target.run(workload, self.laws)
+            fault = self.target.run(workload, self.laws, dropped=self.dropped)
         except Refused:
             self.num_refused += 1
             return None

@@ -65,9 +65,20 @@ class Target:
     policy: str = ""
 
     def run(
-        self, workload: dict[str, Any], laws: Collection[str] | None = None, max_steps: int = MAX_STEPS
+        self,
+        workload: dict[str, Any],
+        laws: Collection[str] | None = None,
+        max_steps: int = MAX_STEPS,
+        *,
+        dropped: set[str] | None = None,
     ) -> Fault | None:
         """Run a workload.
+
+        Args:
+            workload: The workload.
+            laws: Names of the laws to check; None for all.
+            max_steps: Steps after which the run is given up.
+            dropped: Gets the settings that the scheduler does not have.
 
         Returns:
             The first broken law; None if all hold, or the run was given up.
@@ -84,6 +95,8 @@ class Target:
             if self.is_ours and not isinstance(problem, ValueError):
                 raise
             raise Refused(str(problem)) from None
+        if dropped is not None:
+            dropped.update(getattr(scheduler, "dropped", ()))
         watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.is_ours)
         run = Run(scheduler, workload, watch)
         try:
