@@ -5,6 +5,10 @@ import random
 
 import pytest
 from serve_helpers import ENGINE, ServerProcess
+from word_llama import TemplateTokenizer
+
+from workbench.serve.conversation import ChatMessage, render_conversation
+from workbench.serve.protocol import TokenizeRequest
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -110,6 +114,18 @@ def test_a_final_message_is_continued(server, content):
     expected = [102, 17, 33, 100, 103, *(int(word[1:]) for word in content.split())]
     assert tokens(server, messages=messages, continue_final_message=True) == expected
     assert tokens(server, messages=messages, continue_final_message=True, add_generation_prompt=False) == expected
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_spaces_at_the_end_of_a_continued_message_are_the_templates(strips):
+    content = "{{ m.content | trim }}" if strips else "{{ m.content }}"
+    tokenizer = TemplateTokenizer("{% for m in messages %} w103 " + content + " w100{% endfor %}")
+    draw = random.Random(34)
+    for _ in range(20):
+        text = " ".join(f"w{draw.randrange(3, 100)}" for _ in range(draw.randrange(1, 5))) + " \n" * draw.randrange(3)
+        body = TokenizeRequest(messages=[ChatMessage("assistant", text)], continue_final_message=True)
+        rendered, _ = render_conversation(body.messages, body, tokenizer)
+        assert rendered == " w103 " + (text.strip() if strips else text)
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def test_a_connection_forgets_the_page_of_the_request_before(server):
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     allowed = []
-    for headers in ({"Origin": PAGE}, {}):
+    for headers in ({"Origin": PAGE}, {}, {"Origin": PAGE}, {"Host": "unknown.example"}):
         connection.request("GET", "/health", headers=headers)
         response = connection.getresponse()
         response.read()
         allowed.append(response.headers.get(ALLOWED))
     connection.close()
-    assert allowed == [PAGE, None]
+    assert allowed == [PAGE, None, PAGE, None]
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ RESERVED = frozenset(
 )
 """Names that are no variables of a request: fields of the body, or arguments of the code that renders."""
 
-_MARK = "END_OF_FINAL_MESSAGE "
-"""Stands behind a text whose place in the rendered conversation is wanted; templates may strip the space."""
+_MARK, _SPACES = "END_OF_FINAL_MESSAGE", " \t \t"
+"""Stand behind a text whose end in the rendered conversation is wanted. A template that strips contents strips the
+spaces, which no template writes itself."""
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,7 +199,7 @@ def _check_tools_shown(messages: list[dict[str, Any]], render: Render) -> None:
     if not num_results:
         return
     marked = [message | {"content": _MARK} if message["role"] == "tool" else message for message in messages]
-    if render(marked, False).count(_MARK.strip()) < num_results:
+    if render(marked, False).count(_MARK) < num_results:
         raise ValueError("messages: the model's chat template leaves out messages of role tool")
 
 
@@ -211,8 +212,8 @@ def _unfinished(messages: list[dict[str, Any]], render: Render) -> str:
     *before, final = messages
     if not final["content"]:
         raise ValueError("continue_final_message needs a final message with content")
-    text = render([*before, final | {"content": final["content"] + _MARK}], False)
-    content, mark, after = text.rpartition(_MARK.strip())
+    text = render([*before, final | {"content": final["content"] + _MARK + _SPACES}], False)
+    content, mark, after = text.rpartition(_MARK)
     if not mark:
         raise ValueError("continue_final_message: the model's chat template does not show the final message as it is")
-    return content if after.startswith(" ") else content.rstrip()  # the template strips contents
+    return content if after.startswith(_SPACES) else content.rstrip()  # the template strips contents
