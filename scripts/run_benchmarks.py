@@ -24,20 +24,10 @@ from _common import RESULTS, machine
 ROOT = Path(__file__).parents[1]
 # The quick ones first.
 BENCHMARKS = (
-    *(
-        "scheduler",
-        "laws",
-        "simulation",
-        "partial_prefills",
-        "recording",
-        "runner",
-        "step_overhead",
-        "kernel",
-        "kernel_code",
-    ),
-    *("attention", "products", "cost_model", "int8_quality", "loading", "distributed", "serve", "watched", "dashboard"),
-    *("cache_arena",),
-    *("playground", "partial_prefills_engine", "speculation", "chunk_size", "engine", "serving"),
+    *("scheduler", "laws", "simulation", "partial_prefills", "cache_arena", "recording", "runner", "step_overhead"),
+    *("kernel", "kernel_code", "attention", "products", "cost_model", "sampling", "int8_quality", "loading"),
+    *("distributed", "serve", "watched", "dashboard", "playground", "partial_prefills_engine", "speculation"),
+    *("chunk_size", "engine", "serving"),
 )
 ARGUMENTS = {
     "dashboard": ("--save",),
