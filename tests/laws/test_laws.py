@@ -230,8 +230,8 @@ def test_a_scheduler_whose_steps_do_not_name_changes_is_checked_by_its_state(kin
     monkeypatch.setattr(
         Checker,
         "updated",
-        lambda self, done, latest, ended, state: updated(
-            self, WithoutChanges(done), WithoutChanges(latest), ended, state
+        lambda self, done, latest, ended, state, **failed: updated(
+            self, WithoutChanges(done), WithoutChanges(latest), ended, state, **failed
         ),
     )
     workloads = [random_workload(kind, random.Random(f"plans:{kind}:{index}")) for index in range(6)]

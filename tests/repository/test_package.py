@@ -184,7 +184,7 @@ def test_the_base_is_small_and_quick_to_import(base):
         ("trace info run.jsonl.gz", "61 of 61 requests ended"),
         ("trace explain run.jsonl.gz", "waiting for the token budget"),
         ("trace whatif run.jsonl.gz --set max_num_seqs=16", "vllm serve MODEL --max-num-seqs 16"),
-        ("trace tune run.jsonl.gz --slo ttft_p95=2s --sweep max_num_seqs=8,16", "take: max_num_seqs=16"),
+        ("trace tune run.jsonl.gz --slo ttft_p95=3s --sweep max_num_seqs=8,16", "take: max_num_seqs=16"),
         ("trace html run.jsonl.gz page.html", "wrote page.html"),
         ("notebooks course", "the course is in course"),
         ("doctor", "pip install 'inference-workbench[engine]'"),

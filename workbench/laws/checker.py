@@ -98,6 +98,10 @@ class Checker:
             token_ids = list(request.prompt_token_ids)
         self.history.add(request, token_ids, feeds=feeds)
 
+    def abort(self, request_id: str) -> None:
+        """A request is aborted. Only needed if its blocks are given back before the next step, which names it."""
+        self.history.end(request_id)
+
     def add_running(self, request: Any, num_kv_computed: int, tables: Sequence[Sequence[int]]) -> None:
         """A request that ran before the first step; in order of admission.
 
@@ -171,7 +175,13 @@ class Checker:
         return self._look(step, state, "scheduled")
 
     def updated(
-        self, processed: Step, latest: Step, finish_reasons: Mapping[str, str], state: SchedulerState
+        self,
+        processed: Step,
+        latest: Step,
+        finish_reasons: Mapping[str, str],
+        state: SchedulerState,
+        *,
+        failed: bool = False,
     ) -> list[Broken]:
         """Check a step whose output was just taken in.
 
@@ -180,12 +190,13 @@ class Checker:
             latest: The step that was scheduled last; the same when steps do not overlap.
             finish_reasons: The requests that ended with the output.
             state: The scheduler's state.
+            failed: The step failed, also if its requests were aborted before.
 
         Returns:
             The laws that it broke.
         """
         self.history.updated(processed.chunks, finish_reasons)
-        return self._look(latest, state, "updated")
+        return self._look(latest, state, "updated", failed=failed)
 
     def look(self, state: SchedulerState) -> list[Broken]:
         """Check the whole of a scheduler's state, between steps."""
@@ -199,13 +210,13 @@ class Checker:
         self.broken += new
         return new
 
-    def _look(self, step: Step, state: SchedulerState | None, moment: Moment) -> list[Broken]:
+    def _look(self, step: Step, state: SchedulerState | None, moment: Moment, *, failed: bool = False) -> list[Broken]:
         """Compare the history with what the step and the state say, and take what was found."""
         history = self.history
         if moment == "scheduled":
             history.check_queues(step.running, step.waiting)
         elif self._names_changes:
-            history.tables.updated(step, failed="error" in step.finish_reasons.values())
+            history.tables.updated(step, failed=failed or "error" in step.finish_reasons.values())
         if state is not None:
             compare(history, state, moment, names_changes=self._names_changes)
         else:

@@ -85,6 +85,14 @@ class CheckedScheduler(Scheduler):
         if self.checker is not None:
             self.checker.add(request, request.token_ids)
 
+    def abort_request(self, request_id: str) -> bool:
+        """End a request, and let the laws know it: its blocks are given back before the step in flight is complete."""
+        if not super().abort_request(request_id):
+            return False
+        if self.checker is not None:
+            self.checker.abort(request_id)
+        return True
+
     def reconfigure(self, config: EngineConfig) -> None:
         """Apply another configuration from the next step, and its limits."""
         super().reconfigure(config)
@@ -120,7 +128,8 @@ class CheckedScheduler(Scheduler):
             self._report(self.checker.crashed(batch.step, problem), problem)
             raise
         finished = {name: reason for name, reason in latest.finish_reasons.items() if name not in ended}
-        self._report(self.checker.updated(batch, latest, finished, state_of(self)))
+        failed = "error" in finish.values()
+        self._report(self.checker.updated(batch, latest, finished, state_of(self), failed=failed))
         return batch
 
     def _report(self, broken: Sequence[Broken], cause: BaseException | None = None) -> None:
