@@ -9,6 +9,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.hunt import hunt
+from workbench.hunt.progress import obstacle
 from workbench.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,6 +50,13 @@ def test_the_command_names_the_folder_if_its_name_is_taken(tmp_path, capsys):
         assert main(["hunt", "--scheduler", "planted:generous", "--workloads", "60", "--out", str(tmp_path)]) == 1
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["findings"] == [f"{finding.name}-2"]
     assert json.loads((tmp_path / f"{finding.name}-2/finding.json").read_text())["folder"] == f"{finding.name}-2"
+
+
+@pytest.mark.parametrize("all_free, field", [(False, "num_blocks"), (True, "max_num_batched_tokens")])
+def test_a_pool_that_nobody_holds_is_not_the_first_obstacle(all_free, field):
+    workload = {"config": {"num_blocks": 8, "max_num_batched_tokens": 5}, "requests": []}
+    words = obstacle(workload, lambda other: other["config"] != workload["config"], all_free=all_free)
+    assert words == f"requests wait forever, {field} is too small"
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):

@@ -20,20 +20,21 @@ Ends = Callable[[dict[str, Any]], bool]
 """Whether a workload runs to its end."""
 
 
-def obstacle(workload: dict[str, Any], ends: Ends, expected: str = "") -> str:
+def obstacle(workload: dict[str, Any], ends: Ends, expected: str = "", *, all_free: bool = False) -> str:
     """The obstacle of a run that makes no progress, in a few words that tell faults apart.
 
     Args:
         workload: The workload.
         ends: Tells whether a workload runs to its end.
         expected: The words to try first.
+        all_free: Nobody holds a block: a larger pool only changes the order of events, unless nothing else helps.
     """
     if not _servable(workload):
         return UNSERVABLE
     who = "requests wait forever"
     if (without := _without_states(workload)) is not None and ends(without):
         who = "requests with recurrent layers wait forever"
-    for field in sorted(_FIELDS, key=lambda field: field not in expected):
+    for field in sorted(_FIELDS, key=lambda field: (field not in expected, all_free and field == "num_blocks")):
         if ends(_enlarged(workload, field, _LARGEST)):
             return f"{who}, {field} is too small"
     return who

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.hunt.progress import UNSERVABLE, obstacle
 from workbench.hunt.shrink import shrink
-from workbench.hunt.target import Fault, Refused, Target
+from workbench.hunt.target import ALL_FREE, Fault, Refused, Target
 from workbench.hunt.workloads import CONFIG_BYTES, MAX_REQUESTS, REQUEST_BYTES, make_workload
 
 BATCH = 250
@@ -199,7 +199,8 @@ class Search:
             self.num_refused += 1
             return None
         if fault is not None and fault.law == "progress":
-            fault = fault._replace(place=obstacle(workload, self.ends, place))
+            words = obstacle(workload, self.ends, place, all_free=fault.place == ALL_FREE)
+            fault = fault._replace(place=words)
         return fault
 
     def ends(self, workload: dict[str, Any]) -> bool:

@@ -17,6 +17,9 @@ from workbench.hunt.workloads import FEATURES, length_of
 MAX_STEPS = 600
 """Steps after which a run is given up as undecided; a small workload takes a tenth of it."""
 
+ALL_FREE = "requests wait forever while every block is free"
+"""The place of a run that makes no progress although nobody holds a block."""
+
 _PLAIN = ("caching", "caps")
 
 
@@ -102,7 +105,7 @@ class Target:
         try:
             end = run.drive(max_steps)
         except BrokenLaw as problem:
-            return _broken(problem.broken)
+            return _broken(problem.broken, run)
         except Exception as problem:
             if isinstance(problem, ValueError) and run.in_add:
                 raise Refused(str(problem)) from None
@@ -113,11 +116,18 @@ class Target:
         if end != "stuck" or (laws and "progress" not in laws):
             return None
         first = next(iter(run.requests))
-        return Fault("progress", "requests wait forever", f"{len(run.requests)} requests wait forever", run.step, first)
+        place = ALL_FREE if _all_free(run) else "requests wait forever"
+        return Fault("progress", place, f"{len(run.requests)} requests wait forever", run.step, first)
 
 
-def _broken(broken: Any) -> Fault:
+def _all_free(run: Run) -> bool:
+    return run.num_free() == run.config.get("num_blocks", 512) - 1
+
+
+def _broken(broken: Any, run: Run) -> Fault:
     rule = broken.exception or broken.message.partition(":")[0]
+    if broken.law == "progress" and _all_free(run):
+        rule = ALL_FREE
     return Fault(broken.law, rule, broken.message, broken.step, broken.request_id)
 
 
