@@ -35,7 +35,9 @@ export class ComparePanel extends CanvasPanel {
     const table = h("table", { class: "wb-table" }, tableHead(HEADINGS), this.gainRows);
     this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, table);
     this.element.hidden = true;
-    this.tools.append(this.align, this.rowsOf);
+    const close = h("button", { class: "wb-quiet", type: "button", title: "Close the comparison" }, "Close");
+    close.onclick = () => this.view.showComparison(false);
+    this.tools.append(this.align, this.rowsOf, close);
     this.body.prepend(h("div", { class: "wb-bar" }, this.badge, this.jump), this.verdict, this.summary);
     this.body.append(this.gains);
   }

@@ -37,7 +37,7 @@ export class Controls {
 
   engineBar() {
     const { view } = this;
-    this.name = h("strong", { class: "wb-name" });
+    this.name = h(view.options.page ? "h1" : "strong", { class: "wb-name" });
     this.badge = h("span", { class: "wb-badge" });
     const primary = { class: "wb-button wb-primary" };
     this.run = button("Run", "Run the engine until all requests are finished", () => view.engineDo("start"), primary);

@@ -84,6 +84,7 @@ class View {
     );
     root.classList.add("wb-root");
     root.classList.toggle("wb-page", Boolean(this.options.page));
+    if (this.options.page && !root.closest("main")) root.setAttribute("role", "main");
     root.classList.toggle("wb-bare", Boolean(this.options.bare));
     root.tabIndex = -1;
     root.addEventListener("focusin", (event) => {
@@ -143,9 +144,9 @@ class View {
 
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
-    const { cursor, store } = this, compare = this.panel("compare");
+    const { cursor, store } = this;
     this.other = null;
-    if (compare) compare.element.hidden = true;
+    this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
     cursor.step = Math.min(cursor.step, cursor.last);
@@ -179,8 +180,7 @@ class View {
     this.otherCount++;
     this.changed("data");
     this.whatIf.update(other.comparison || {});
-    const panel = this.panel("compare");
-    if (panel) panel.element.hidden = false;
+    this.showComparison(true);
   }
 
   /** Ask the host to do something; a saved page has no host. */
@@ -333,8 +333,18 @@ class View {
 
   toggleCompare() {
     if (!this.other) return this.toggleFork();
+    this.showComparison(!this.comparing);
+  }
+
+  /** Whether two runs are shown beside each other. */
+  get comparing() {
+    return this.panel("compare")?.element.hidden === false;
+  }
+
+  showComparison(shown) {
     const panel = this.panel("compare");
-    if (panel) panel.element.hidden = !panel.element.hidden;
+    if (panel) panel.element.hidden = !shown;
+    this.changed("status");
   }
 
   /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */

@@ -22,9 +22,9 @@ export class EndCard {
   }
 
   update() {
-    const { store, status, live, cursor, whole } = this.view,
+    const { store, status, live, cursor, whole, comparing } = this.view,
       over = live && status.state === "idle" && store.numSteps > 1;
-    const hidden = !over || !whole || cursor.playing || this.dismissed === store.numSteps;
+    const hidden = !over || !whole || cursor.playing || comparing || this.dismissed === store.numSteps;
     this.element.hidden = hidden;
     if (hidden || this.shown === store.numSteps) return;
     this.shown = store.numSteps;
@@ -66,7 +66,6 @@ export class EndCard {
 
   tryBudget() {
     this.view.simulate(0, { max_num_batched_tokens: this.smaller });
-    this.close();
   }
 
   close() {

@@ -1,6 +1,6 @@
 // Search: a position of a request, a step, a kind of event, or the name of a request, which filters the panels.
 
-import { formatNumber, h, plain, replace } from "./dom.js";
+import { counted, formatNumber, h, plain, replace } from "./dom.js";
 
 /** Events by the words that people use for them. */
 const EVENT_WORDS = {
@@ -34,6 +34,17 @@ export function answers(view, query) {
 /** The request with a name; in any case of letters when none has exactly this one. */
 function named(store, id) {
   return store.byId.get(id) || store.requests.find((request) => request.id.toLowerCase() === id.toLowerCase());
+}
+
+/** The answers to the name of a request, or to a part of one: the number of requests; a number may mean a step as well. */
+function nameAnswers({ store, cursor }, asked, count) {
+  const step = /^[\d,]+$/.test(asked) ? stepAnswer(store, cursor, Number(asked.replaceAll(",", ""))) : null;
+  if (count) {
+    const words = `${counted(count, "request")} of ${formatNumber(store.requests.length)}: the panels show no other.`;
+    return [...(step?.go ? [step] : []), { words }];
+  }
+  const examples = "Search also finds “step 12”, “block 3”, “preempted” or “long 700”.";
+  return [step || { words: `No request has “${plain(asked, 40)}” in its name. ${examples}` }];
 }
 
 function stepAnswer(store, cursor, label) {
@@ -106,11 +117,13 @@ export class SearchBox {
   }
 
   typed() {
-    const { view } = this, query = this.input.value;
-    this.found = query.trim() ? answers(view, query) : null;
-    view.setFilter(this.found ? "" : query);
-    this.list.hidden = !this.found;
-    if (this.found) replace(this.list, this.found.map((answer) => h("li", {}, this.answer(answer))));
+    const { view } = this, query = this.input.value.trim(), name = query.toLowerCase();
+    const known = query ? answers(view, query) : [];
+    const named = known ? 0 : view.store.requests.filter(({ id }) => id.toLowerCase().includes(name)).length;
+    this.found = known || nameAnswers(view, query, named);
+    view.setFilter(named ? query : "");
+    this.list.hidden = !this.found.length;
+    replace(this.list, this.found.map((answer) => h("li", {}, this.answer(answer))));
   }
 
   answer({ words, go }) {
@@ -129,6 +142,7 @@ export class SearchBox {
     event.preventDefault();
     const first = this.found?.find((answer) => answer.go);
     if (first) this.take(first.go);
+    else this.close();
   }
 
   /** Close the list; returns whether it was open. */
