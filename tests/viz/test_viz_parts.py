@@ -90,11 +90,13 @@ def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):
     shown, loads = [], []
     monkeypatch.setattr("IPython.display.display", shown.append)
     monkeypatch.setattr(
-        panel, "extension", type("Extension", (), {"_loaded": False, "__init__": lambda _: loads.append(1)})
+        panel,
+        "extension",
+        type("Extension", (), {"_loaded": False, "__init__": lambda _, inline: loads.append(inline)}),
     )
     figure = trace.figure()
     assert display(figure) is True, "the figure shows itself"
-    assert loads == [1] and shown[0].object is figure
+    assert loads == [True] and shown[0].object is figure
     panel.extension._loaded = True
-    assert display(trace.metrics().figure()) is True and loads == [1] and len(shown) == 2
+    assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 2
     assert display(Column()) is None, "any other layout leaves it to Bokeh"

@@ -85,7 +85,7 @@ def _display(figure: Any) -> None:
     from IPython.display import display
 
     if not panel.extension._loaded:
-        panel.extension()
+        panel.extension(inline=True)
     display(panel.pane.Bokeh(figure))
 
 
