@@ -13,21 +13,16 @@ from typing import Any
 from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.web import OutputTransform, RequestHandler
 
+from workbench.serve.settings import ANY_ORIGIN, is_origin
 from workbench.serve.sockets import WatchedStream
 
-ANY = "*"
 OPEN_TO_PAGES = re.compile(r"/v1/.*|/(tokenize|detokenize|version|health|openapi\.json)")
 """Addresses that pages of other sites may call."""
 
 
-def is_origin(text: str) -> bool:
-    """Whether a text is an origin as browsers send it (scheme, host, perhaps a port), or "*" for any."""
-    return text == ANY or re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", text) is not None
-
-
 def is_allowed(origin: str, path: str, allowed: tuple[str, ...]) -> bool:
     """Whether a page of an origin may call an address."""
-    return (origin in allowed or (ANY in allowed and is_origin(origin))) and bool(OPEN_TO_PAGES.fullmatch(path))
+    return (origin in allowed or (ANY_ORIGIN in allowed and is_origin(origin))) and bool(OPEN_TO_PAGES.fullmatch(path))
 
 
 def is_preflight(request: HTTPServerRequest) -> bool:

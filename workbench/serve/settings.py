@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.ground.field_checks import integer, number
-from workbench.serve.cross_origin import ANY, is_origin
 from workbench.serve.keys import MAX_PER_MINUTE, ApiKey
 
 LOOPBACK_NAMES = ("localhost",)
+ANY_ORIGIN = "*"
+
+
+def is_origin(text: str) -> bool:
+    """Whether a text is an origin as browsers send it (scheme, host, perhaps a port), or "*" for any."""
+    return text == ANY_ORIGIN or re.fullmatch(r"https?://[a-z0-9.\-\[\]:]+", text) is not None
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class ServeSettings:
                     f"{origin!r}"
                 )
         keys = self.keys
-        if ANY in self.allowed_origins and not keys and not self.insecure:
+        if ANY_ORIGIN in self.allowed_origins and not keys and not self.insecure:
             raise ValueError(
                 "allowed_origins=['*'] lets every web page that someone on this machine opens use the model: give "
                 "--api-key KEY, the origins one by one, or --insecure"

@@ -36,7 +36,7 @@ function named(store, id) {
   return store.byId.get(id) || store.requests.find((request) => request.id.toLowerCase() === id.toLowerCase());
 }
 
-/** The answers to the name of a request, or to a part of one: the number of requests; a number may mean a step as well. */
+/** The answers to the name of a request, or to a part of one; a number may mean a step as well. */
 function nameAnswers({ store, cursor }, asked, count) {
   const step = /^[\d,]+$/.test(asked) ? stepAnswer(store, cursor, Number(asked.replaceAll(",", ""))) : null;
   if (count) {
