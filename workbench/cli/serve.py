@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import fields
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
 from workbench.serve.keys import read_api_keys
@@ -96,11 +95,14 @@ def add_parser(commands: Commands) -> None:
 def _origins(text: str) -> tuple[str, ...]:
     """A JSON list of origins, as vLLM's option takes it."""
     try:
-        return tuple(msgspec.json.decode(text, type=list[str]))
-    except msgspec.DecodeError:
+        origins = json.loads(text)
+    except (ValueError, RecursionError):
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
         raise argparse.ArgumentTypeError(
             f"expected a JSON list such as '[\"https://app.example.org\"]', got {text[:100]!r}"
-        ) from None
+        )
+    return tuple(origins)
 
 
 def run(options: argparse.Namespace) -> int:
