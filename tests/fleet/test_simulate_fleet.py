@@ -160,6 +160,15 @@ def test_belady_knows_what_is_sent_to_each_replica():
         simulate_fleet(workload, replicas=2, router="prefix", config={"eviction": "belady"})
 
 
+def test_a_request_that_comes_after_the_last_step_is_not_waited_for():
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": 5}, "max_tokens": 9, "arrival_step": n * 1_000_000_000} for n in (0, 1)
+    ]
+    expected = simulate({"requests": requests}, max_steps=5)
+    run = simulate_fleet({"requests": requests}, replicas=1, router="least_loaded", max_steps=5)
+    assert list(run.traces[0]) == list(expected) and run.traces[0].end == expected.end == "max_steps"
+
+
 def test_a_router_of_ones_own():
     class ByLength(Router):
         scores = "length"

@@ -37,6 +37,7 @@ class Replica:
         config: Its configuration.
         cost_model: Gives the duration of a step; None without a clock.
         keep: Makes what takes the steps of its run: a `TracedRun` or a `SummedRun`.
+        max_steps: Maximum number of its steps.
         publishes: Keep the prefix cache as KV events tell it, for routers that read it.
 
     Attributes:
@@ -55,6 +56,7 @@ class Replica:
         cost_model: StepCost | None,
         keep: Callable[[SimulatedRun], Run],
         *,
+        max_steps: int | None = None,
         publishes: bool = False,
     ) -> None:
         if publishes and (len(config.cache_groups) > 1 or not config.enable_prefix_caching):
@@ -69,6 +71,7 @@ class Replica:
         self.num_in_flight = self.num_prefill_tokens = self.num_waiting = self.num_running = 0
         self._run = SimulatedRun(config, iter(()), cost_model, None)
         self._run.expects_more = True
+        self._max_steps = max_steps
         self._kept = keep(self._run)
         self._has_clock = cost_model is not None
         self._num_free_blocks = config.num_pool_blocks - 1
@@ -96,7 +99,7 @@ class Replica:
     def reach(self, request: Arrival) -> None:
         """Take the steps that begin before a request arrives, and see what had happened by then."""
         run = self._run
-        while not run.rests and not run.is_due(request):
+        while not run.rests and not run.is_due(request) and run.scheduler.step != self._max_steps:
             self._step()
         now = request.arrives_at or 0.0
         while self._unseen and (not self._has_clock or self._unseen[0][0] <= now):
@@ -112,13 +115,13 @@ class Replica:
         self._to_arrive.append(request.request_id)
         self._run.add(request)
 
-    def finish(self, max_steps: int | None = None) -> None:
-        """Take all steps that are left, up to a number of steps: no request comes any more."""
+    def finish(self) -> None:
+        """Take all steps that are left: no request comes any more."""
         run = self._run
         run.expects_more = False
         self.end = "done"
         while not run.over:
-            if run.scheduler.step == max_steps:
+            if run.scheduler.step == self._max_steps:
                 self.end = "max_steps"
                 break
             self._kept.step()
@@ -168,7 +171,6 @@ class _PublishedPrefixes:
         self._noted: deque[tuple[list[int], list[tuple[int, bytes]]]] = deque()  # evicted, and cached with its hash
         self._hash_of: dict[int, bytes] = {}
         self._counts: dict[bytes, int] = {}
-        self._latest: tuple[str, list[bytes]] = ("", [])
 
     def num_cached_tokens(self, request: Arrival) -> int:
         """See `Replica.num_cached_tokens`."""

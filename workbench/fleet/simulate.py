@@ -203,8 +203,9 @@ def run_fleet(
     traces = [
         Trace(TraceMeta(source="simulation", config=described(one, None), versions=versions())) for one in configs
     ]
+    make = partial(Replica, max_steps=max_steps, publishes=chosen.reads_prefixes)
     fleet = [
-        Replica(index, name, one, model, partial(_traced, trace, sample_token), publishes=chosen.reads_prefixes)
+        make(index, name, one, model, partial(_traced, trace, sample_token))
         for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))
     ]
     if any(config.eviction == "belady" for config in configs):
@@ -223,7 +224,7 @@ def run_fleet(
             )
             bar.update(1)
     for replica, trace in zip(fleet, traces):
-        replica.finish(max_steps)
+        replica.finish()
         trace.end = replica.end
     return FleetRun(chosen.name, choices, traces)
 
