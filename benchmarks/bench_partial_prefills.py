@@ -37,12 +37,12 @@ LOAD = 0.9
 Limits = tuple[int | None, int | None]
 
 
-def limited(limits: Limits, threshold: int = THRESHOLD) -> EngineConfig:
+def limited(limits: Limits, threshold: int = THRESHOLD, config: EngineConfig = CONFIG) -> EngineConfig:
     """The configuration with (max_num_partial_prefills, max_long_partial_prefills); "off" also has no threshold."""
     num, long = limits
     if num is None:
-        return CONFIG
-    return CONFIG.replace(
+        return config
+    return config.replace(
         max_num_partial_prefills=num, max_long_partial_prefills=long, long_prefill_token_threshold=threshold
     )
 
@@ -79,9 +79,9 @@ def starving_case() -> dict[str, Any]:
 # -- in time ----------------------------------------------------------------------------------------------------------
 
 
-def capacity(lengths: list[int], output: int) -> float:
+def capacity(lengths: list[int], output: int, config: EngineConfig = CONFIG) -> float:
     """Requests per second that the cost model can serve at full load."""
-    trace = run(CONFIG, [timed_arrival(f"r{i}", [i] * n, output, 0.0) for i, n in enumerate(lengths)])
+    trace = run(config, [timed_arrival(f"r{i}", [i] * n, output, 0.0) for i, n in enumerate(lengths)])
     return len(lengths) / trace.metrics().summary.duration
 
 
@@ -116,17 +116,23 @@ def measure(config: EngineConfig, arrivals: list[Arrival]) -> dict[str, float]:
 
 
 def compare(
-    title: str, groups: dict[str, tuple[int, int]], output: int, limits: list[Limits], seeds: int, threshold: int
+    title: str,
+    groups: dict[str, tuple[int, int]],
+    output: int,
+    limits: list[Limits],
+    seeds: int,
+    threshold: int,
+    config: EngineConfig = CONFIG,
 ) -> dict[str, Any]:
     """Measure every setting on the same arrivals; medians over seeds, and ratios to "off" with their maximum."""
     lengths = [length for count, length in groups.values() for _ in range(count)]
-    rate = LOAD * capacity(lengths, output)
+    rate = LOAD * capacity(lengths, output, config)
     print(f"{title}: {groups}, output {output}, Poisson {rate:.1f} requests/s, threshold {threshold}, {seeds} seeds")
     runs: dict[Limits, list[dict[str, float]]] = {setting: [] for setting in limits}
     for seed in range(seeds):
         arrivals = workload(groups, output, seed, rate)
         for setting in limits:
-            runs[setting].append(measure(limited(setting, threshold), arrivals))
+            runs[setting].append(measure(limited(setting, threshold, config), arrivals))
     result: dict[str, Any] = {"groups": groups, "output": output, "rate": rate, "threshold": threshold, "seeds": seeds}
     for setting, values in runs.items():
         ratios = [{key: v[key] / off[key] for key in off} for v, off in zip(values, runs[(None, None)])]
@@ -163,6 +169,18 @@ def main() -> None:
         "uniform_none_long": compare(
             "uniform, none long", {"uniform": (300, 2048)}, 128, [off, (1, 1), (4, 4), (16, 16)], seeds, 4096
         ),
+        **{
+            f"seats_{seats}": compare(
+                f"{seats} seats, prompts of 16,384 to 65,536",
+                {"short": (400, 200), "long_16k": (12, 16_384), "long_32k": (8, 32_768), "long_64k": (4, 65_536)},
+                128,
+                [off, (4, 1)],
+                seeds,
+                CONFIG.max_num_batched_tokens,
+                CONFIG.replace(max_num_seqs=seats, num_blocks=24_000),
+            )
+            for seats in (128, 1024)
+        },
     }
     save("partial_prefills", {"cost_model": COST_MODEL.to_dict(), "config": CONFIG.to_dict(), "cases": results})
 

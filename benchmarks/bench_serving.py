@@ -6,6 +6,7 @@ interleaved, and after every repeat the medians so far are saved to benchmarks/r
     python benchmarks/bench_serving.py --small                         # the serving table in ten minutes on two cores
     python benchmarks/bench_serving.py                                 # 100 requests of 1,024 in, 128 out
     python benchmarks/bench_serving.py --small --workload all          # all five workloads
+    python benchmarks/bench_serving.py --workload sonnet --repeats 1 --arms workbench,phase_separated,mlx_lm
     python benchmarks/bench_serving.py --small --llama PYTHON          # with a Python that has llama-cpp-python
 
 Arms: workbench (the engine), workbench_http (its server), phase_separated (benchmarks/baselines), mlx_lm (its
@@ -204,9 +205,12 @@ def main() -> None:
         parser.error(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
     if not options.llama:
         chosen.discard("llama_cpp")
+    sizes = SMALL if options.small else FULL
+    if options.workload not in (*sizes, "all"):
+        parser.error(f"--workload {options.workload} has no small size")
     options.arms = [arm for arm in ARMS if arm in chosen | {"workbench"}]
     tokenizer, vocabulary, model = bundled_tokenizer()
-    for name in FULL if options.workload == "all" else [options.workload]:
+    for name in sizes if options.workload == "all" else [options.workload]:
         measure(name, options, tokenizer, vocabulary, model)
 
 

@@ -28,11 +28,12 @@ ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "lite_requirements.txt"
 ENVIRONMENT = ROOT / ".venv-lite"
 WHEELS = ENVIRONMENT / "wheels"
-NOTEBOOKS = ("06_partial_prefills", "11_own_policy", "12_recordings")
+NOTEBOOKS = ("06_partial_prefills", "11_own_policy", "12_recordings", "17_hunt")
 DATA = ("data/vllm_five_long.jsonl.gz",)
 
-IN_THE_PAGE = ("micropip", "ipython", "jedi", "comm", "anywidget", "param")
-"""Packages that the kernel and the views import in the page; with their dependencies, all of pure Python."""
+IN_THE_PAGE = ("micropip", "ipython", "jedi", "comm", "anywidget", "param", "hypothesis")
+"""Packages that the kernel, the views and the hunt import in the page. All are of pure Python, with their dependencies,
+but Hypothesis, which has a wheel for Pyodide."""
 
 LEFT_OUT = ("pexpect", "ptyprocess", "widgetsnbextension")
 """Dependencies that are never imported there; the last is 2 MB of JavaScript for another front end."""
@@ -172,8 +173,12 @@ def build(target: Path) -> None:
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
-def main() -> None:
-    """Install JupyterLite, and build the pages if a target is given; what is missing is said in one line."""
+def main() -> int:
+    """Install JupyterLite, and build the pages if a target is given; what is missing is said in one line.
+
+    Returns:
+        The exit status.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path, nargs="?", help="folder for the pages; without it they are not built")
     target = parser.parse_args().target
@@ -183,7 +188,9 @@ def main() -> None:
             build(target)
     except (OSError, subprocess.CalledProcessError) as problem:
         print(f"the site has no notebooks that run in the browser: {problem}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

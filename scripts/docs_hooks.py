@@ -13,23 +13,32 @@ import posixpath
 import re
 from collections.abc import Callable
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import build_lite
 import docs_notebooks
-from docs_playground import LIVE, with_notebooks, with_playground
+from docs_playground import LIVE, after_definition, with_notebooks, with_playground
 from mkdocs.structure.files import File, Files
 
 from workbench.playground import runtime, site
 from workbench.trace import StepRecord, Trace
 from workbench.viz.export_html import html_page
+from workbench.viz.glossary import TERMS
 
 ROOT = Path(__file__).parents[1]
 log = logging.getLogger("mkdocs.hooks")
 LINK = re.compile(r"\]\((?:\.\./)+(workbench/[\w/]+\.py)#L(\d+)\)")
 NOTEBOOK = re.compile(r"\]\((?:\.\./)+(notebooks/\w+\.ipynb)\)")
+QUIET = "a|abbr|button|code|details|h1|h2|h3|h4|pre|script|style|svg|table"
+"""Elements whose text explains no terms."""
+
 FROM_NOTEBOOK = re.compile(r"\]\(\.\./docs/")
+ROOT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "license.md": "LICENSE"}
+UNLIKELY = "---\nsearch:\n  boost: 0.1\n---\n\n"
+"""Front matter of a listing: a search shows pages before it."""
+
 RUN, RUN_PAGE = ROOT / "docs/data/run.jsonl.gz", "run.html"
 
 SHOWN: dict[str, tuple[str, Callable[[StepRecord], object], str]] = {
@@ -65,15 +74,27 @@ def _run() -> Trace:
     return Trace.load(RUN)
 
 
+def on_config(config: Any) -> None:
+    """Put the notebooks into the navigation, below the course."""
+    course = next(entry["Course"] for entry in config["nav"] if "Course" in entry)
+    names = sorted(path.name for path in docs_notebooks.NOTEBOOKS.glob("*.ipynb"))
+    course.append({"Notebooks": [f"source/notebooks/{name}.md" for name in names]})
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for every file of the code and every notebook that a page links to, and the saved run."""
+    """Add pages for files of the code that a page links to, for notebooks and files of the root, and the saved run."""
     texts = [file.content_string for file in files if file.src_uri.endswith(".md")]
     for name in sorted({name for text in texts for name, _ in LINK.findall(text)}):
         text = (ROOT / name).read_text()
-        content = f'# {posixpath.basename(name)}\n\n`{name}`\n\n``````python linenums="1"\n{text}``````\n'
+        content = f'{UNLIKELY}# {posixpath.basename(name)}\n\n`{name}`\n\n``````python linenums="1"\n{text}``````\n'
         files.append(File.generated(config, f"source/{name}.md", content=content))
-    for name in sorted({name for text in texts for name in NOTEBOOK.findall(text)}):
+    for path in docs_notebooks.NOTEBOOKS.glob("*.ipynb"):
+        name = f"notebooks/{path.name}"
         files.append(File.generated(config, f"source/{name}.md", content=_notebook_page(name)))
+    for page, name in ROOT_PAGES.items():
+        text = (ROOT / name).read_text().replace("](docs/", "](")
+        content = text if name.endswith(".md") else f"# License\n\n```\n{text}```\n"
+        files.append(File.generated(config, page, content=content))
     files.append(File.generated(config, RUN_PAGE, content=html_page(_run(), title="A run of SmolLM2")))
     return files
 
@@ -105,8 +126,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     if page.file.src_uri in LIVE:
         return markdown + _shown(concept, page)
-    title, _, rest = markdown.partition("\n")  # without a workload of the playground, the run is the live example
-    return f"{title}{_shown(concept, page)}\n## What happens\n{rest}"
+    return after_definition(markdown, _shown(concept, page))  # without the playground, the run is the live example
 
 
 def _shown(concept: str, page: Any) -> str:
@@ -120,9 +140,33 @@ def _shown(concept: str, page: Any) -> str:
     )
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Add the anchors of the lines, which mkdocs does not know because they are made by the highlighter."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Explain terms, and add the anchors of lines: the highlighter makes them, so mkdocs does not know them."""
+    if not page.file.src_uri.startswith(("source/", "glossary")) and page.file.src_uri not in ROOT_PAGES:
+        html = explained(html)
     return re.sub(r'(href="[^"#]*source/[^"#]*)" title="line (\d+)"', r'\1#__codelineno-0-\2" title="line \2"', html)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search, which the theme leaves without a name."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
+def explained(html: str) -> str:
+    """HTML in which a term of the glossary shows its meaning when it is pointed at, once on a page."""
+    left, quiet, parts = dict(TERMS), 0, []
+    for part in re.split(r"(<[^>]*>)", html):
+        if tag := re.match(rf"<(/?)({QUIET})\b", part):
+            quiet += -1 if tag[1] else 1
+        elif not quiet and not part.startswith("<"):
+            for term in sorted(left, key=len, reverse=True):
+                shown = f'<abbr title="{escape(left[term])}">\\1</abbr>'
+                part, found = re.subn(rf"(?<![\w>-])({re.escape(term)}(?:e?s)?)(?![\w<-])", shown, part, count=1)
+                if found:
+                    del left[term]
+                    break  # one term in a piece of text, so that no term is found in another one's meaning
+        parts.append(part)
+    return "".join(parts)
 
 
 def on_post_build(config: Any, **_: Any) -> None:

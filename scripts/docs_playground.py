@@ -8,6 +8,7 @@ from workbench.playground import runtime
 from workbench.playground.presets import PRESETS
 
 LIVE = {
+    "index.md": "documents",
     "concepts/step.md": "documents",
     "concepts/packed-batch.md": "bursts",
     "concepts/paged-kv.md": "agents",
@@ -16,6 +17,8 @@ LIVE = {
     "concepts/prefix-caching.md": "prefix-caching",
 }
 """The workload of the playground that a page shows live."""
+
+HERE = "<!-- live -->"
 
 FRAME = """
 
@@ -27,8 +30,17 @@ FRAME = """
 """
 
 
+def after_definition(markdown: str, live: str) -> str:
+    """A page with something live where it says so, else below its first paragraph with the list that this announces."""
+    if HERE in markdown:
+        return markdown.replace(HERE, live.strip())
+    parts = markdown.split("\n\n")
+    end = next(index for index, part in enumerate(parts) if index and not part.rstrip().endswith(":")) + 1
+    return "\n\n".join([*parts[:end], live.strip(), *parts[end:]])
+
+
 def with_playground(markdown: str, name: str) -> str:
-    """A page with its live example below the title, if it has one and the playground's Python has been fetched.
+    """A page with its live example, if it has one and the playground's Python has been fetched.
 
     Args:
         markdown: The page.
@@ -37,9 +49,9 @@ def with_playground(markdown: str, name: str) -> str:
     if name not in LIVE or not runtime.is_fetched():
         return markdown
     title, hint, _ = PRESETS[LIVE[name]]
-    address = f"{'../' * (name.count('/') + 1)}playground/app/#preset={LIVE[name]}"
-    heading, _, rest = markdown.partition("\n")
-    return heading + FRAME.format(title=title, hint=hint, address=address) + rest
+    up = "" if name == "index.md" else "../" * (name.count("/") + 1)
+    frame = FRAME.format(title=title, hint=hint, address=f"{up}playground/app/#preset={LIVE[name]}")
+    return after_definition(markdown, frame)
 
 
 def with_notebooks(markdown: str, name: str) -> str:

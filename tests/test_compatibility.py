@@ -27,6 +27,7 @@ from workbench.ground.compatibility import (
     PHASES,
     PREFIX_CACHING,
     RANKS,
+    SECOND_TIER,
     SEVERAL_PARTIAL,
     SHADOW,
     STATES,
@@ -53,6 +54,10 @@ SETTINGS = {
     WHOLE_PROMPTS: {"enable_chunked_prefill": False},
     CHUNK_CAP: {"long_prefill_token_threshold": 3},
     BELADY: {"eviction": "belady"},
+    SECOND_TIER: {
+        "second_tier": {"num_blocks": 9, "kv_bytes_per_token": 1, "bandwidth": 1e6},
+        "enable_prefix_caching": True,
+    },
     SHADOW: {"shadow_metal": {"layer": 0, "every": 2}},
 }
 IMPLIED = {
@@ -106,7 +111,8 @@ def test_a_simulation_runs_or_is_refused(pair):
     requests = [{"id": f"r{i}", "prompt": prompt, "max_tokens": 4} for i, prompt in enumerate(PROMPTS)]
 
     def run():
-        return simulate({"config": settings_of(pair), "requests": requests})
+        model = {"cost_model": {"fixed": 0.01}} if SECOND_TIER in pair else {}  # it needs a clock
+        return simulate({"config": settings_of(pair), "requests": requests} | model)
 
     if exclusions := expected(pair, "configuration"):
         assert_refused(exclusions, run)
@@ -155,8 +161,6 @@ def test_an_engine_runs_or_is_refused_or_says_what_it_switches_off(pair, models,
     with caplog.at_level(logging.INFO, "workbench"), make() as engine:
         off = {exclusion.feature for exclusion in expected(pair, "off")}
         assert (GROUPS in off) <= ([group.kind for group in engine.config.cache_groups] == ["full_attention"])
-        if PREFIX_CACHING in off:
-            assert not engine.config.enable_prefix_caching
         for exclusion in expected(pair, "off"):
             assert exclusion.reason in caplog.text
         for prompt in PROMPTS:

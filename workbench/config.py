@@ -24,7 +24,9 @@ from workbench.ground.field_checks import (
     flag,
     integer,
     items,
+    json_object,
     number,
+    shown,
 )
 from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
@@ -35,11 +37,33 @@ EVICTIONS = ("lru", "lfu", "ttl", "two_zones", "session", "s3fifo", "belady")
 
 POLICIES = ("fcfs", "priority")
 
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8_per_token_head")
+"""Element types of the KV cache, in vLLM's words."""
+
 BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
 """Names that ``EngineConfig(attention_backend=...)`` and ``paged_varlen_attention(backend=...)`` take."""
 
+MAX_LORAS, MAX_LORA_RANK = 1024, 512
+DEFAULT_NUM_BLOCKS = 512
 MAX_TOP_TOKENS = 100
 """Maximum of ``record_top_tokens``: a view shows a few, and a trace keeps them for every output token."""
+
+STRUCTURED_OUTPUTS: dict[str, tuple[type, ...]] = {
+    "json": (Mapping, str, bool),
+    "json_object": (bool,),
+    "regex": (str,),
+    "choice": (list, tuple),
+    "grammar": (str,),
+}
+"""Words of ``SamplingParams(structured_outputs=...)``, vLLM's, and the types of their values."""
+
+_STRUCTURED_FORMS = {
+    "json": "a JSON schema",
+    "json_object": "True",
+    "regex": "a regular expression",
+    "choice": "a list of texts",
+    "grammar": "a grammar in Lark or GBNF",
+}
 
 
 class _Frozen:
@@ -91,11 +115,17 @@ class EngineConfig(_Frozen):
         block_size: Tokens per KV block.
         num_blocks: KV blocks of the pool. Block 0 is never handed out, so ``num_blocks - 1`` can be used. "auto": a
             share of the memory that is free when the model has been loaded; a simulation needs a number.
+        gpu_memory_utilization: The share of memory that ``num_blocks="auto"`` takes, which it implies: on a GPU of all
+            that MLX may use, the model included, as in vLLM; on a CPU of what is free when the model has been loaded.
+            None for 0.6 of what is free on a GPU, and 0.2 on a CPU.
         max_model_len: Longest sequence in tokens, prompt and output; None for the model's own limit.
         enable_prefix_caching: Find KV blocks of an equal prefix instead of computing them again.
         eviction: The cached block that is handed out first when no other is free: "lru", vLLM's rule; "lfu", "ttl",
             "two_zones", "session", "s3fifo"; "belady", which knows the future and so runs in simulations alone; or an
             object, see ``workbench.scheduler.eviction``.
+        second_tier: Host memory or a disk that keeps content which the pool evicts, simulated: ``{"num_blocks": 20000,
+            "kv_bytes_per_token": 131072, "bandwidth": 25e9, "latency": 0.001}``, with bytes per second and the seconds
+            of a load beside its bytes (0 by default); None for none. See ``workbench.scheduler.second_tier``.
         policy: Order of the waiting queue: "fcfs", or "priority" (smaller first, then time of arrival).
         watermark: Fraction of the pool that stays free when a request is admitted while others run.
         scheduler_reserve_full_isl: Admit a request only when all of its tokens fit into free blocks now;
@@ -114,11 +144,20 @@ class EngineConfig(_Frozen):
         speculative: The proposer of drafts, such as ``{"method": "ngram", "prompt_lookup_max": 4}``; None for n-gram
             lookup with its defaults. The keys are the fields of ``workbench.speculation.Speculation``.
         attention_backend: "auto" takes the best backend of the device.
+        kv_cache_dtype: Element type of the keys and values in the pool: "float32", "float16", "bfloat16",
+            "int8_per_token_head" for 8 bits with a scale per token and head, or "auto" for that of the model's own,
+            float32 on a CPU. A narrower one takes less memory and rounds the logits
+            (``engine.describe()["preflight_bound"]``).
+        batch_invariant: Give a request the same logits to the last bit whatever else is in its steps, and however its
+            prompt is cut into chunks. It takes packed weights on a CPU, and makes attention of decodes slower.
         kv_cache_groups: Layers that share block tables, such as ``[{"kind": "full_attention"}, {"kind":
             "sliding_window", "sliding_window": 512}]``; None for those of the engine's model, and in a simulation for
             one group of full attention. The keys of a group are the fields of
             ``workbench.trace.kv_groups.KVCacheGroup``. With one group of full attention every layer of a model keeps
             every token.
+        max_loras: Maximum number of different adapters (LoRA) among the running requests, and of those in memory; 0 for
+            no limit.
+        max_lora_rank: Maximum rank of an adapter.
         prefix_cache_retention_interval: Windows and states that the prefix cache keeps. 0: those at the ends of prompts
             and of shared prefixes. A number of tokens: also those at each multiple of it. "dense": all that a hit can
             use.
@@ -138,10 +177,12 @@ class EngineConfig(_Frozen):
     max_num_seqs: int = 16
     max_num_active_seqs: int | None = None
     block_size: int = 16
-    num_blocks: int | Literal["auto"] = 512
+    num_blocks: int | Literal["auto"] = DEFAULT_NUM_BLOCKS
+    gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
     eviction: Any = "lru"
+    second_tier: Mapping[str, Any] | None = None
     policy: str = "fcfs"
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
@@ -154,8 +195,12 @@ class EngineConfig(_Frozen):
     num_speculative_tokens: int = 0
     speculative: Mapping[str, Any] | None = None
     kv_cache_groups: Sequence[Mapping[str, Any]] | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
     prefix_cache_retention_interval: int | str = 0
     attention_backend: str = "auto"
+    kv_cache_dtype: str = "auto"
+    batch_invariant: bool = False
     seed: int = 0
     shadow_metal: Mapping[str, int] | None = None
     record_top_tokens: int = 0
@@ -169,9 +214,10 @@ class EngineConfig(_Frozen):
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
             block_size=integer("block_size", self.block_size, 1, 65536),
-            num_blocks=self.num_blocks if self.num_blocks == "auto" else self._checked_num_blocks(),
+            **self._checked_pool(),
             enable_prefix_caching=flag("enable_prefix_caching", self.enable_prefix_caching),
             eviction=self._checked_eviction(),
+            second_tier=self._checked_second_tier(),
             policy=choice("policy", self.policy, POLICIES),
             watermark=number("watermark", self.watermark, 0.0, 1.0, high_open=True),
             scheduler_reserve_full_isl=flag("scheduler_reserve_full_isl", self.scheduler_reserve_full_isl),
@@ -185,6 +231,10 @@ class EngineConfig(_Frozen):
                 "long_prefill_token_threshold_adaptive", self.long_prefill_token_threshold_adaptive
             ),
             attention_backend=choice("attention_backend", self.attention_backend, BACKEND_NAMES),
+            kv_cache_dtype=choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES),
+            batch_invariant=flag("batch_invariant", self.batch_invariant),
+            max_loras=integer("max_loras", self.max_loras, 0, MAX_LORAS),
+            max_lora_rank=integer("max_lora_rank", self.max_lora_rank, 1, MAX_LORA_RANK),
             seed=integer("seed", self.seed, 0, 2**64 - 1),
             shadow_metal=self._checked_shadow_metal(),
             record_top_tokens=integer("record_top_tokens", self.record_top_tokens, 0, MAX_TOP_TOKENS),
@@ -242,9 +292,36 @@ class EngineConfig(_Frozen):
             return self.eviction
         return choice("eviction", self.eviction, EVICTIONS)
 
-    def _checked_num_blocks(self) -> int:
-        hint = ' or "auto" (block 0 is never handed out: 2 is one usable block)'
-        return integer("num_blocks", self.num_blocks, 2, MAX_BLOCKS, hint)
+    def _checked_second_tier(self) -> dict[str, Any] | None:
+        if self.second_tier is None:
+            return None
+        names = ("num_blocks", "kv_bytes_per_token", "bandwidth", "latency")
+        given = json_object("second_tier", self.second_tier, names)
+        if missing := [name for name in names[:3] if name not in given]:
+            raise ValueError(f"second_tier lacks {', '.join(missing)}")
+        if not self.enable_prefix_caching:
+            raise ValueError("second_tier is a part of the prefix cache: set enable_prefix_caching to True")
+        return {
+            "num_blocks": integer('second_tier["num_blocks"]', given["num_blocks"], 1),
+            "kv_bytes_per_token": number('second_tier["kv_bytes_per_token"]', given["kv_bytes_per_token"], 0.0),
+            "bandwidth": number('second_tier["bandwidth"]', given["bandwidth"], 0.0, low_open=True),
+            "latency": number('second_tier["latency"]', given.get("latency", 0.0), 0.0),
+        }
+
+    def _checked_pool(self) -> dict[str, Any]:
+        blocks, share = self.num_blocks, self.gpu_memory_utilization
+        if share is not None:
+            share = number("gpu_memory_utilization", share, 0.0, 1.0, low_open=True)
+            if blocks not in ("auto", DEFAULT_NUM_BLOCKS):
+                raise ValueError(
+                    f"gpu_memory_utilization={share:g} and num_blocks={blocks} both give the size of the pool; "
+                    "leave one of them out"
+                )
+            blocks = "auto"
+        if blocks != "auto":
+            hint = ' or "auto" (block 0 is never handed out: 2 is one usable block)'
+            blocks = integer("num_blocks", blocks, 2, MAX_BLOCKS, hint)
+        return {"num_blocks": blocks, "gpu_memory_utilization": share}
 
     def _check_partial_prefills(self) -> None:
         """Refuse limits that contradict each other, by name."""
@@ -371,10 +448,13 @@ class SamplingParams(_Frozen):
         stop_token_ids: Tokens that end the output.
         ignore_eos: Continue after the model's end-of-sequence token.
         logprobs: Also report this many log-probabilities per token; None for none.
+        prompt_logprobs: The same for each token of the prompt, which then takes nothing from the prefix cache.
         seed: Seed of this request; None takes the engine's.
         sampler: Chooses the token instead of temperature, top_k, top_p and min_p: a callable as mlx-lm's
             ``make_sampler`` returns.
         logits_processors: Callables as mlx-lm's ``make_logits_processors`` returns, applied in order.
+        structured_outputs: The form of the output, by one of vLLM's words: {"json": schema}, {"json_object": True},
+            {"regex": expression}, {"choice": texts} or {"grammar": a Lark or GBNF grammar}; empty for any output.
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
@@ -393,9 +473,11 @@ class SamplingParams(_Frozen):
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     sampler: Callable[..., Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] = ()
+    structured_outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._keep(
@@ -417,9 +499,12 @@ class SamplingParams(_Frozen):
             ),
             ignore_eos=flag("ignore_eos", self.ignore_eos),
             logits_processors=tuple(items("logits_processors", self.logits_processors, "callables")),
+            structured_outputs=self._checked_structured_outputs(),
         )
         if self.logprobs is not None:
             self._keep(logprobs=integer("logprobs", self.logprobs, 0, MAX_INT32))
+        if self.prompt_logprobs is not None:
+            self._keep(prompt_logprobs=integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_INT32))
         if self.seed is not None:
             self._keep(seed=integer("seed", self.seed, 0, 2**64 - 1))
         if self.sampler is not None and not callable(self.sampler):
@@ -444,6 +529,23 @@ class SamplingParams(_Frozen):
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop[{i}] must be a string that is not empty, got {text!r}")
         return stop
+
+    def _checked_structured_outputs(self) -> dict[str, Any]:
+        given = self.structured_outputs or {}
+        if not isinstance(given, Mapping) or len(given) > 1 or not set(given) <= set(STRUCTURED_OUTPUTS):
+            words = ", ".join(STRUCTURED_OUTPUTS)
+            raise ValueError(f"structured_outputs must hold one of {words}, got {shown(given)}")
+        for kind, value in given.items():
+            field, is_valid = f"structured_outputs[{kind!r}]", isinstance(value, STRUCTURED_OUTPUTS[kind])
+            if kind == "choice":
+                is_valid = is_valid and len(value) > 0 and all(isinstance(text, str) for text in value)
+            if not is_valid or (kind == "json_object" and not value):
+                raise ValueError(f"{field} must be {_STRUCTURED_FORMS[kind]}, got {shown(value)}")
+            if self.ignore_eos:
+                raise ValueError(
+                    f"{field} does not work with ignore_eos=True: the output ends with the token that it would ignore"
+                )
+        return dict(given)
 
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, checked like a new one."""

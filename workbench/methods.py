@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.analysis import explain as explaining
     from workbench.analysis import fork as forking
+    from workbench.analysis import incident as looking
     from workbench.analysis import misses, predict
     from workbench.analysis import tune as tuning
     from workbench.analysis import why as asking
     from workbench.costs import stalls as stalling
+    from workbench.engine import replay as replaying
     from workbench.formats import export
     from workbench.laws import replay
     from workbench.readings import metrics_collector
@@ -28,10 +30,12 @@ if TYPE_CHECKING:
         explain = explaining.explain
         figure = figures.trace_figure
         fork = forking.fork
+        incident = looking.incident
         keyframe_before = pool.keyframe_before
         metrics = metrics_collector.metrics
         plot = figures.trace_figure
         pool_state = pool.pool_state
+        replay = replaying.replay
         show = widget.watch
         slowest = explaining.slowest
         stalls = stalling.stalls

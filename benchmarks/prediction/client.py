@@ -1,6 +1,6 @@
 """One client that sends the same requests at the same times to several servers, and measures what a user sees.
 
-python client.py OUT.json NUM_REQUESTS RATE SEED PROMPTS NAME=PORT [NAME=PORT ...]
+python client.py OUT.json NUM_REQUESTS RATE SEED PROMPTS SCENE NAME=PORT [NAME=PORT ...]
 """
 
 from __future__ import annotations
@@ -31,6 +31,27 @@ def workload(num_requests: int, rate: float, seed: int, prompts: float) -> list[
     return requests
 
 
+def sessions(num_requests: int, rate: float, seed: int, prompts: float) -> list[Request]:
+    """Sessions of up to four turns behind three system prompts: a turn repeats all before it, with its answer."""
+    rng = random.Random(seed)
+    systems = [[random.Random(f"system {n}").randint(3, 4000) for _ in range(int(480 * prompts))] for n in range(3)]
+    requests: list[Request] = []
+    begin = 0.0
+    while len(requests) < num_requests:
+        begin += rng.expovariate(rate / 2.5)
+        now, history = begin, list(rng.choice(systems))
+        for _ in range(rng.randint(1, 4)):
+            history += [rng.randint(3, 4000) for _ in range(int(rng.randint(30, 300) * prompts))]
+            num_output = rng.randint(10, 70)
+            requests.append((now, list(history), num_output))
+            history += [rng.randint(3, 4000) for _ in range(num_output)]
+            now += rng.uniform(10, 40)
+    return sorted(requests)[:num_requests]
+
+
+SCENES = {"random": workload, "sessions": sessions}
+
+
 async def send(
     session: aiohttp.ClientSession, port: int, name: str, index: int, request: Request, start: float
 ) -> dict:
@@ -52,9 +73,11 @@ async def send(
     return {"index": index, "at": sent - start, "ttft": times[0] - sent, "e2e": times[-1] - sent, "tpot": tpot}
 
 
-async def main(out: str, num_requests: int, rate: float, seed: int, prompts: float, ports: dict[str, int]) -> None:
+async def main(
+    out: str, num_requests: int, rate: float, seed: int, prompts: float, scene: str, ports: dict[str, int]
+) -> None:
     """Send the workload to all servers at once, and write each server's requests."""
-    requests = workload(num_requests, rate, seed, prompts)
+    requests = SCENES[scene](num_requests, rate, seed, prompts)
     connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         warm_up: Request = (0.0, [3, 4, 5], 3)
@@ -68,6 +91,6 @@ async def main(out: str, num_requests: int, rate: float, seed: int, prompts: flo
 
 
 if __name__ == "__main__":
-    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[6:])}
+    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[7:])}
     number, rate, seed, prompts = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-    asyncio.run(main(sys.argv[1], number, rate, seed, prompts, servers))
+    asyncio.run(main(sys.argv[1], number, rate, seed, prompts, sys.argv[6], servers))

@@ -1,7 +1,8 @@
 """The workloads of the serving benchmark: lengths, arrivals and prompts, all from a seed. Standard library only.
 
-Each exists in two sizes. The full size has the usual shape of serving benchmarks for GPU machines. The small size keeps
-the proportions (input to output, requests to concurrency, chunk to prompt) and takes little time on two cores.
+Each but sonnet exists in two sizes. The full size has the usual shape of serving benchmarks for GPU machines. The small
+size keeps the proportions (input to output, requests to concurrency, chunk to prompt), and takes little time on two
+cores.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 MAX_MODEL_LEN = 8192
 """Context of the bundled model: the long prompt and its output together fill it."""
+
+LINES = 518
+"""Lines of the generated text of the workload "sonnet", as many as vLLM's sonnet.txt has."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Shape:
         token_budget: Maximum number of tokens in a step, for engines with such a limit.
         shared_prefix: Number of prompt tokens that all requests share at the beginning.
         skewed: Lengths are log-normal instead of equal, like those of conversations.
+        line_tokens: Prompts are lines of so many tokens, drawn from one text of LINES lines; 0 for random tokens.
     """
 
     what: str
@@ -40,10 +45,12 @@ class Shape:
     token_budget: int
     shared_prefix: int = 0
     skewed: bool = False
+    line_tokens: int = 0
 
 
 FULL = {
     "random": Shape("100 requests of 1,024 in, 128 out", 100, 1024, 128, 32, 10.0, 512),
+    "sonnet": Shape("2 requests of 1,024 in, 128 out", 2, 1024, 128, 2, 10.0, 512, shared_prefix=192, line_tokens=16),
     "sharegpt": Shape(
         "100 requests, 23,260 in and 22,061 out, log-normal", 100, 23_260, 22_061, 32, 10.0, 512, skewed=True
     ),
@@ -104,8 +111,15 @@ def make_workload(name: str, shape: Shape, vocabulary: Sequence[int], seed: int 
     """
     generator = random.Random(f"{name} {seed}")
 
-    def tokens(count: int) -> list[int]:
+    def words(count: int) -> list[int]:
         return [generator.choice(vocabulary) for _ in range(count)]
+
+    lines = [words(shape.line_tokens) for _ in range(LINES if shape.line_tokens else 0)]
+
+    def tokens(count: int) -> list[int]:
+        if not lines:
+            return words(count)
+        return [token for _ in range(count // shape.line_tokens) for token in generator.choice(lines)]
 
     prefix, arrival, requests = tokens(shape.shared_prefix), 0.0, []
     inputs, outputs = (

@@ -20,7 +20,7 @@ from workbench.analysis.causes import (
     SEATS,
     tabulate,
 )
-from workbench.analysis.explain import Explainer, slowest
+from workbench.analysis.explain import Explainer, explainer_of, slowest
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import DecodeFirst
@@ -279,7 +279,7 @@ def test_the_table_of_causes_adds_up_over_all_requests(by, tmp_path, capsys):
     assert main(["trace", "explain", str(tmp_path), "--by", by, "--slowest", "2"]) == 0
     said = capsys.readouterr().out.strip().split("\n")
     assert main(["trace", "whatif", str(tmp_path), "--set", "max_num_seqs=2"]) == 2
-    assert "is a folder: name the recording of one rank" in capsys.readouterr().err
+    assert "two ranks have a request with the same id" in capsys.readouterr().err
     worst = [max(getattr(each, by).seconds for each in trace.metrics().requests.values()) for trace in traces]
     assert len(said) == 3 and said[1].startswith("rank") and f"{max(worst):.3f}" in said[1]
 
@@ -290,3 +290,16 @@ def test_invalid_arguments():
         trace.explain("b")
     with pytest.raises(ValueError, match='by must be "ttft" or "e2e"'):
         slowest(trace, 1, by="speed")
+
+
+def test_an_explainer_is_kept_until_the_trace_grows():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 5}]})
+    growing = Trace(trace.meta)
+    growing.add_request(trace.requests["a"])
+    for record in list(trace)[:3]:
+        growing.append(record)
+    kept = explainer_of(growing)
+    assert explainer_of(growing) is kept and growing.metrics() is growing.metrics()
+    growing.append(trace[3])
+    assert explainer_of(growing) is not kept
+    assert growing.explain("a").total == 4

@@ -263,7 +263,7 @@ def test_without_token_ids_the_rest_is_unknown_by_name():
                 if miss.reason in ("last token must be computed", "computed and evicted"):
                     assert miss.reason == truth.reason
     assert seen["unknown"] and seen["computed and evicted"] and seen["last token must be computed"]
-    assert "no token ids" in str(table(bare))
+    assert "neither token ids nor hashes" in str(table(bare))
 
 
 def test_a_live_trace_is_read_as_it_grows():
@@ -356,7 +356,9 @@ def test_a_planted_fault_is_seen(monkeypatch, fault):
     elif fault == "_preempt":
         monkeypatch.setattr(PrefixHistory, "_preempt", lambda self, record, request: [])
     elif fault == "salt":
-        monkeypatch.setattr(PrefixHistory, "_tree", lambda self, salt: self._computed.setdefault("", ComputedTokens()))
+        monkeypatch.setattr(
+            PrefixHistory, "_tree", lambda self, _: self._computed.setdefault(("", ""), ComputedTokens())
+        )
     elif fault == "lookahead":
         monkeypatch.setattr(PrefixHistory, "_append", lambda self, request, chunk: None)
     elif fault == "window":

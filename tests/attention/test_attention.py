@@ -13,8 +13,7 @@ from kernel_cases import Batch, Case, as_float64, build, normal, random_case
 from reference import reference_attention
 from tiers import examples
 
-from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
-from workbench.attention.dense import MAX_TOKENS
+from workbench.attention import AttentionMetadata, AttentionOptions, dense, get_backend
 from workbench.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM
 from workbench.trace.records import WorkItem
 
@@ -62,6 +61,7 @@ def attend(backend: str, batch: Batch) -> mx.array:
 # -- the numbers ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_batches(seed):
     case = random_case(seed)
@@ -353,9 +353,15 @@ def test_unknown_and_absent_backends_are_refused_by_name():
             get_backend("metal")
 
 
-def test_dense_refuses_a_batch_whose_mask_would_be_too_large():
-    rows = MAX_TOKENS + 1
-    metadata = AttentionMetadata(np.array([0, rows]), np.array([rows]), np.zeros((1, rows // 16 + 1)), None, 16)
-    cache = mx.zeros((2, 16, 1, 32))
-    with pytest.raises(ValueError, match=f"at most {MAX_TOKENS} packed tokens and the batch has {rows}"):
-        get_backend("dense").attend(mx.zeros((rows, 1, 32)), cache, cache, metadata, AttentionOptions(1.0))
+@pytest.mark.parametrize("max_rows", [1, 7, 64, 100])
+@pytest.mark.parametrize("left", [-1, 5, 64])
+def test_dense_computes_a_large_batch_in_parts(max_rows, left, monkeypatch):
+    monkeypatch.setattr(dense, "MAX_ROWS", max_rows)
+    batch = poison_unseen(build(Case(MIXED, 6, 2, left=left)))
+    assert relative_error(attend("dense", batch), batch.reference()) <= 2e-6
+
+
+def test_dense_takes_more_rows_than_its_largest_mask():
+    batch = build(Case(((dense.MAX_ROWS - 300, dense.MAX_ROWS), (500, 600), (1, 40)), 1, 1, head_dim=8))
+    assert batch.metadata.num_tokens > dense.MAX_ROWS
+    assert relative_error(attend("dense", batch), as_float64(attend("gather", batch))) <= 4e-6

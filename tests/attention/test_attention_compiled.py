@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.cpu.attention import object_code
+from workbench.cpu.attention import object_code, processor, simd
 from workbench.cpu.attention.compiled import EntryPoint
 
 
@@ -43,13 +44,75 @@ def test_code_is_kept_in_a_folder_of_its_sources(folder, monkeypatch):
     assert doubled(EntryPoint(double)) == 6
     assert len(list(folder.iterdir())) == 1
     compiled = []
-    monkeypatch.setattr(object_code, "_compiled", lambda *how: compiled.append(how) or compile_(*how))
+    monkeypatch.setattr(object_code, "compiled", lambda *how: compiled.append(how) or compile_(*how))
     assert doubled(EntryPoint(double)) == 6 and not compiled
     monkeypatch.setattr(object_code, "_source_digest", lambda sources: "other")
     assert doubled(EntryPoint(double)) == 6 and len(compiled) == 1
 
 
-compile_ = object_code._compiled
+compile_ = object_code.compiled
+
+
+def test_machine_code_that_came_with_the_package_is_not_compiled(folder, tmp_path, monkeypatch):
+    assert doubled(EntryPoint(double)) == 6
+    shipped = tmp_path / "shipped"
+    shutil.move(folder, shipped / folder.name)
+    monkeypatch.setattr(object_code, "SHIPPED", shipped)
+    monkeypatch.setattr(object_code, "compiled", lambda *how: pytest.fail("compiled"))
+    assert doubled(EntryPoint(double)) == 6 and not folder.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    assert doubled(EntryPoint(double)) == 6 and folder.exists()  # without it
+
+
+V3 = {
+    "sse2", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe"
+}  # fmt: skip
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (V3 | {"sse4a", "xsave"}, "x86-64-v3"),
+        (V4 | {"avx512vnni"}, "x86-64-v4"),
+        (V4 | {"avx512vnni", "avxvnni", "avx512bf16"}, "x86-64-v4"),
+        (V4, None),  # its vectors are longer than those of v3, and v4 is compiled with VNNI
+        (V3 | {"avxvnni"}, None),  # our int8 kernels would use it
+        (V3 - {"bmi2"}, None),
+        ({"neon"}, None),
+    ],
+)
+def test_a_processor_has_the_level_whose_instructions_it_has_and_no_better_ones(features, level):
+    assert processor.level_of(features) == level
+
+
+def test_numba_compiles_for_the_level_when_its_code_came_along(tmp_path):
+    """In another process, because the choice is made once."""
+    level = processor.level_of(processor.cpu_features())
+    if level is None:
+        pytest.skip("this processor is of no level")
+    package = Path(processor.__file__).parents[3]
+    shutil.copytree(
+        package / "workbench", tmp_path / "workbench", ignore=shutil.ignore_patterns("machine_code", "*.pyc")
+    )
+    folder = tmp_path / "workbench" / "cpu" / "machine_code" / processor.code_folder(level).name
+    program = (
+        "from workbench.cpu.attention import processor, simd\n"
+        "print(processor.SHIPPED, processor.config.CPU_NAME, simd.LANES)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def ran() -> str:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+        return done.stdout.strip()
+
+    assert ran() == f"None None {simd.LANES}"
+    folder.mkdir(parents=True)
+    assert ran() == f"{folder} {level} {simd.LANES}"
+    environment |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    assert ran() == "None generic 4"
 
 
 def test_each_combination_of_types_has_its_code(folder):

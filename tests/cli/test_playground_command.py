@@ -2,6 +2,8 @@
 
 import html
 import re
+import subprocess
+import sys
 import threading
 import urllib.request
 
@@ -35,19 +37,25 @@ def npm_that(script, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--build", "here"]])
-def test_without_pyodide_one_line_says_how_to_get_it(arguments, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("arguments", [["--fetch"], [], ["--build", "here"]])
+def test_without_npm_one_line_says_so(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
     assert main(["playground", "--no-browser", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "workbench playground --fetch" in line and not (tmp_path / "here").exists()
+    assert "npm is not installed" in line and not (tmp_path / "here").exists()
 
 
-def test_without_npm_one_line_says_so(monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "")
-    assert main(["playground", "--fetch"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "npm is not installed" in line
+def test_the_first_start_fetches_and_says_so(pyodide, tmp_path, monkeypatch, capsys):
+    def fetch():
+        runtime.runtime_folder().parent.mkdir(parents=True)
+        pyodide.rename(runtime.runtime_folder())
+
+    monkeypatch.setattr(runtime, "fetch", fetch)
+    for has_fetched in (False, True):
+        assert main(["playground", "--build", str(tmp_path / "here")]) == 0
+        out = capsys.readouterr().out
+        assert ("fetching Pyodide" in out) != has_fetched and (tmp_path / "here" / "index.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +103,38 @@ def test_the_site_is_served_to_this_machine_with_the_pages_policy(pyodide, tmp_p
     finally:
         service.shutdown()
         service.server_close()
+
+
+EVERYTHING = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from workbench.playground.presets import PRESETS
+from workbench.playground.session import Session
+session = Session()
+def ask(command, content=None, **values):
+    facts = json.loads(session.handle(json.dumps({"command": command, **values}), content).facts)
+    assert "error" not in facts, facts
+    return facts
+workload = json.dumps(PRESETS["chunked"].workload)
+requests = ask("run", workload=workload, config={}, policy="")["requests"]
+ask("pin")
+ask("run", workload=workload, config={"max_num_seqs": 2}, policy="")
+ask("numbers")
+ask("explain", request=requests[0])
+ask("python", workload=workload)
+session.trace.save(sys.argv[2])
+ask("open", open(sys.argv[2], "rb").read(), name="recording")
+ask("run", workload="", config={"max_num_seqs": 3})
+assert sys.modules["workbench"].__file__.startswith(sys.argv[1])
+"""
+
+
+def test_the_modules_of_the_page_are_all_that_it_needs(tmp_path):
+    archive = tmp_path / "package.zip"
+    archive.write_bytes(site.package_archive())
+    command = [sys.executable, "-I", "-c", EVERYTHING, str(archive), str(tmp_path / "recording.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_page_names_no_other_server_and_parses_no_html():

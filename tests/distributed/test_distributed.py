@@ -422,6 +422,14 @@ def test_steps_ahead_over_several_ranks_are_refused_by_name(leading, config, mes
         LockstepEngine(tiny_loaded_model("llama"), None, None, CONFIG.replace(**config))
 
 
+def test_a_grammar_is_ready_before_its_request_is_part_of_an_agreement(monkeypatch):
+    waited = []
+    grammar = SimpleNamespace(wait=lambda: waited.append("for it"))
+    monkeypatch.setattr(Engine, "_compile", lambda self, sampling, num_tokens: grammar)
+    engine = object.__new__(LockstepEngine)  # nothing else of an engine decides this
+    assert engine._compile(SamplingParams(), 3) is grammar and waited == ["for it"]
+
+
 # -- the dummy step ------------------------------------------------------------------------------------------
 
 
@@ -436,7 +444,7 @@ def test_a_dummy_step_leaves_every_block_but_the_null_block_as_it_was(num_tokens
             return [np.array(array)[1:].tobytes() for array in arrays]
 
         before = digests()
-        logits, _ = engine._thread.call(lambda: engine.runner.forward(dummy_batch(num_tokens, CONFIG.block_size)))
+        logits, _ = engine._thread.call(lambda: engine.runner.forward(dummy_batch(num_tokens, engine.runner.groups)))
         assert digests() == before and logits.values.shape[0] == 0
         # A request after it gets the same tokens.
         engine.add_request(list(range(3, 20)), SamplingParams(max_tokens=2, ignore_eos=True))

@@ -141,16 +141,26 @@ def test_a_rank_that_fails_ends_the_job_with_its_reason(sums, tmp_path):
 # -- one engine per rank -------------------------------------------------------------------------------------
 
 
-def test_two_engines_take_their_steps_together(tmp_path):
-    with Job(tmp_path, "distributed_rank.py", "lockstep", json.dumps({"out": str(tmp_path / "out")}), size=2) as job:
-        assert job.wait() == [0, 0], job.output(0) + job.output(1)
-    ranks = [json.loads((tmp_path / f"out.{rank}").read_text()) for rank in range(2)]
-
-    with Engine(tiny_loaded_model("llama"), EngineConfig(**CONFIG)) as engine:
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("llama", {}),
+        ("gemma3_text", {}),  # with sliding windows
+        ("qwen3_next", {"num_speculative_tokens": 3}),  # with recurrent layers
+    ],
+)
+def test_two_engines_take_their_steps_together(architecture, config, tmp_path):
+    with Engine(tiny_loaded_model(architecture), EngineConfig(**CONFIG)) as engine:
         for name, prompt in PROMPTS.items():
             engine.add_request(prompt, SamplingParams(max_tokens=MAX_TOKENS[name]), request_id=name)
         engine.run(progress=False)
         alone = {name: list(output.token_ids) for name, output in engine.outputs.items()}
+    known = [PROMPTS[name] + tokens for name, tokens in alone.items()] if config else []
+    options = {"architecture": architecture, "config": config, "known": known, "out": str(tmp_path / "out")}
+    with Job(tmp_path, "distributed_rank.py", "lockstep", json.dumps(options), size=2) as job:
+        assert job.wait() == [0, 0], job.output(0) + job.output(1)
+    ranks = [json.loads((tmp_path / f"out.{rank}").read_text()) for rank in range(2)]
     assert {**ranks[0]["tokens"], **ranks[1]["tokens"]} == alone
 
     first, second = ranks
@@ -164,4 +174,5 @@ def test_two_engines_take_their_steps_together(tmp_path):
     assert first["num_dummy_steps"] == 0
     assert second["num_steps"] == len(agreed) - second["num_dummy_steps"]
     assert first["free_blocks"] == second["free_blocks"] == CONFIG["num_blocks"] - 1
+    assert (first["num_accepted"] > 0) == bool(config)
     assert [True, False] in [has_prefill for _, has_prefill, _ in first["passes"]]

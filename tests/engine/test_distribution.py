@@ -75,6 +75,7 @@ def differences(rng, rows):
     return counts
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_rows_keep_and_draw_the_same_as_a_ranking_of_everything(seed):
     counts = differences(np.random.default_rng(seed), 1000)

@@ -57,8 +57,33 @@ def test_auto_takes_a_share_of_what_is_free(mac):
     assert memory.choose_num_blocks(config, 2**20) == int(0.6 * 10 * GIB) // 2**20
     few = config.replace(max_num_seqs=2, max_model_len=100)
     assert memory.choose_num_blocks(few, 2**20) == 1 + 2 * 7  # more could never be used
-    with pytest.raises(ValueError, match=r"num_blocks='auto' takes 60% of the free 10.00 GiB.*lower block_size=16"):
+    with pytest.raises(ValueError, match=r"num_blocks='auto' takes 6.00 of the free 10.00 GiB.*lower block_size=16"):
         memory.choose_num_blocks(config, 4 * GIB)
+
+
+def test_gpu_memory_utilization_is_vllms_on_a_gpu_and_of_free_memory_on_a_cpu(mac, monkeypatch):
+    config = EngineConfig(gpu_memory_utilization=0.5)
+    assert config.num_blocks == "auto"
+    assert memory.choose_num_blocks(config, 2**20) == (6 - 2) * 1024  # half of 12 GiB, the model's 2 included
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.1 takes 0.00 of the free 10.00 GiB"):
+        memory.choose_num_blocks(config.replace(gpu_memory_utilization=0.1), 2**20)
+    monkeypatch.setattr(memory, "runs_on_gpu", lambda: False)
+    assert memory.choose_num_blocks(config, 2**20) == 5 * 1024  # half of the 10 GiB that are free
+
+
+def test_a_small_share_of_memory_forces_preemptions(monkeypatch):
+    model = tiny_loaded_model("llama")
+    with Engine(model, EngineConfig(num_blocks=8, block_size=4)) as engine:
+        bytes_per_block = engine.runner.bytes_per_block
+    monkeypatch.setattr(memory, "usable_memory", lambda: mx.get_active_memory() + 100 * bytes_per_block)
+    config = {"block_size": 4, "max_model_len": 64, "attention_backend": "gather"}
+    for share, preempts in ((0.09, True), (0.9, False)):
+        with Engine(model, EngineConfig(gpu_memory_utilization=share, **config)) as engine:
+            assert engine.config.num_blocks == int(share * 100)
+            for first in (3, 4):
+                engine.add_request([first] * 9, max_tokens=12)
+            engine.run(progress=False)
+            assert any(step.preempted for step in engine.trace) == preempts
 
 
 def test_a_pool_beside_the_model(mac):

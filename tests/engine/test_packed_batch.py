@@ -117,8 +117,8 @@ def test_equals_the_plain_loop_over_tokens(seed, num_seqs, block_size):
 
 
 def chunk(request_id, block_table, token_ids, start, num_tokens, samples=True):
-    request = SimpleNamespace(request_id=request_id, block_tables=[block_table], token_ids=token_ids)
-    return SimpleNamespace(request=request, start=start, num_tokens=num_tokens, samples=samples)
+    request = SimpleNamespace(request_id=request_id, block_tables=[block_table], token_ids=token_ids, adapter="")
+    return SimpleNamespace(request=request, start=start, num_tokens=num_tokens, samples=samples, num_logits=samples)
 
 
 def test_a_scheduled_batch_is_packed_in_its_order():

@@ -100,3 +100,13 @@ def test_the_bundled_model_in_any_spelling(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "SmolLM2").mkdir()
     assert not is_bundled("SmolLM2")
+
+
+def test_ask_prints_the_words_as_they_come_and_keeps_the_steps(tiny_llama, engine, monkeypatch, capsys):
+    monkeypatch.setattr(tiny_llama, "tokenizer", ChatTokenizer())
+    said = engine.chat("w5", max_tokens=6, ignore_eos=True)
+    answer = engine.ask("w5", max_tokens=6, ignore_eos=True)
+    assert capsys.readouterr().out.strip() == said == answer.text
+    assert len(answer.steps) == 6 and len(engine.trace) == 12
+    assert repr(answer).startswith(f"{answer.request_id}: ") and "time to first token" in repr(answer)
+    assert "<svg" in answer._repr_html_() and engine.run(progress=False) == []

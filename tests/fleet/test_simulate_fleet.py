@@ -7,6 +7,7 @@ import pytest
 
 from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.costs.cost_model import CostModel
+from workbench.fleet import replica
 from workbench.fleet.hashing import furc_hash
 from workbench.fleet.prefix_tree import PrefixTree
 from workbench.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
@@ -184,7 +185,57 @@ def test_a_router_of_ones_own():
     assert str(run.choices["r14"]) == "r14 went to replica 1: nearest; length: 14, 4, 6"
 
 
+def test_a_prompt_is_hashed_once_for_all_replicas(monkeypatch):
+    hashed = []
+    extend = replica.extend_block_hashes
+    monkeypatch.setattr(replica, "extend_block_hashes", lambda *given: (hashed.append(given), extend(*given)))
+    requests = [{"id": f"r{n}", "prompt": {"len": 100}, "arrival_step": n} for n in range(6)]
+    simulate_fleet({"requests": requests}, replicas=4, router="prefix")
+    assert len(hashed) == 6
+    sizes = [{"block_size": size} for size in (16, 16, 32, 32)]
+    simulate_fleet({"requests": requests}, replicas=sizes, router="prefix")
+    assert len(hashed) == 18
+
+
+def test_cache_aware_loses_to_round_robin_when_all_prompts_begin_alike():
+    """As in sglang issue 21199: a long system prompt is a match anywhere, and so one replica gets nearly everything.
+
+    The difference of loads at which the router turns away from the match is never reached.
+    """
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"parts": [{"len": 600, "seed": "system"}, {"len": 400}]},
+            "max_tokens": 60,
+            "arrival_time": n / 8,
+        }
+        for n in range(120)
+    ]
+    workload = {"requests": requests, "cost_model": {"fixed": 0.02, "per_row": 2e-4}}
+
+    def run(router):
+        found = simulate_fleet(workload, replicas=4, router=router, config={"max_num_seqs": 16, "num_blocks": 4000})
+        return found, found.metrics().summary.ttft.mean
+
+    (even, best), (uneven, worst), (mended, better) = map(
+        run, ("round_robin", "cache_aware", CacheAware(balance_abs_threshold=2, balance_rel_threshold=1.1))
+    )
+    assert worst > 2 * best and better < 1.2 * best
+    rules = [choice.rule for choice in uneven.choices.values()]
+    assert rules.count("prefix") > 100 and max(uneven.shares) > 0.8 and max(even.shares) == 0.25
+    loads = sum("out of balance" in choice.rule for choice in mended.choices.values())
+    assert loads > 5 and max(mended.shares) < 0.5
+
+
 # -- the rules of vllm-router 0.1.17, as it was seen to decide ------------------------------------------------------
+
+
+def send(router, request, replicas):
+    """Let a router decide, and remember what it decided."""
+    decision = router.choose(request, replicas)
+    router.sent(request, decision.replica)
+    return decision
+
 
 ADDRESSES = [f"http://127.0.0.1:{port}" for port in (28111, 28112, 28113)]
 SESSIONS = [f"session-{i * i % 23}" for i in range(40)]
@@ -204,7 +255,7 @@ def test_sessions_go_where_the_real_router_sent_them(router, seen):
     requests = [
         SimpleNamespace(request_id=r.request_id, session=s, arrives_at=r.arrives_at) for r, s in zip(requests, SESSIONS)
     ]
-    assert "".join(str(made.choose(request, [None] * 3).replica) for request in requests) == seen
+    assert "".join(str(send(made, request, [None] * 3).replica) for request in requests) == seen
 
 
 def test_a_hash_has_few_movers_when_a_place_is_added():
@@ -217,13 +268,13 @@ def test_a_session_is_forgotten_and_counts_no_more():
     router = Sticky(expires_after=100)
     router.start(["a", "b"], 0)
 
-    def send(session, time):
-        return router.choose(SimpleNamespace(request_id="x", session=session, arrives_at=time), [None] * 2)
+    def ask(session, time):
+        return send(router, SimpleNamespace(request_id="x", session=session, arrives_at=time), [None] * 2)
 
-    first = send("s1", 0.0)
-    assert send("s1", 50.0) == (first.replica, tuple(int(i == first.replica) for i in range(2)), "known session")
-    assert sum(send("s2", 160.0).scores) == 0  # after a sweep
-    assert send("s1", 161.0).rule == "new session"
+    first = ask("s1", 0.0)
+    assert ask("s1", 50.0) == (first.replica, tuple(int(i == first.replica) for i in range(2)), "known session")
+    assert sum(ask("s2", 160.0).scores) == 0  # after a sweep
+    assert ask("s1", 161.0).rule == "new session"
 
 
 def test_prefix_tree_finds_the_longest_common_prefix():
@@ -260,11 +311,11 @@ def test_cache_aware_turns_to_loads_when_they_differ_too_much():
     router = CacheAware(balance_abs_threshold=2, balance_rel_threshold=1.5, cache_threshold=0.5)
     router.start(["a", "b"], 0)
 
-    def send(prompt, *loads):
-        views = [SimpleNamespace(num_in_flight=load) for load in loads]
-        return router.choose(timed_arrival("r", prompt, 1, 0.0), views)
+    def ask(prompt, *loads):
+        views = [SimpleNamespace(index=index, num_in_flight=load) for index, load in enumerate(loads)]
+        return send(router, timed_arrival("r", prompt, 1, 0.0), views)
 
-    assert send([1] * 8, 0, 0) == (0, (0.0, 0.0), "no prefix is long enough")
-    assert send([1] * 8, 2, 0) == (0, (1.0, 0.0), "prefix")
-    assert send([1] * 8, 3, 0) == (1, (1.0, 0.0), "loads of 0 to 3 are out of balance")
-    assert send([1] * 3 + [2] * 5, 1, 0).rule == "no prefix is long enough"
+    assert ask([1] * 8, 0, 0) == (0, (0.0, 0.0), "no prefix is long enough")
+    assert ask([1] * 8, 2, 0) == (0, (1.0, 0.0), "prefix")
+    assert ask([1] * 8, 3, 0) == (1, (1.0, 0.0), "loads of 0 to 3 are out of balance")
+    assert ask([1] * 3 + [2] * 5, 1, 0).rule == "no prefix is long enough"

@@ -1,7 +1,8 @@
 """Sizes, comparisons, other loads, and fleets at scale: against plain fleet simulations."""
 
 import json
-from concurrent.futures import ProcessPoolExecutor
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
@@ -11,8 +12,10 @@ from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel
 from workbench.fleet.at_scale import simulate_fleet_at_scale
+from workbench.fleet.demand import Demand
 from workbench.fleet.load import scale_load
-from workbench.fleet.sizing import Demand, compare, size
+from workbench.fleet.sizing import compare, size
+from workbench.ground.on_demand import _NoBar
 from workbench.simulation.arrivals import read_generated, timed_arrival
 
 GENERATED = {
@@ -54,7 +57,7 @@ def test_what_no_fleet_can_reach_says_what_comes_closest():
 def test_a_recording_is_served_again_by_several_replicas(tmp_path):
     trace = simulate(WORKLOAD | {"generate": GENERATED | {"num_requests": 60}})
     trace.save(tmp_path / "run.jsonl")
-    table = compare(Demand.read(tmp_path / "run.jsonl"), [1, 2], ["round_robin"])
+    table = compare(Demand.read(tmp_path / "run.jsonl"), [1, 2], ["round_robin"], jobs=1)
     recorded = trace.metrics().summary
     assert table.rows[0].values["ttft_mean"] == pytest.approx(recorded.ttft.mean, rel=0.02)
     assert table.rows[1].values["ttft_mean"] < 0.9 * table.rows[0].values["ttft_mean"]
@@ -106,13 +109,19 @@ def test_workers_do_not_change_a_fleet():
 def test_the_command_line(tmp_path, capsys):
     path = tmp_path / "workload.json"
     path.write_text(json.dumps(WORKLOAD))
-    assert main(["fleet", "size", str(path), "--slo", "ttft_p99=500ms", "--load", "0.5x"]) == 0
+    assert main(["fleet", "size", str(path), "--slo", "ttft_p99=500ms", "--load", "0.5x", "--jobs", "1"]) == 0
     assert "round_robin meet ttft_p99 <= 0.5" in capsys.readouterr().out
+    out = tmp_path / "fleet"
+    assert main(["fleet", "run", str(path), "--router", "prefix", "--out", str(out), "--plot", str(out) + ".svg"]) == 0
+    assert "FleetRun(prefix, 2 replicas" in capsys.readouterr().out and len(list(out.iterdir())) == 2
     assert main(["fleet", "size", str(path), "--slo", "ttft_p99=1us", "--max-replicas", "2"]) == 1
     assert "no layout meets" in capsys.readouterr().out
-    assert main(["fleet", "compare", str(path), "--replicas", "1,2", "--routers", "vllm,sticky"]) == 0
+    plot, rows = tmp_path / "front.svg", tmp_path / "rows.jsonl"
+    files = ["--plot", str(plot), "--rows", str(rows), "--jobs", "1"]
+    assert main(["fleet", "compare", str(path), "--replicas", "1,2", "--routers", "vllm,sticky", *files]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in out[1:5]] == ["vllm", "sticky", "vllm", "sticky"]
+    assert [line.strip(" *").split()[0] for line in out[1:5]] == ["vllm", "sticky", "vllm", "sticky"]
+    assert plot.read_text().startswith("<svg") and len(rows.read_text().splitlines()) == 4
     for words, message in (
         (["size", str(path), "--slo", "ttft_p99=1s", "--load", "twice"], "--load must be a multiple"),
         (["compare", str(path), "--replicas", "some"], "--replicas must be numbers"),
@@ -123,3 +132,92 @@ def test_the_command_line(tmp_path, capsys):
     path.write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 4}}]}))
     assert main(["fleet", "compare", str(path)]) == 2
     assert "nothing says how long a step takes" in capsys.readouterr().err
+
+
+def test_a_comparison_continues_from_its_rows(tmp_path, monkeypatch):
+    demand, out = Demand.read(WORKLOAD), tmp_path / "rows.jsonl"
+    expected = compare(demand, [1, 2], ["round_robin", "prefix"], "ttft_p99=1s", jobs=1)
+    ran = []
+    run = Demand.run
+    monkeypatch.setattr(Demand, "run", lambda self, *given: ran.append(given) or run(self, *given))
+    compare(demand, [1], ["round_robin"], "ttft_p99=1s", out=out, jobs=1)
+    with out.open("a") as file:
+        file.write('{"demand": "cut o')
+    out.write_text(out.read_text() + "\n")
+    table = compare(demand, [1, 2], ["round_robin", "prefix"], "ttft_p99=1s", out=out, jobs=1)
+    assert table == expected and len(ran) == 4
+    compare(demand, [1, 2], ["round_robin", "prefix"], "ttft_p99=1s", out=out)
+    assert len(ran) == 4
+    compare(Demand.read(WORKLOAD, load=1.5), [1], ["round_robin"], "ttft_p99=1s", out=out, jobs=1)  # another demand
+    compare(demand, [1], ["round_robin"], "ttft_p99=2s", out=out, jobs=1)  # another target
+    assert len(ran) == 6
+
+
+def test_layouts_are_spread_over_any_executor(tmp_path):
+    """Threads, processes by default, and a recording and sessions, whose demand has to reach the workers."""
+    demand, layouts = Demand.read(WORKLOAD), ([1, 2], ["round_robin", "prefix"])
+    expected = compare(demand, *layouts, "ttft_p99=1s", jobs=1)
+    with ThreadPoolExecutor(2) as pool:
+        assert compare(demand, *layouts, "ttft_p99=1s", executor=pool) == expected
+    assert compare(demand, *layouts, "ttft_p99=1s", jobs=2) == expected
+    simulate(WORKLOAD | {"generate": GENERATED | {"num_requests": 20}}).save(tmp_path / "run.jsonl")
+    agents = {"count": 5, "turns": 2, "input": 50, "output": 20}
+    closed = {name: value for name, value in WORKLOAD.items() if name != "generate"} | {"sessions": agents}
+    for source in (tmp_path / "run.jsonl", closed):
+        demand = Demand.read(source)
+        again = pickle.loads(pickle.dumps(demand))
+        assert compare(again, [2], ["sticky"], jobs=1) == compare(demand, [2], ["sticky"], jobs=1)
+
+
+def test_ctrl_c_ends_a_comparison_with_what_is_known(monkeypatch):
+    demand, run = Demand.read(WORKLOAD), Demand.run
+    told = []
+
+    def interrupted(self, replicas, router, *others):
+        if router == "prefix":
+            raise KeyboardInterrupt
+        return run(self, replicas, router, *others)
+
+    monkeypatch.setattr(Demand, "run", interrupted)
+    monkeypatch.setattr(_NoBar, "set_postfix_str", lambda self, text: told.append(text))
+    table = compare(demand, [1], ["round_robin", "sticky", "prefix"], "ttft_p99=1s", jobs=1)
+    assert [row.router for row in table.rows] == ["round_robin", "sticky"]
+    assert "interrupted: 2 of 3 layouts were simulated" in repr(table)
+    best = min(table.rows, key=lambda row: row.score)
+    assert told[-1] == f"best so far: 1 with {best.router}, {best.score:.2f} of the limit" and len(told) == 2
+    with pytest.raises(KeyboardInterrupt):
+        compare(demand, [1], ["prefix"], jobs=1)
+
+
+def test_no_layout_on_the_front_is_beaten():
+    table = compare(Demand.read(WORKLOAD), [1, 2, 3], ["round_robin", "prefix", "sticky"], jobs=1)
+    rows = table.pareto()
+    measures = ("replicas", "ttft_mean", "itl_mean")
+
+    def beats(one, other):
+        pairs = [(one[name], other[name]) for name in measures]
+        return all(left <= right for left, right in pairs) and any(left < right for left, right in pairs)
+
+    for row in rows:
+        assert row["pareto"] == (not any(beats(other, row) for other in rows))
+    assert 1 <= sum(row["pareto"] for row in rows) < len(rows)
+    assert table.to_svg().count('r="5"') == 2 * sum(row["pareto"] for row in rows)
+
+
+def test_an_answer_is_repeated_with_other_seeds_and_fits():
+    recorded = simulate(WORKLOAD | {"generate": GENERATED | {"num_requests": 60}})
+    demand = Demand.read(WORKLOAD, cost_from=recorded)
+    table = size(demand, "ttft_p99=500ms", router="random", repeats=3, jobs=1)
+    values = {row.values["ttft_p99"] for row in (table.best, *table.repeats)}
+    assert len(demand.models) == 8 and len(values) == 4
+    assert f"ttft_p99: {min(values):.4g} to {max(values):.4g} over 4 runs" in repr(table)
+    met = sum(row.meets for row in (table.best, *table.repeats))
+    assert f"{met} of 4 runs" in repr(table)
+
+
+def test_sessions_are_sized_too():
+    agents = {"count": 20, "turns": 3, "input": 50, "output": 20, "arrivals": {"process": "poisson", "rate": 10}}
+    workload = {name: value for name, value in WORKLOAD.items() if name != "generate"} | {"sessions": agents}
+    one, two = (compare(Demand.read(workload, load=load), [1], ["sticky"], jobs=1).rows[0] for load in (1, 2))
+    assert two.values["output_throughput"] > 1.2 * one.values["output_throughput"]
+    assert size(Demand.read(workload), "ttft_p99=500ms", router="sticky", repeats=1).best is not None

@@ -7,6 +7,7 @@ test calls `replay` with each file of the corpus.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def read_gguf(path: Path) -> bool:
 
 def read_trace(path: Path) -> bool:
     """Read a trace and look at its steps, supplements, pool and metrics; False if that raises a named error."""
+    from workbench.readings.contents import Contents
     from workbench.trace import Trace, TraceError
     from workbench.viz.layout.shadow_launch import shadow_facts
 
@@ -52,6 +54,10 @@ def read_trace(path: Path) -> bool:
     if len(trace) and 0 < (trace.num_blocks or 0) < 10_000:
         _ = trace.pool_state(-1, "end").free_queue
     repr(trace.metrics())
+    contents = Contents(trace)
+    for info in itertools.islice(trace.requests.values(), MAX_STEPS_LOOKED_AT):
+        _ = contents.is_known(info), contents.prompt(info)
+    repr(trace.stalls())
     return True
 
 

@@ -37,6 +37,19 @@ def hoarding(config):
     return made
 
 
+class Endless(Scheduler):
+    """Waits for a block that it has just given back."""
+
+    def _preempt(self, victim):
+        super()._preempt(victim)
+        while not victim.block_table:
+            pass
+
+
+def endless(config):
+    return OwnScheduler(config, make=Endless)
+
+
 def older(config):
     """Does not have a setting."""
     made = OwnScheduler(config)
@@ -45,5 +58,5 @@ def older(config):
 
 
 older.features = ("caching", "caps", "pools")
-generous.features = forgetful.features = ("caching", "caps", "pools")
+generous.features = forgetful.features = endless.features = ("caching", "caps", "pools")
 hoarding.features = ("caching", "priority", "caps", "pools")

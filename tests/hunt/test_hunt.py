@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
-from workbench.hunt import hunt
+from workbench.hunt import hunt, target
 from workbench.hunt.progress import obstacle
 from workbench.trace import Trace
 
@@ -23,11 +23,27 @@ def test_nothing_in_our_scheduler():
 def test_a_planted_fault_is_found_and_shrunk(name, law):
     (finding, *_) = hunt(f"planted:{name}", seconds=None, workloads=400)
     assert finding.law == law and finding.num_requests <= 3
+    assert f"<b>{law}</b>: " in finding._repr_html_() and finding.protects in finding._repr_html_()
 
 
 def test_a_recipe_finds_the_hashes_of_a_chunk_that_is_taken_back():
-    (finding, *_) = hunt("planted:hoarding", seconds=None, workloads=300, laws=["content"])
+    (finding, *_) = hunt("planted:hoarding", seconds=None, workloads=600, laws=["content"], seed=3)
     assert finding.law == "content" and finding.num_requests <= 3
+
+
+def test_the_next_hunt_tries_what_it_remembers_first(tmp_path):
+    for seed in (3, 4):
+        (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, seed=seed, out=tmp_path)
+    assert finding.num_workloads == 1
+    hunt("workbench", seconds=None, workloads=1, out=tmp_path)  # without the fault
+    (finding, *_) = hunt("planted:forgetful", seconds=None, workloads=400, out=tmp_path)
+    assert finding.num_workloads > 1
+
+
+def test_a_step_that_does_not_end_is_found(monkeypatch):
+    monkeypatch.setattr(target, "MAX_SECONDS", 0.3)
+    (finding, *_) = hunt("planted:endless", seconds=None, workloads=60)
+    assert finding.law == "crash" and finding.place == "a step does not end"
 
 
 def test_the_folder_of_a_finding(tmp_path, capsys):
@@ -57,6 +73,9 @@ def test_a_pool_that_nobody_holds_is_not_the_first_obstacle(all_free, field):
     workload = {"config": {"num_blocks": 8, "max_num_batched_tokens": 5}, "requests": []}
     words = obstacle(workload, lambda other: other["config"] != workload["config"], all_free=all_free)
     assert words == f"requests wait forever, {field} is too small"
+    workload["config"]["num_speculative_tokens"] = 5
+    words = obstacle(workload, lambda other: other["config"] != workload["config"], all_free=all_free)
+    assert words.endswith("max_num_batched_tokens is below 1 + drafts") is all_free
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):
@@ -83,6 +102,8 @@ def test_what_the_scheduler_lacks_and_what_was_seen_is_told(jobs, tmp_path, monk
     told = capsys.readouterr().err
     assert "not in planted:older 0.1: watermark" in told
     assert re.search(r"\d+ workloads, \d+/s, [1-9]\d* pairs of features, 0 findings", told)
+    shares = [int(share) for share in re.search(r"generation (\d+)%, scheduler (\d+)%, laws (\d+)%", told).groups()]
+    assert abs(sum(shares) - 100) <= 1 and min(shares) > 0
 
 
 def test_a_finding_is_replayed(tmp_path, capsys):
@@ -107,3 +128,12 @@ def test_a_finding_is_replayed(tmp_path, capsys):
 def test_bad_options_are_named(options, words, tmp_path, capsys):
     assert main(["hunt", *options, "--out", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_exception_has_a_name_and_is_switched():
+    options = {"seconds": None, "workloads": 60, "laws": ["order"]}
+    (finding, *_) = hunt("workbench", **options, allow=[])
+    assert finding.place == "priority_waits_at_full_seats"
+    assert hunt("workbench", **options, allow=["priority_waits_at_full_seats", "preempted_behind_newcomers"]) == []
+    with pytest.raises(ValueError, match="--allow names 'speed'; the exceptions are finished_rows_keep_seats"):
+        hunt("workbench", allow=["speed"])

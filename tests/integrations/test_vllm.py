@@ -27,7 +27,6 @@ from workbench.integrations.recorder import messages, recorder
 from workbench.integrations.recorder.messages import (
     Admission,
     Packet,
-    PoolNews,
     Preemption,
     Schedule,
     Update,
@@ -343,4 +342,4 @@ def test_every_message_is_part_of_the_union():
     kinds = {
         kind for kind in vars(messages).values() if isinstance(kind, type) and kind.__module__ == messages.__name__
     }
-    assert kinds - {Admission, Packet, PoolNews} == set(messages.Message.__args__)
+    assert kinds - {Admission, Packet} == set(messages.Message.__args__)

@@ -107,7 +107,7 @@ def test_a_priority_that_waits_at_full_seats_is_reported_for_others():
 def test_a_newcomer_before_a_preempted_request_is_reported_for_others():
     """It has the same priority and an earlier time of arrival."""
     scheduler = make_scheduler(policy="priority", num_blocks=7)
-    scheduler.checker._allow_exceptions = False
+    scheduler.checker._allowed = []
     add(scheduler, "urgent", 8, 12, priority=0)
     add(scheduler, "preempted", 8, 8, priority=5, arrival_time=7.0)
     with pytest.raises(LawError, match="preempted_behind_newcomers") as told:
@@ -165,9 +165,11 @@ def test_each_changed_number_of_a_record_is_seen():
     """A random field of a random record is changed; most such traces break a law, and never the check itself."""
     rng, seen = random.Random(3), 0
     for index in range(60):
-        trace = simulate(
-            random_workload(rng.choice(KINDS), random.Random(f"changed:{index}")), max_steps=60, as_vllm=True
-        )
+        workload = random_workload(rng.choice(KINDS), random.Random(f"changed:{index}"))
+        try:
+            trace = simulate(workload, max_steps=60, as_vllm=True)
+        except RuntimeError:  # an assertion that ends vLLM, too
+            continue
         place = rng.randrange(len(trace))
         record = trace[place]
         changes = {

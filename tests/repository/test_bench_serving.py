@@ -19,10 +19,8 @@ from serving.workloads import FULL, MAX_MODEL_LEN, SMALL, Request, Shape, Worklo
 VOCABULARY = range(3, 120)
 
 
-@pytest.mark.parametrize("shapes", [FULL, SMALL], ids=["full", "small"])
-@pytest.mark.parametrize("name", FULL)
-def test_workloads_are_what_their_shapes_say(name, shapes):
-    shape = shapes[name]
+@pytest.mark.parametrize(("name", "shape"), [*FULL.items(), *SMALL.items()])
+def test_workloads_are_what_their_shapes_say(name, shape):
     workload = make_workload(name, shape, VOCABULARY)
     inputs = [len(request.prompt) for request in workload.requests]
     outputs = [request.output_tokens for request in workload.requests]

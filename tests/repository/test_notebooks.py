@@ -13,6 +13,7 @@ import pytest
 
 from workbench import Trace, course
 from workbench.course.bugs import BUGS, planted
+from workbench.course.faults import FAULTS, code_of, hunt_code
 from workbench.scheduler.policy import SchedulingPolicy
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
@@ -26,7 +27,7 @@ def code_cells(path):
 
 def test_the_course_is_complete_and_in_order():
     numbers = [path.name[:2] for path in NOTEBOOKS]
-    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(17)]
+    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(20)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -35,6 +36,7 @@ class TestNotebook:
         notebook = nbformat.read(path, 4)
         nbformat.validate(notebook)
         shown = [cell for cell in code_cells(path) if "check" not in cell.metadata.get("tags", [])]
+        shown = [cell for cell in shown if not cell.metadata.get("nbgrader", {}).get("grade")]
         assert 1 <= len(shown) <= MAX_CODE_CELLS
         assert notebook.metadata.kernelspec.name == "python3"
         assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
@@ -48,6 +50,30 @@ class TestNotebook:
         assert text.startswith("# ")
         for part in ("**Question:**", "**Predict:**", "assert ", "**Exercise:**", "**What vLLM does here:**"):
             assert part in text, f"{path.name} has no {part}"
+
+    def test_the_answer_is_followed_by_its_check(self, path):
+        """The cells have nbgrader's metadata, and the check is a call."""
+        cells = nbformat.read(path, 4).cells
+        answer, check = (index for index, cell in enumerate(cells) if cell.metadata.get("nbgrader", {}).get("grade_id"))
+        marks = [cells[index].metadata.nbgrader for index in (answer, check)]
+        assert check == answer + 1 and "**Exercise:**" in cells[answer - 1].source
+        assert [(mark.solution, mark.grade, mark.locked) for mark in marks] == [
+            (True, False, False),
+            (False, True, True),
+        ]
+        assert marks[1].grade_id == f"check-{marks[0].grade_id}" and marks[1].points == 1
+        assert cells[check].source.startswith("check_")
+
+    def test_as_slides_the_question_comes_before_the_picture(self, path):
+        """Text begins a slide, the code below it and its picture come with the next key, and checks are left out."""
+        for cell in nbformat.read(path, 4).cells:
+            kind = cell.metadata.slideshow.slide_type
+            if cell.cell_type == "markdown":
+                assert kind == "slide"
+            elif cell.metadata.get("nbgrader", {}).get("solution"):
+                assert kind == "subslide"
+            else:
+                assert kind == ("skip" if "check" in cell.metadata.get("tags", []) else "fragment")
 
     def test_checks_are_folded(self, path):
         """Claims are asserted in a folded cell below the one that they are about."""
@@ -158,6 +184,10 @@ ANSWERS = {
         lambda cu_seqlens_q, row: bisect.bisect_left(cu_seqlens_q, row),
     ),
     course.check_chunks: (chunks, lambda num_prompt_tokens, token_budget, num_decodes: [(0, num_prompt_tokens)]),
+    course.check_could_differ: (
+        lambda logits, error: np.ptp(np.sort(logits)[-2:]) < 2 * error,
+        lambda logits, error: np.ptp(np.sort(logits)[-2:]) < error,
+    ),
     course.check_recomputed: (
         lambda num_tokens, chunk: sum(min(end, num_tokens) for end in range(chunk, num_tokens + chunk, chunk)),
         lambda num_tokens, chunk: num_tokens,
@@ -226,7 +256,7 @@ def test_a_policy_that_gives_up_the_fewest_computed_tokens():
             return min(view.victims, key=lambda request: request.num_kv_computed)
 
     right, default = course.check_fewest_computed(Fewest()), course.check_fewest_computed(SchedulingPolicy())
-    assert right and "3 victims" in right.message
+    assert right and "6 victims" in right.message
     assert not default and "chooses 'c'" in default.message
 
 
@@ -237,6 +267,29 @@ def test_the_smallest_budget_for_a_recording():
     assert "the last first token comes in step" in verdicts[200].message
     assert "with 203 it does too" in verdicts[204].message
     assert "not a number" in course.check_smallest_budget(None, recording).message
+
+
+def test_the_league_takes_policies_and_the_checker_knows_lru():
+    from workbench.course.arena import check_eviction, league
+    from workbench.scheduler.eviction import Eviction, Lfu, Ttl
+
+    found = league({"mine": Lfu(), "lfu": "lfu", "lru": "lru"})
+    assert found.hits["mine"] == found.hits["lfu"] > found.hits["lru"]
+    assert repr(found).splitlines()[1].split()[:2] == ["belady", "100.0%"]
+    assert check_eviction(Lfu) and "and LRU" in check_eviction(Ttl).message
+
+    class Unfinished(Eviction):
+        def release(self, block, digest):
+            pass
+
+        def remove(self, block, digest):
+            pass
+
+        def victim(self):
+            return None
+
+    verdict = check_eviction(Unfinished)
+    assert not verdict and "it fails" in verdict.message
 
 
 def test_the_fewest_seats_for_a_recording():
@@ -279,6 +332,23 @@ def test_knobs_are_judged_by_their_bounds():
     assert "nonsense" in course.check_knobs(workload, {"nonsense": 1}, short_ttft=2, long_ttft=10).message
 
 
+@pytest.mark.repeats(step=4)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_the_hunt_is_found_and_its_repair_is_right(name):
+    fault, code = FAULTS[name], code_of(name)
+    case = hunt_code(name)
+    assert case is not None and len(case.workload["requests"]) <= 3 and case.num_workloads < 100
+    assert case.broken.message in case.story and case.trace[-1].step >= case.broken.step - 1
+    if name in "AF":
+        assert not course.check_repair(name, code)
+        assert course.check_repair(name, code.replace(fault.wrong, fault.right))
+
+
+def test_a_repair_that_is_no_function_is_not_right():
+    assert "line 1" in course.check_repair("A", "def preempt(:").message
+    assert "must define preempt()" in course.check_repair("A", "preempt = 1").message
+
+
 def test_a_planted_bug_is_gone_afterwards():
     from workbench.engine import sampler, step
     from workbench.scheduler.queues import ServiceOrder
@@ -310,9 +380,9 @@ def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
         course.matrix(np.zeros(3), "a line")
 
 
-def executed(source, *outputs, tags=()):
-    """A notebook with one code cell and these outputs."""
-    cell = nbformat.v4.new_code_cell(source, metadata={"tags": list(tags)}, outputs=list(outputs))
+def executed(source, *outputs, tags=(), **marks):
+    """A notebook with one code cell and these outputs; ``marks`` are nbgrader's."""
+    cell = nbformat.v4.new_code_cell(source, metadata={"tags": list(tags), "nbgrader": marks}, outputs=list(outputs))
     return nbformat.v4.new_notebook(cells=[cell])
 
 
@@ -349,7 +419,7 @@ class TestLookingAtOutputs:
             (executed("bars(x)", result(plain="Picture"), tags=["viz"]), "shows no picture"),
             (executed("bars(x)", result(html="<svg></svg>"), tags=["viz"]), "shows no picture"),
             (executed("add(x)", stream("done"), tags=["raises-exception"]), "should end with a ValueError"),
-            (executed("check_mask(mask)", result(html="<b>Right</b>")), "committed solved"),
+            (executed("check_mask(mask)", result(html="<b>Right</b>"), grade=True), "committed solved"),
         ],
     )
     def test_a_fault_is_named(self, complaints, notebook, complaint):
@@ -364,6 +434,7 @@ class TestLookingAtOutputs:
             executed("assert x == y", tags=["check"]),
             executed("add(x)", REFUSAL, tags=["raises-exception"]),
             executed("simulate(x)\nprint(1)", stream("logged", "stderr"), stream("1"), tags=["warns"]),
-            executed("check_mask(mask)", result(plain="Not yet", html="<b>Not yet</b>")),
+            executed("check_mask(mask)", result(plain="Not yet", html="<b>Not yet</b>"), grade=True),
+            executed("def mask(): ...", solution=True),
         ):
             assert complaints(notebook) == []

@@ -117,7 +117,7 @@ def test_a_release_is_tried_without_a_checkout_before_it_is_published():
     assert not [step for step in jobs["install"]["steps"] if "checkout" in step.get("uses", "")]
     assert any(command.endswith("workbench demo --headless") for command in commands_of("release.yml", "install"))
     build = commands_of("release.yml", "build")
-    assert {"python -m build", "python -m twine check --strict dist/*"} <= set(build)
+    assert {"python -m build --sdist", "python -m build --wheel", "python -m twine check --strict dist/*"} <= set(build)
     assert any("${GITHUB_REF_NAME#v}" in command for command in build), "the tag is not compared with the version"
 
 

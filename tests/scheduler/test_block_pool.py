@@ -117,7 +117,7 @@ def test_a_copy_is_independent():
         ([[1]], "2 are free and 1 held of 4"),
         ([[1, 2], [2]], "block 2 counts 1 references, 2 tables hold it"),
         ([[0, 1, 2]], "block 0 is handed out"),
-        ([[1, 2, 3]], "block 3 is held and free"),
+        ([[1, 2, 3]], "2 are free and 3 held of 4"),
     ],
 )
 def test_the_laws_see_wrong_tables(tables, message):

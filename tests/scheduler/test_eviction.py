@@ -9,7 +9,7 @@ import pytest
 from workbench import EngineConfig, SamplingParams, simulate
 from workbench.config import EVICTIONS
 from workbench.scheduler.eviction import EVICTIONS as OBJECTS
-from workbench.scheduler.eviction import Belady, Eviction, Lfu, Ttl, TwoZones, make_eviction
+from workbench.scheduler.eviction import Belady, Eviction, Lfu, Session, Ttl, TwoZones, make_eviction
 
 CASES = int(os.environ.get("WORKBENCH_EVICTION_CASES", "60"))
 
@@ -179,3 +179,18 @@ def test_words_and_objects():
         EngineConfig(eviction="mru")
     trace = simulate({"requests": [{"id": "a", "prompt": {"len": 3}}]}, config=EngineConfig(eviction=given))
     assert trace.config["eviction"] == "Ttl(ttl=3)"
+
+
+class SlowSession(Session):
+    """Looks at every conversation for each victim."""
+
+    def victim(self):
+        oldest = min(self._released, key=self._latest.__getitem__)
+        return next(iter(self._released[oldest]))
+
+
+def test_a_session_is_found_without_looking_at_all():
+    for seed in range(30):
+        workload = random_workload(seed, num_seqs=1 + seed % 3)
+        fast, slow = (simulate(workload, config={"eviction": one}) for one in ("session", SlowSession()))
+        assert list(fast) == list(slow), seed

@@ -364,3 +364,30 @@ def test_ctrl_c_in_a_policy_ends_the_run():
 
     with pytest.raises(KeyboardInterrupt):
         simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 3}]}, policy=Interrupted())
+
+
+class ShortChunks(SchedulingPolicy):
+    """No chunk has more than ``longest`` tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+
+    def max_chunk(self, request, view):
+        return self.longest
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("longest", [1, 3, 7, 8, 9])
+def test_a_limit_on_chunks_holds_with_recurrent_layers(longest, prefix_caching):
+    groups = [{"kind": "full_attention"}, {"kind": "mamba"}]
+    config = EngineConfig(
+        max_num_batched_tokens=32, block_size=8, enable_prefix_caching=prefix_caching, kv_cache_groups=groups
+    )
+    rng = random.Random(longest)
+    requests = [{"id": f"r{i}", "prompt": {"len": rng.randrange(3, 60)}, "max_tokens": 4} for i in range(6)]
+    trace = simulate({"requests": requests}, config=config, policy=ShortChunks(longest))
+    assert max(chunk.num_tokens for step in trace for chunk in step.chunks) <= longest
+    assert trace.metrics().summary.num_finished == 6 and not trace.check()
+    ends = {chunk.start + chunk.num_tokens for step in trace for chunk in step.chunks if chunk.request_id == "r0"}
+    prompt = trace.requests["r0"].num_prompt_tokens
+    assert not prefix_caching or ends.issuperset(range(8, prompt, 8))  # every state is reached, so that it is cached

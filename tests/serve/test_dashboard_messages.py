@@ -16,6 +16,7 @@ from workbench.serve.dashboard_socket import MAX_MESSAGE_BYTES
 from workbench.trace import Trace, TraceMeta
 from workbench.viz import feed as feeds
 from workbench.viz.app import make_app
+from workbench.viz.classroom import Classroom
 from workbench.viz.feed import Feed
 
 TRACE = Trace(TraceMeta())
@@ -210,7 +211,8 @@ def test_visitors_do_not_move_each_others_cursor():
     trace = Trace(TraceMeta())
     from workbench.viz.app import TracePage
 
-    first, second = (TracePage(Feed(lambda: trace)) for _ in range(2))
+    room = Classroom()
+    first, second = (TracePage(Feed(lambda: trace, room=room)) for _ in range(2))
     first.cursor = {"step": 7, "follow": False, "request": "r0"}
     assert first.step == 7 and second.step is None and second.cursor == {}
     control, other = (TracePage(Feed(trace)) for _ in range(2))

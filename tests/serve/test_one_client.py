@@ -2,13 +2,14 @@
 
 import json
 import threading
+import time
 
 import pytest
 from raw_clients import server_of
 from serve_helpers import ENGINE
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.serve import completions, handlers
+from workbench.serve import bridge, completions, handlers
 from workbench.serve.protocol import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from workbench.trace.size import size_of, size_of_step
 
@@ -22,7 +23,8 @@ def server(chat_model):
 
 
 def complete(server, **fields):
-    status, _, text = server.ask("POST", "/v1/completions", {"prompt": "w5 w6 w7", "max_tokens": 2, **fields})
+    body = {"prompt": "w5 w6 w7", "max_tokens": 2, "ignore_eos": True, **fields}
+    status, _, text = server.ask("POST", "/v1/completions", body)
     return status, json.loads(text)
 
 
@@ -81,12 +83,29 @@ def test_a_prompt_is_tokenized_once_for_all_choices(server, monkeypatch):
     assert list(server.engine.trace.requests.values())[-1].prompt == "w5 w6 w7"
 
 
+@pytest.mark.parametrize("slow", ["tokenizer", "engine"])
+def test_a_request_that_is_being_prepared_is_not_a_hang_of_the_engine(server, monkeypatch, slow):
+    """A tokenizer that is compiled at its first text may take 9 s; the limit is 6 s, here a twentieth of it."""
+    owner, name = (server.engine.tokenizer, "encode") if slow == "tokenizer" else (server.engine, "add_request")
+    original = getattr(owner, name)
+
+    def sleeping(*args, **kwargs):
+        with monkeypatch.context() as shorter:  # for the sleep alone: a busy machine may keep the engine waiting
+            shorter.setattr(bridge, "WATCH_SECONDS", 0.05)
+            time.sleep(1.8)  # a second of the pause that has begun, and then the limit more than twice
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, sleeping)
+    status, answer = complete(server)
+    assert status == 200 and answer["choices"][0]["finish_reason"] == "length", answer
+
+
 def test_a_full_queue_and_another_models_name_come_before_everything_else(server, monkeypatch):
     wrong = {"stop_token_ids": [1] * 100_000}
     assert complete(server, model="another", **wrong)[0] == 404
-    bridge = server.server.bridge
+    its = server.server.bridge
     monkeypatch.setattr(completions, "decode_body", lambda *args: pytest.fail("the body was decoded"))
-    monkeypatch.setattr(bridge, "_preparing", bridge.limit)
+    monkeypatch.setattr(its, "_preparing", its.limit)
     assert complete(server, **wrong)[0] == 429
 
 
@@ -121,11 +140,11 @@ def test_equal_settings_of_several_requests_are_kept_once(server):
 
 @pytest.mark.parametrize("keep_bytes", [1 << 20, None])
 def test_a_trace_does_not_grow_with_the_requests(tiny_llama, keep_bytes):
-    """The control, without the limit, grows. The steps alone, fewer than 600, are far from a limit on steps."""
+    """The control, without the limit, grows. The steps alone, fewer than 300, are far from a limit on steps."""
     config = EngineConfig(**{**ENGINE, "num_blocks": 64})
     with Engine(tiny_llama, config, keep_steps=10_000, keep_bytes=keep_bytes) as engine:
         sizes = []
-        for i in range(300):
+        for i in range(150):
             stops = [f"{i} {k} " + "x" * 1000 for k in range(4)]
             engine.add_request([3 + i % 90] * 200, max_tokens=1, stop=stops)
             engine.step()
@@ -135,7 +154,7 @@ def test_a_trace_does_not_grow_with_the_requests(tiny_llama, keep_bytes):
                 trace = engine.trace
                 sizes.append(sum(map(size_of, trace.requests.values())) + sum(map(size_of_step, trace)))
     if keep_bytes is None:
-        assert sizes[-1] > 3 << 20 and sizes == sorted(sizes)
+        assert sizes[-1] > 3 << 19 and sizes == sorted(sizes)
     else:
         assert max(sizes) < 1.1 * keep_bytes and sizes[-1] > keep_bytes / 3
 

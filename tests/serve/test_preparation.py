@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -117,3 +118,19 @@ def test_the_text_of_a_client_that_left_is_not_tokenized():
             assert not done
 
     run_in_a_thread(main())
+
+
+def test_work_that_took_too_long_leaves_nothing_in_the_log(caplog):
+    def spin():
+        while True:
+            pass
+
+    async def main():
+        preparation = Preparation(0.05)
+        with pytest.raises(ApiError, match="took more than"):
+            await preparation.run(spin, 1)
+        preparation.close()
+
+    run_in_a_thread(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -1,5 +1,6 @@
 """`workbench serve` as a user starts it: a process, a model file, an API key in the environment, SIGTERM."""
 
+import argparse
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import sys
 import pytest
 from gguf_files import random_model, tiny_config, write_model
 from serve_helpers import ServerProcess
+
+from workbench.cli.serve import _engine_config, add_parser
 
 KEY = "secret-key-1"
 NAME = "ti\nny"
@@ -27,11 +30,34 @@ def model_file(tmp_path_factory):
     return path
 
 
+def test_the_options_of_speculation_say_what_is_missing(capsys):
+    def configured(*options):
+        parser = argparse.ArgumentParser()
+        add_parser(parser.add_subparsers())
+        return _engine_config(parser.parse_args(["serve", "--model", "m", *options]))
+
+    config, draft_model = configured("--speculative-config", '{"num_speculative_tokens": 3, "model": "small"}')
+    assert (config.num_speculative_tokens, config.speculation.method, draft_model) == (3, "draft_model", "small")
+    config, draft_model = configured("--draft-model", "other", "--speculative-config", '{"num_speculative_tokens": 1}')
+    assert (config.speculation.method, draft_model) == ("draft_model", "other")
+    assert configured("--set", "num_speculative_tokens=2", "--draft-model", "other")[1] == "other"
+    assert configured()[1] is None
+    for options, message in (
+        (["--draft-model", "other"], "--draft-model other needs the number of drafts"),
+        (["--speculative-config", '{"num_speculative_tokens": 1, "tree": 2}'], "unknown key 'tree'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            configured(*options)
+    with pytest.raises(SystemExit):
+        configured("--speculative-config", "4")
+    assert "expected a JSON object with num_speculative_tokens" in capsys.readouterr().err
+
+
 def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
     server = ServerProcess(
         *command("--model", str(model_file), "--port", "0", "--max-num-seqs", "4", "--keep-steps", "50"),
-        *("--set", "async_scheduling=true", "--set", 'speculative={"method": "ngram", "prompt_lookup_max": 2}'),
-        *("--set", "num_speculative_tokens=2", "--weights", "float32"),
+        *("--set", "async_scheduling=true", "--weights", "float32", "--speculative-config"),
+        '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}',
         environment=os.environ | {"WORKBENCH_API_KEY": KEY},
     )
     bearer = {"Authorization": f"Bearer {KEY}"}

@@ -140,8 +140,8 @@ def test_memory_does_not_grow_with_the_number_of_requests():
     sizes = []
 
     def watched():
-        for index, arrival in enumerate(requests(1500, 20.0)):
-            if index % 100 == 99:
+        for index, arrival in enumerate(requests(750, 20.0)):
+            if index % 50 == 49:
                 gc.collect()  # empties CPython's free lists as well
                 sizes.append(tracemalloc.get_traced_memory()[0])
             yield arrival
@@ -149,7 +149,7 @@ def test_memory_does_not_grow_with_the_number_of_requests():
     tracemalloc.start()
     summary = simulate_at_scale(config, watched(), MODEL)
     tracemalloc.stop()
-    assert summary.num_finished == 1500
+    assert summary.num_finished == 750
     assert max(sizes[10:]) < 1.1 * max(sizes[2:6])
 
 

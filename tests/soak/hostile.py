@@ -1,29 +1,29 @@
-"""A server under attack from all sides at once, beside honest streams.
+"""A server under attack from all sides at once, on a machine that makes trouble, beside honest streams.
 
     python tests/soak/hostile.py --minutes 10 --write
 
-Everything on 127.0.0.1 and bounded. Attackers hold connections, send headers and bodies slowly, send garbage, leave in
-the middle, pipeline and leave, never read the trace and answers, open dashboards, and tokenize long texts. Sixteen
-honest clients stream meanwhile, and every one of their answers must equal the offline one. Prints one line of JSON.
+The attacks are in attacks.py, what the machine does in hardships.py. Sixteen honest clients stream meanwhile, and four
+more in a process that is stopped and continued; every one of their answers must equal the offline one. Prints one line
+of JSON.
 """
 
 import argparse
-import base64
-import contextlib
 import http.client
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+
+from attacks import attack_all, give_way  # noqa: E402 - beside this file
 
 ENGINE = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "block_size": 16, "num_blocks": 1024}
 MLX_CACHE_BYTES = 1 << 20
@@ -33,177 +33,8 @@ WARM_UP_SECONDS = 120
 """Time from which memory must be flat: the trace is full, and the largest bursts of several attacks have coincided."""
 
 RESULT = Path(__file__).parent / "results" / "hostile.json"
-
-HOST = b"Host: 127.0.0.1\r\n"
-
-
-class Attack:
-    """Counts what happens to the attackers, and gives each a connection."""
-
-    def __init__(self, port):
-        self.port, self.over, self.counts, self.lock = port, threading.Event(), Counter(), threading.Lock()
-
-    def connect(self, buffer=None):
-        connection = socket.socket()
-        if buffer:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        connection.settimeout(5)
-        connection.connect(("127.0.0.1", self.port))
-        return connection
-
-    def count(self, name, number=1):
-        with self.lock:
-            self.counts[name] += number
-
-    def repeat(self, attack, pause, seed):
-        """Run an attack over and over, with a pause that keeps it bounded."""
-        draw = random.Random(seed)
-        while not self.over.is_set():
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                attack(self, draw)
-                self.count(attack.__name__)
-            self.over.wait(pause)
-
-
-def post(path, body):
-    data = json.dumps(body).encode()
-    return b"POST %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (path.encode(), HOST, len(data), data)
-
-
-def completion(draw, max_tokens=200, **fields):
-    prompt = [draw.randrange(3, 120) for _ in range(draw.randint(1, 64))]
-    return post("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **fields})
-
-
-def hold_connections(attack, draw):
-    """600 connections, most of them beyond the limit of one client, each with the beginning of a request."""
-    held = []
-    for _ in range(600):
-        with contextlib.suppress(OSError):
-            held.append(attack.connect())
-            held[-1].sendall(b"GET /h")
-    attack.over.wait(3)
-    for connection in held:
-        connection.close()
-
-
-def leave_behind_bytes(attack, draw):
-    connection = attack.connect()
-    connection.sendall(completion(draw, stream=draw.random() < 0.5) + draw.choice((b"\r\n", b"x", b"GET /")))
-    attack.over.wait(draw.random() / 10)
-    connection.close()
-
-
-def pipeline_and_leave(attack, draw):
-    connection = attack.connect()
-    connection.sendall(b"".join(completion(draw, 50) for _ in range(50)))
-    attack.over.wait(0.05)
-    connection.close()
-
-
-def never_read_the_trace(attack, draw):
-    connection = attack.connect(4096)
-    connection.sendall(b"GET /trace/stream HTTP/1.1\r\n%b\r\n" % HOST)
-    attack.over.wait(20)
-    connection.close()
-
-
-def never_read_an_answer(attack, draw):
-    connection = attack.connect(4096)
-    connection.sendall(completion(draw, stream=True, n=4, logprobs=20))
-    attack.over.wait(5)
-    connection.close()
-
-
-def send_slowly(attack, draw):
-    connection = attack.connect()
-    for byte in b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1000000\r\n":
-        connection.sendall(bytes((byte,)))
-        attack.over.wait(0.3)
-    connection.close()
-
-
-def send_garbage(attack, draw):
-    connection = attack.connect()
-    path = draw.choice((b"/static/%00", b"/" + draw.randbytes(20).replace(b" ", b""), b"/dashboard/ws", b"*"))
-    header = draw.choice((b"Origin: http://[", b"Host: [", b"Cookie: =;" + draw.randbytes(9).hex().encode()))
-    connection.sendall(b"GET %b HTTP/1.1\r\n%b%b\r\n\r\n%b" % (path, HOST, header, draw.randbytes(200)))
-    status = connection.recv(1024)[9:12]
-    attack.count(f"status {status.decode(errors='replace')}")
-    connection.close()
-
-
-def tokenize_long_texts(attack, draw):
-    connection = attack.connect()
-    connection.sendall(post("/tokenize", {"prompt": " w7" * 300_000}))
-    attack.over.wait(draw.random() * 2)
-    connection.close()
-
-
-def open_dashboard(attack, draw):
-    """A connection that asks for the websocket of a page; names of sessions are not signed, so it makes one up."""
-    session = {"session_id": str(draw.random()), "session_expiry": time.time() + 60}
-    connection = attack.connect(4096)
-    connection.sendall(
-        b"GET /dashboard/ws HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
-        b"Sec-WebSocket-Protocol: bokeh, %b\r\n\r\n"
-        % (HOST, base64.urlsafe_b64encode(json.dumps(session).encode()).rstrip(b"="))
-    )
-    return connection
-
-
-def load_dashboards(attack, draw):
-    """20 pages, and 20 websockets that their browsers do not wait for."""
-    connections = [attack.connect() for _ in range(20)]
-    for connection in connections:
-        connection.sendall(b"GET /dashboard HTTP/1.1\r\n%b\r\n" % HOST)
-    connections += [open_dashboard(attack, draw) for _ in range(20)]
-    attack.over.wait(draw.random() * 3)
-    for connection in connections:
-        connection.close()
-
-
-def never_read_the_dashboard(attack, draw):
-    """A page that says that it is loaded, and then takes none of the steps."""
-    connection = open_dashboard(attack, draw)
-    received = b""
-    while b'"ACK"' not in received:
-        part = connection.recv(4096)
-        if not part or b" 503 " in part:
-            return connection.close()
-        received += part
-    ready = {"type": "event", "name": "document_ready", "values": {"type": "map", "entries": []}}
-    event = {"kind": "MessageSent", "msg_type": "bokeh_event", "msg_data": ready}
-    for part in {"msgid": "1", "msgtype": "PATCH-DOC"}, {}, {"events": [event]}:
-        data = json.dumps(part).encode()
-        connection.sendall(b"\x81\xfe%b\0\0\0\0%b" % (len(data).to_bytes(2, "big"), data))
-    attack.over.wait(10)
-    connection.close()
-
-
-ATTACKS = {
-    hold_connections: 1.0, leave_behind_bytes: 0.05, pipeline_and_leave: 0.5, never_read_the_trace: 0.1,
-    never_read_an_answer: 0.5, send_slowly: 0.1, send_garbage: 0.05, tokenize_long_texts: 0.5, load_dashboards: 5.0,
-    never_read_the_dashboard: 0.1,
-}  # fmt: skip
-
-
-def attack_all(port):
-    """All attacks until standard input ends, so that they end with the process that started them."""
-    give_way()
-    attack = Attack(port)
-    threads = [
-        threading.Thread(target=attack.repeat, args=(one, pause, seed))
-        for seed, (one, pause) in enumerate(ATTACKS.items())
-    ]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    attack.over.set()
-    for thread in threads:
-        thread.join()
-    print(json.dumps(attack.counts))
+NUM_STOPPED = 4
+"""Honest clients in the process that is stopped and continued."""
 
 
 def probe_health(port):
@@ -230,27 +61,37 @@ def probe_health(port):
     print(json.dumps(seconds))
 
 
-def give_way():
-    """Let the server and the probe run before this thread: clients have their own processors elsewhere."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-
-
 def separate_processors():
     """The processors, if the server can have one for itself: attackers are on other machines."""
     processors = os.sched_getaffinity(0) if sys.platform == "linux" else set()
     return processors if len(processors) > 1 else set()
 
 
-def start_part(option, port):
+def be_honest_together(port, path):
+    """Honest clients with the requests and answers of a file, until standard input ends."""
+    pairs, draw, results, over = json.loads(Path(path).read_text()), random.Random(2), Counter(), threading.Event()
+    clients = [
+        threading.Thread(target=be_honest, args=(port, lambda: draw.choice(pairs), results, over))
+        for _ in range(NUM_STOPPED)
+    ]
+    for client in clients:
+        client.start()
+    sys.stdin.read()
+    over.set()
+    for client in clients:
+        client.join()
+    print(json.dumps(results))
+
+
+def start_part(option, *values):
     """Another process of this script, which works until ``end_part``."""
-    command = [sys.executable, __file__, option, str(port)]
+    command = [sys.executable, __file__, option, *map(str, values)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def end_part(process):
     """End a process of this script; returns what it found."""
-    return json.loads(process.communicate(timeout=60)[0])
+    return json.loads(process.communicate(timeout=300)[0])
 
 
 def be_honest(port, requests, results, over):
@@ -293,6 +134,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--attack", type=int, metavar="PORT", help="only attack this port, until standard input ends")
     parser.add_argument("--probe", type=int, metavar="PORT", help="only time /health, until standard input ends")
+    parser.add_argument("--honest", nargs=2, metavar=("PORT", "FILE"), help="only stream, until standard input ends")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--together", action="store_true", help="let attackers and clients use the server's processor")
     parser.add_argument("--write", action="store_true", help="keep the result in tests/soak/results")
@@ -301,6 +143,21 @@ def main():
         return attack_all(options.attack)
     if options.probe:
         return probe_health(options.probe)
+    if options.honest:
+        return be_honest_together(int(options.honest[0]), options.honest[1])
+    from hardships import Hardships
+
+    with tempfile.TemporaryDirectory() as folder:
+        hardships = Hardships(Path(folder))
+        try:
+            return besiege(options, Path(folder), hardships)
+        finally:
+            hardships.release()
+
+
+def besiege(options, folder, hardships):
+    """Attack a server, and report."""
+    begun_at_load = os.getloadavg()[0]
     from many_streams import make_requests, offline_answers, resident_mib
     from serve_helpers import ServerProcess
 
@@ -309,7 +166,11 @@ def main():
     processors = set() if options.together else separate_processors()
     if processors:
         os.sched_setaffinity(0, {max(processors)})
-    server = ServerProcess(engine=ENGINE, keep_steps=1000, serve={"max_queue": 512}, mlx_cache_bytes=MLX_CACHE_BYTES)
+    settings = {"max_queue": 512, **hardships.settings}
+    server = ServerProcess(
+        environment=hardships.environment, engine=ENGINE, keep_steps=1000, serve=settings, record_to=hardships.trace,
+        mlx_cache_bytes=MLX_CACHE_BYTES,
+    )  # fmt: skip
     if processors:  # of this process and of all that it starts from now on
         os.sched_setaffinity(0, processors - {max(processors)})
     draw, lock = random.Random(1), threading.Lock()
@@ -346,20 +207,27 @@ def main():
     calm = during(min(30, options.minutes * 10))
     del memory[:]
     attackers = start_part("--attack", server.port)
-    during(WARM_UP_SECONDS, is_probed=False)
+    (folder / "requests.json").write_text(json.dumps(list(zip(requests, expected))))
+    stopped = start_part("--honest", server.port, folder / "requests.json")
+    hardships.begin([attackers, stopped], processors)
+    during(min(WARM_UP_SECONDS, 60 * options.minutes), is_probed=False)
     warming_up = tenths(memory)
     del memory[:]
     besieged = during(options.minutes * 60)
-    counts = end_part(attackers)
+    disk_in_use = hardships.end()
+    counts, others = end_part(attackers), end_part(stopped)
     time.sleep(10)
     used = server.metric("vllm:kv_cache_usage_perc"), server.metric("vllm:num_requests_running")
     last_words = server.end()
     medians = tenths(memory)
     report = {
         "minutes": options.minutes,
+        "load_average": [round(load, 1) for load in (begun_at_load, os.getloadavg()[0])],
         "server_on_separate_processor": bool(processors),
         "attacks": counts,
+        "hardships": dict(hardships.counts) | {"share of the full disk in use": disk_in_use},
         "honest": dict(results),
+        "honest_stopped": others,
         "health_ms_calm": quantiles_ms(calm),
         "health_ms_attacked": quantiles_ms(besieged),
         "memory_mib_warming_up": warming_up,

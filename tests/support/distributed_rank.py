@@ -97,13 +97,14 @@ def lockstep(options):
     from workbench import SamplingParams
     from workbench.config import EngineConfig
     from workbench.distributed.lockstep import LockstepEngine
+    from workbench.engine.speculation.custom import CustomProposer
 
     group, link = join(options)
     rank = group.rank()
-    model = tiny_loaded_model("llama")
+    model = tiny_loaded_model(options["architecture"])
     totals = []
 
-    layer = model.model.model.layers[-1]
+    layer = model.model.layers[-1]
 
     class Counting(type(layer.post_attention_layernorm)):
         """A layer that waits for the other ranks, like experts that are spread over them."""
@@ -114,8 +115,12 @@ def lockstep(options):
             return super().__call__(x + 0 * rows)
 
     layer.post_attention_layernorm.__class__ = Counting
-    with LockstepEngine(model, group, link, EngineConfig(**CONFIG)) as engine:
+    with LockstepEngine(model, group, link, EngineConfig(**CONFIG, **options["config"])) as engine:
         del totals[:]  # the preflight's
+        if known := options.get("known"):  # the next two tokens, and a wrong one
+            found = lambda tokens: next(one for one in known if one[: len(tokens)] == tokens)  # noqa: E731
+            draft = lambda tokens, count: [*found(tokens)[len(tokens) :][: count - 1], 1]  # noqa: E731
+            engine._step.speculator.proposer = CustomProposer(draft, model.vocab_size)
         passes = []
         watch_passes(engine, rank, passes, arrives="late" if rank else None)
         for name in WORK[rank]:
@@ -127,6 +132,7 @@ def lockstep(options):
             "totals": [int(total.item()) for total in totals],
             "num_dummy_steps": engine.num_dummy_steps,
             "num_steps": len(engine.trace),
+            "num_accepted": sum(chunk.num_accepted for step in engine.trace for chunk in step.chunks),
             "free_blocks": engine.scheduler.num_free_blocks,
         }
     Path(options["out"]).with_suffix(f".{rank}").write_text(json.dumps(results))

@@ -12,6 +12,15 @@ KINDS = (
     "hybrid_window_prefix",
     "hybrid_mamba",
     "spec_hybrid",
+    "grammar",
+    "async_grammar",
+    "spec_grammar",
+    "async_spec_grammar",
+    "adapter",
+    "async_adapter",
+    "spec_adapter",
+    "async_spec_adapter",
+    "hybrid_window_prefix_adapter",
 )
 
 
@@ -51,6 +60,8 @@ def random_workload(kind: str, rng: random.Random) -> dict[str, Any]:
                 if rng.random() < 0.3:
                     group["eagle"] = True
         config["max_num_batched_tokens"] = max(budget, 2)
+    if "adapter" in kind:
+        config["max_loras"] = rng.choice([1, 1, 2, 2, 3])
     config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
     longest = min(config["max_model_len"] - 2, rng.choice([8, 24, 60]))
     if config["policy"] == "priority" and config["enable_prefix_caching"]:
@@ -59,7 +70,7 @@ def random_workload(kind: str, rng: random.Random) -> dict[str, Any]:
     per_request = -(-(longest + 18) // block_size) + rng.randint(0, 1)
     num_groups = len(config.get("kv_cache_groups", [0]))
     config["num_blocks"] = 1 + num_groups * int(per_request * rng.choice([1.0, 1.2, 1.5, rng.uniform(1.0, 3.0)]))
-    return {"config": config, "requests": _requests(rng, longest, config)}
+    return {"config": config, "requests": _requests(rng, longest, config, kind)}
 
 
 def _groups(kind: str, rng: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -82,7 +93,7 @@ def _groups(kind: str, rng: random.Random, config: dict[str, Any]) -> list[dict[
             groups[0].pop("block_size", None)
         return groups
     with_mamba = kind == "hybrid_mamba" or (kind == "spec_hybrid" and rng.random() < 0.4)
-    if kind == "hybrid_window_prefix":
+    if kind.startswith("hybrid_window_prefix"):
         config["enable_prefix_caching"] = True
     if with_mamba:
         sizes = [block_size, block_size * 2]
@@ -105,7 +116,16 @@ def _interval(rng: random.Random, config: dict[str, Any]) -> Any:
     return rng.choice([0, 0, "dense", unit, 2 * unit, 4 * unit])
 
 
-def _requests(rng: random.Random, longest: int, config: dict[str, Any]) -> list[dict[str, Any]]:
+def _grammar(rng: random.Random, arrival_step: int, drafts: int) -> dict[str, Any]:
+    grammar: dict[str, Any] = {"ready_step": arrival_step + rng.choice([0, 0, 1, 2, rng.randint(3, 25)])}
+    if rng.random() < 0.15:
+        grammar["fails"] = True
+    if drafts and rng.random() < 0.7:
+        grammar["valid_drafts"] = [rng.randint(0, drafts) for _ in range(rng.randint(1, 5))]
+    return grammar
+
+
+def _requests(rng: random.Random, longest: int, config: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     requests = []
     drafts = config.get("num_speculative_tokens", 0)
     previous: list[Any] = []
@@ -131,5 +151,9 @@ def _requests(rng: random.Random, longest: int, config: dict[str, Any]) -> list[
             request["abort_step"] = request["arrival_step"] + rng.choice([0, 1, 2, rng.randint(1, 15)])
         if drafts:
             request["accepts"] = [rng.randint(0, drafts) for _ in range(rng.randint(1, 6))]
+        if kind.endswith("grammar") and rng.random() < 0.6:
+            request["grammar"] = _grammar(rng, request["arrival_step"], drafts)
+        if kind.endswith("adapter") and rng.random() < 0.75:
+            request["adapter"] = rng.choice("abcd")
         requests.append(request)
     return requests

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from workbench.attention.metal.cuda import cuda_prelude, to_cuda
-from workbench.attention.metal.launch import kernel_text
+from workbench.attention.metal.launch import kernel_text, metal_source
 from workbench.attention.metal.tile_shape import TileShape
 
 CUDA_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -46,6 +46,7 @@ def cuda_function(name: str, dtype: str, head_dim: int) -> str:
         "#define HAS_SPLITS" if name == "paged_varlen_split" else "#undef HAS_SPLITS",
         f"__global__ void {name}_{dtype}({', '.join(parameters)}) {{",
         f"  using T = {CUDA_TYPES[dtype]};",
+        "  using S = T;",
         *(f"  constexpr int {constant} = {value};" for constant, value in constants.items()),
         source,
         "}",
@@ -55,12 +56,13 @@ def cuda_function(name: str, dtype: str, head_dim: int) -> str:
 def cuda_unit(functions: list[tuple[str, str, int]]) -> str:
     """A file for nvcc with kernels, each given by name, dtype and head_dim."""
     headers = {kernel_text(name).get("header", "").replace("#define HAS_SPLITS\n", "") for name, *_ in functions}
+    before, shared, after = "\n".join(sorted(headers)).partition(metal_source("stored"))
     return "\n".join([
         "#include <cstdint>",
         "#include <cuda/std/array>",
         "using Shape = cuda::std::array<int32_t, 10>;",
         cuda_prelude(),
-        *map(to_cuda, sorted(headers)),
+        to_cuda(before + shared + after.replace(metal_source("stored"), "")),
         *(cuda_function(*function) for function in functions),
     ])  # fmt: skip
 

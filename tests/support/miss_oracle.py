@@ -73,7 +73,11 @@ class MissOracle:
             known = min(num_computed, len(request.token_ids))
             before = oracle.computed.get(request.request_id, ("", [], 0))[2]
             oracle.before_step.setdefault(request.request_id, before)
-            oracle.computed[request.request_id] = (request.cache_salt, request.token_ids, max(known, before))
+            oracle.computed[request.request_id] = (
+                (request.cache_salt, request.adapter),
+                request.token_ids,
+                max(known, before),
+            )
 
         def watched_allocate(manager, request, num_tokens, hit=None, removed=()):
             if hit is not None and manager.enable_prefix_caching:
@@ -121,7 +125,7 @@ class MissOracle:
 
     def note(self, manager: KVCacheManager, request: Any) -> None:
         """Count the decodes that fill no block: the scheduler tells the manager nothing of them."""
-        salt, tokens, num_computed = self.computed.get(request.request_id, ("", [], 0))
+        salt, tokens, num_computed = self.computed.get(request.request_id, (("", ""), [], 0))
         if manager.rests_inside_blocks:
             num_computed = max(num_computed, min(request.num_kv_computed, len(tokens)))
             self.computed[request.request_id] = salt, tokens, num_computed
@@ -134,7 +138,7 @@ class MissOracle:
                 end = (table.index(block) + 1) * group.block_size + manager.num_hash_lookahead_tokens
                 content = None
                 if end <= len(request.token_ids) and end <= request.num_kv_computed + manager.num_hash_lookahead_tokens:
-                    content = (group.index, request.cache_salt, tuple(request.token_ids[:end]))
+                    content = (group.index, (request.cache_salt, request.adapter), tuple(request.token_ids[:end]))
                     self.live[content] += 1
                 self.content[block], self.publisher[block] = content, request.request_id
                 return
@@ -152,7 +156,7 @@ class MissOracle:
 
     def _answer(self, manager: KVCacheManager, group: Any, request: Any, num_hits: int) -> dict[str, Any]:
         tokens, size, unit = request.token_ids, group.block_size, manager.alignment
-        lookahead, salt = manager.num_hash_lookahead_tokens, request.cache_salt
+        lookahead, salt = manager.num_hash_lookahead_tokens, (request.cache_salt, request.adapter)
         contents = [
             (group.index, salt, tuple(tokens[: (block + 1) * size + lookahead]))
             for block in range(len(tokens) // size + 2)
@@ -190,7 +194,9 @@ class MissOracle:
                 return "not aligned", None, {rid for rid, n in same.items() if n == repeated}
             if max(other.values(), default=0) - lookahead >= end:
                 most = max(other.values())
-                return "cache salt differs", None, {rid for rid, n in other.items() if n == most}
+                nearest = {rid for rid, n in other.items() if n == most}
+                salted = {rid for rid in nearest if self.computed[rid][0][0] != salt[0]}
+                return ("cache salt differs", None, salted) if salted else ("adapter differs", None, nearest)
             nearest = {rid for rid, n in same.items() if n == repeated}
             apart = {rid for rid in nearest if self.computed[rid][2] > repeated}
             if apart and repeated:

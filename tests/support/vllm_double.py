@@ -38,6 +38,10 @@ class RequestDouble:
         return self.inner.num_tokens
 
     @property
+    def output_token_ids(self) -> list[int]:
+        return self.inner.output_token_ids
+
+    @property
     def status(self) -> str:
         return f"FINISHED_{self.finish_reason}" if self.finish_reason else "RUNNING"
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from workbench import simulate
 from workbench.trace import StepRecord
 
 DATA = Path(__file__).parents[1] / "data" / "vllm-features"
@@ -49,3 +50,33 @@ def as_vllm(record: StepRecord, previous: StepRecord | None, asynchronous: bool)
         },
         "free_blocks_end": record.free_blocks_end,
     }
+
+
+def read_runs(folder):
+    """The recorded random workloads of a folder of tests/data."""
+    path = Path(__file__).parents[1] / "data" / folder / "runs.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def differences(run):
+    """The steps at which a simulation differs from the recording, and the simulation."""
+    trace = simulate(run["workload"], as_vllm=True, max_steps=400)
+    asynchronous = run["workload"]["config"]["async_scheduling"]
+    steps = [as_vllm(record, before, asynchronous) for record, before in zip(trace, [None, *trace])]
+    found = [
+        expected["step"]
+        for step, expected in zip(steps, run["steps"])
+        if {key: step[key] for key in expected} != expected or [*step["block_ids"]] != [*expected["block_ids"]]
+    ]
+    return found or ([] if len(steps) == len(run["steps"]) and trace.end == run["end"] else ["the end"]), trace
+
+
+def count_waits(record, kind, seen):
+    """The requests that wait in a step for a reason of a kind; what the step shows is added to a Counter."""
+    waits = {request_id for request_id, reason in record.not_scheduled.items() if reason.kind == kind}
+    seen["waits"] += len(waits)
+    seen["overtaken"] += bool(waits) and record.waiting[0] in waits and bool(record.admitted)
+    seen["preempted"] += len(record.preempted)
+    seen["hits"] += sum(chunk.num_cached_tokens > 0 for chunk in record.chunks)
+    seen["drafts"] += sum(len(chunk.drafts) for chunk in record.chunks)
+    return waits

@@ -4,16 +4,19 @@ import logging
 from pathlib import Path
 
 import vllm_double
+from msgspec.structs import replace
 from vllm_double import AsyncVllmSchedulerDouble, VllmSchedulerDouble, vllm_config
 
 from workbench.integrations import vllm as integration
 from workbench.integrations.recorder.assembler import Assembler
+from workbench.integrations.recorder.block_hashes import BlockHasher
 from workbench.integrations.recorder.messages import unpack
 from workbench.simulation.workload import read_workload
-from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace import StepRecord, Supplement, Trace, TraceMeta
 
 DATA = Path(__file__).parents[1] / "data"
 WORKLOADS = sorted((DATA / "vllm" / "workloads").glob("*.json"))
+KEY = b"the key of a test"
 LONG = DATA / "vllm" / "workloads" / "d_preempt.json"
 
 RecordingClass, AsyncRecordingClass = integration.recording_classes(VllmSchedulerDouble, AsyncVllmSchedulerDouble)
@@ -41,11 +44,23 @@ def assemble(received: bytearray) -> Trace:
     trace = assembler = None
     for message in unpack(received):
         if assembler is None:
-            trace = Trace(TraceMeta(source=message.source, config=message.config))
-            assembler = Assembler(message.config, max_waiting=message.settings.max_waiting, start=message.start)
+            meta = TraceMeta(source=message.source, config=message.config)
+            hasher = BlockHasher(KEY, meta) if message.settings.hashes else None
+            trace = Trace(replace(meta, prefix_hashes=hasher.described) if hasher else meta)
+            settings = message.settings
+            assembler = Assembler(
+                message.config,
+                max_waiting=settings.max_waiting,
+                start=message.start,
+                watches_pool=message.watches_pool,
+                hasher=hasher,
+            )
             continue
         for line in assembler.take(message):
-            trace.append(line) if isinstance(line, StepRecord) else trace.add_request(line)
+            if isinstance(line, Supplement):
+                trace.add_supplement(line)
+            else:
+                trace.append(line) if isinstance(line, StepRecord) else trace.add_request(line)
     return trace
 
 

@@ -433,3 +433,8 @@ def test_what_is_written_is_short_and_reads_back(data):
     assert msgspec.json.decode(line, type=StepRecord) == record
     for written in (json.loads(line)["waiting_reason"], json.loads(line)["passed_over"]["a"]):
         assert not written or written[-1] != json.loads(msgspec.json.encode(defaults[len(written) - 1]))
+
+
+def test_a_notebook_shows_a_reason_as_its_sentence():
+    reason = Reason("seats", limit="max_num_seqs", value=3).for_those_behind("<b>")
+    assert reason._repr_html_() == "<p><b>behind</b>: waiting behind &lt;b&gt;: max_num_seqs reached (3)</p>"

@@ -222,7 +222,7 @@ def test_the_form_adds_a_request_and_shows_a_refusal(open_page, serve):
     page.root.get_by_role("button", name="Queue another request").click()
     page.root.get_by_role("textbox", name="Prompt").fill("Once upon")
     page.root.get_by_role("button", name="Send", exact=True).click()
-    page.wait("view.status.queued.length === 1")
+    page.wait("view.question.queued.length === 1")
     assert controller.added == [("Once upon", {"max_tokens": 128, "temperature": 0, "priority": 0})]
     prompt = page.root.get_by_role("textbox", name="Prompt")
     prompt.fill("too much")

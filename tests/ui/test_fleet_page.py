@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from workbench import simulate
+from workbench import simulate, simulate_fleet
 from workbench.trace import Fleet, TraceWriter
 from workbench.trace.storage import lines_of
 
@@ -34,6 +34,34 @@ def address(tmp_path):
         fleet.start()
         server = app.serve_session(make_fleet_app(fleet), port=port, threaded=True)
         yield f"http://127.0.0.1:{port}/"
+        server.stop()
+
+
+def test_replicas_are_rows_of_one_picture_with_the_way_of_a_request(browser, tmp_path):
+    """At the width of a phone and of a desktop nothing is wider than the page; a request that is in none is said."""
+    from workbench.viz import app
+    from workbench.viz.fleet_page import make_fleet_app
+
+    requests = [{"id": f"r{n}", "prompt": {"len": 50}, "max_tokens": 9, "arrival_time": n / 9} for n in range(9)]
+    run = simulate_fleet({"requests": requests, "cost_model": {"fixed": 0.01}}, replicas=3)
+    run.save(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with Fleet(tmp_path) as fleet:
+        server = app.serve_session(make_fleet_app(fleet), port=port, threaded=True)
+        for width in (390, 1440):
+            page = browser.new_page(viewport={"width": width, "height": 900})
+            page.goto(f"http://127.0.0.1:{port}/")
+            picture = page.locator(".wb-fleet svg")
+            picture.wait_for()
+            assert [picture.get_by_text(f"replica-{n}").count() for n in range(3)] == [1, 1, 1]
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for name, shown in (("r4", "the way of r4"), ("nobody", "request 'nobody' has no step")):
+                page.get_by_label("Show the way of request").fill(name)
+                page.get_by_role("button", name="Show").click()
+                page.get_by_text(shown).first.wait_for()
+            page.close()
         server.stop()
 
 

@@ -44,7 +44,7 @@ def test_a_view_follows_a_trace_that_forgets(open_page, serve, tiny_llama):
             assert page.view("view.store.requests.length") == len(engine.trace.requests)
             named = page.view(
                 """[...root.querySelectorAll(".wb-card")].map((card) =>
-                    [card.querySelector(".wb-chip").textContent, view.store.requests[card.dataset.request].id])"""
+                    [card.querySelector("header bdi").textContent, view.store.requests[card.dataset.request].id])"""
             )
             assert named and all(shown == request for shown, request in named)
         page.view("view.cursor.seek(view.cursor.step - 10)")

@@ -46,6 +46,29 @@ def test_a_label_of_a_phase_is_whole_or_hidden(page_of, trace, width):
     assert {bar["below"] for bar in bars} == {True, False}, "some labels fit and some do not"
 
 
+@pytest.mark.parametrize("width, has_lines", [(390, True), (1100, True), (1440, False)])
+def test_a_narrow_picture_keeps_its_legend(page_of, trace, width, has_lines):
+    page = page_of(trace, width=width, height=900)
+    page.view("view.show('story')")
+    page.frame()
+    for name in ("timeline", "gantt"):
+        legend = page.root.locator(f"[data-panel={name}] .wb-legend")
+        assert legend.is_visible() == has_lines, name
+        if has_lines:
+            box = legend.bounding_box()
+            assert 16 <= box["height"] <= 64 and box["x"] + box["width"] <= width
+
+
+def test_the_first_tab_stop_skips_to_the_pictures(page_of, trace):
+    page = page_of(trace)
+    page.page.keyboard.press("Tab")
+    assert page.page.get_by_role("button", name="Skip to the pictures").evaluate(
+        "(button) => button.getRootNode().activeElement === button"
+    )
+    page.page.keyboard.press("Enter")
+    assert page.root.evaluate("(root) => root.getRootNode().activeElement.closest('.wb-panel') !== null")
+
+
 def test_a_page_has_one_main_landmark_and_one_heading_of_the_first_level(page_of, open_page, serve, trace):
     for page in (page_of(trace), open_page(serve(trace))):
         page.wait(f"view.store.numSteps === {len(trace)}")
@@ -75,7 +98,10 @@ def test_every_search_is_answered(page_of, trace):
     assert answers("999") == [f"There is no step 999; the steps are from 0 to {last}."]
     step, count = answers("12")
     assert step == page.view("view.store.sentences[12]") and filtered() == "12", "a step, and a part of a name"
-    assert count == "1 request of 3: the panels show no other."
+    assert count == "The panels show only chat-12. Open its card"
+    found.last.get_by_role("button").click()
+    assert page.view("view.inspector.pinned.request") == 2 and filtered() == "12"
+    page.view("view.inspector.pin(null)")
     assert answers("CHAT") == ["3 requests of 3: the panels show no other."] and filtered() == "CHAT"
     box.press("Enter")
     assert not found.first.is_visible() and filtered() == "CHAT"
@@ -108,6 +134,10 @@ def test_a_comparison_closes_and_the_card_is_back(open_page, serve, tiny_llama):
         compare.get_by_role("button", name="Close").click()
         page.frame()
         assert not compare.is_visible() and card.get_by_role("button", name="Replay").is_visible()
+        card.get_by_role("button", name="Try a budget of 12").click()
+        compare.wait_for(state="visible")
+        compare.get_by_role("button", name="Close").click()
+        page.frame()
         page.page.keyboard.press("c")
         page.frame()
         assert compare.is_visible() and not card.is_visible(), "the comparison is kept, and the key shows it"
@@ -120,3 +150,5 @@ def test_a_saved_comparison_closes(open_page, tmp_path, trace):
     compare = page.root.locator("[data-panel=compare]")
     compare.get_by_role("button", name="Close").click()
     assert not compare.is_visible()
+    page.root.get_by_role("button", name="Compare: Show or hide").click()
+    assert compare.is_visible()

@@ -15,6 +15,7 @@ from workbench.analysis.fork import fork
 from workbench.playground import server, site
 from workbench.playground.presets import POLICIES, PRESETS
 from workbench.playground.session import Session
+from workbench.viz.glossary import TERMS
 
 PATIENCE = 180_000
 """Milliseconds: Python starts in two seconds on a quiet machine, and tests run on busy ones."""
@@ -123,6 +124,18 @@ def decodes_of(trace):
 def test_every_preset_slider_switch_and_policy(open_playground):
     page = open_playground()
     after_start = len(page.requests)
+    tip = page.page.locator("#tip")
+    page.page.get_by_text("Seats", exact=True).hover()
+    assert TERMS["seat"] in tip.text_content() and "max_num_seqs" in tip.text_content() and tip.is_visible()
+    page.page.mouse.move(1, 1)
+    assert not tip.is_visible()
+    page.page.get_by_role("slider", name="Token budget").focus()
+    page.page.keyboard.press("Tab")
+    assert TERMS["seat"] in tip.text_content() and tip.is_visible()
+    page.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    for control in page.page.locator("#settings input").all():
+        assert len(control.get_attribute("aria-description")) > 20
     session = Session()  # is given the same commands as the page's, here
     page.page.select_option("#preset", "bursts")
     page.settle()

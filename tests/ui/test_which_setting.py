@@ -50,6 +50,14 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     for row, candidate in zip(said, [tuning.best, tuning.current, *tuning.runners_up]):
         assert all(f"{name}={value}" in row for name, value in candidate.changes.items())
         assert candidate.flags in row
+    for width in (390, 1100, 1440):
+        page.page.set_viewport_size({"width": width, "height": 900})
+        page.frame()
+        target.press("Enter")
+        page.wait("view.status.handled === view.commandCount")
+        page.frame()
+        box = dialog.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 900, width
     picture = dialog.locator("img")
     assert picture.evaluate("async (image) => { await image.decode(); return image.naturalWidth; }") > 100
     svg = page.view("view.status.tuned.picture")

@@ -46,3 +46,12 @@ def test_a_saved_page_explains_its_slowest_requests(page_of, monkeypatch):
     page.view("view.inspector.pin({ kind: 'request', request: view.store.byId.get('early').index })")
     page.frame()
     assert "Run: workbench trace explain TRACE early" in drawer.inner_text()
+
+
+def test_the_drawer_names_the_adapter_of_a_request(page_of):
+    requests = [{"id": "plain", "prompt": {"len": 9}}, {"id": "tuned", "prompt": {"len": 9}, "adapter": "<b>french"}]
+    page = page_of(simulate({"config": {"num_blocks": 50}, "requests": requests}))
+    for name, said in (("tuned", True), ("plain", False)):
+        page.view(f"view.inspector.pin({{ kind: 'request', request: view.store.byId.get('{name}').index }})")
+        page.frame()
+        assert ("adapter\n<b>french" in page.root.locator(".wb-drawer").inner_text()) == said

@@ -169,7 +169,7 @@ def test_a_layer_is_shown_with_its_norms_and_its_weights(engine):
     engine.step()
     while (phase := step_into(feed))["name"] != "layer 1":
         pass
-    layer = feed._capture
+    layer = feed._visible.capture
     assert phase["layer"] == layer.layer == 1 and layer.step == 1 == len(engine.trace)
     for name, heads in {"q": 4, "k": 2, "v": 2, "out": 4}.items():
         norms, shown = np.linalg.norm(getattr(layer, name), axis=-1), phase["norms"][name]
@@ -237,6 +237,14 @@ def test_a_breakpoint_pauses_a_real_run(engine):
     assert len(engine.run(progress=False)[0].token_ids) == 20
 
 
+def saved(feed):
+    """The page that a view saves."""
+    feed._download = None
+    feed.handle({"name": "save_html", "args": {}})
+    wait_for(lambda: feed._download is not None)
+    return feed._download
+
+
 def test_a_fork_is_simulated_and_compared(engine):
     for start in range(3):
         engine.add_request(list(range(5 + start, 25 + start)), max_tokens=5)
@@ -249,6 +257,11 @@ def test_a_fork_is_simulated_and_compared(engine):
     assert header["comparison"]["same_tokens"] is True and header["comparison"]["first_divergence"]["step"] == 0
     assert header["facts"]["config"]["max_num_batched_tokens"] == 64
     assert feed.other_packet() is None
+    assert header["comparison"]["fork"]["up_to"] == engine.trace[-1].step
+    assert b'id="other"' in saved(feed)
+    engine.add_request([5, 6, 7], max_tokens=2)
+    engine.run(progress=False)
+    assert b'id="other"' not in saved(feed), "the run has grown, so it is not the one that was simulated"
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": -1}}})
     wait_for(lambda: "max_num_seqs" in feed.status()["message"])
 
@@ -309,7 +322,7 @@ def test_captured_weights_are_shown_over_their_tokens(engine):
     assert shown["tokens"] == [engine.tokenizer.decode([token]) for token in [*prompt, first]]
     scaled = np.frombuffer(base64.b64decode(shown["weights"]), np.uint8).reshape(shown["num_heads"], 10)
     weights = scaled / 255 * np.array(shown["largest"])[:, None]
-    assert np.allclose(weights, feed._capture.weights(0), atol=0.003)
+    assert np.allclose(weights, feed._visible.capture.weights(0), atol=0.003)
     assert np.allclose(weights.sum(axis=1), 1, atol=0.02)
     feed.handle({"name": "show_weights", "args": {"row": 99}})
     assert "row must be from 0 to" in feed.status()["message"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 
 import pytest
 from viz_traces import random_trace
@@ -10,7 +11,7 @@ panel = pytest.importorskip("panel")
 
 from workbench.viz.app import make_app  # noqa: E402
 from workbench.viz.feed import REPEAT_STEPS, Feed  # noqa: E402
-from workbench.viz.pace import Pace, processor_seconds  # noqa: E402
+from workbench.viz.pace import SHARE, SHARE_OF_ALL, Pace, processor_seconds  # noqa: E402
 
 
 @pytest.fixture
@@ -110,3 +111,21 @@ def test_a_page_waits_for_what_its_packet_has_cost_another_thread(monkeypatch):
     with concurrent.futures.ThreadPoolExecutor() as thread:
         thread.submit(asyncio.run, started[0]()).result()
     assert page.packet and costs == [7.0]
+
+
+def test_the_views_of_a_class_share_what_all_may_take(monkeypatch):
+    monkeypatch.setattr("workbench.viz.pace._open", set())
+    monkeypatch.setattr("workbench.viz.pace.LONGEST_SECONDS", 1000.0)
+    seconds = map(float, range(1000))  # an update takes one
+    monkeypatch.setattr("workbench.viz.pace.time.thread_time", seconds.__next__)
+
+    def pace_of(number):
+        with contextlib.ExitStack() as views:
+            *_, last = [views.enter_context(Pace()) for _ in range(number)]
+            with last.update():
+                pass
+            return last.seconds
+
+    assert [pace_of(number) for number in (1, 10, 30, 1)] == pytest.approx(
+        [1 / SHARE, 1 / SHARE, 30 / SHARE_OF_ALL, 1 / SHARE]
+    )

@@ -9,17 +9,14 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-from vllm_config import vllm_config
 
 from workbench.config import EngineConfig
+from workbench.hunt.vllm_scheduler import VllmScheduler
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.workload import made_up_token
 
@@ -36,20 +33,9 @@ def make_scheduler(
     """A vLLM scheduler with the limits of ``config``; by default asynchronous if the class is."""
     if asynchronous is None:
         asynchronous = "Async" in scheduler_class.__name__
-    whole = vllm_config(dataclasses.asdict(config) | {"async_scheduling": asynchronous})
-    spec = FullAttentionSpec(block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    kv_cache = KVCacheConfig(
-        num_blocks=config.num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
-    init_none_hash(sha256)
-    return scheduler_class(
-        vllm_config=whole,
-        kv_cache_config=kv_cache,
-        structured_output_manager=StructuredOutputManager(whole),
-        block_size=config.block_size,
-        hash_block_size=config.block_size,
-        log_stats=log_stats,
-    )
+    given = dataclasses.asdict(config)
+    given |= {"async_scheduling": asynchronous, "prefix_cache_retention_interval": "dense"}
+    return VllmScheduler(given, scheduler_class, log_stats=log_stats).scheduler
 
 
 def make_request(arrival: Arrival, config: EngineConfig) -> Request:

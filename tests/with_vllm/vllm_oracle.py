@@ -7,109 +7,48 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
-import torch
-from vllm.config import SpeculativeConfig
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    MambaSpec,
-    SlidingWindowSpec,
-)
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-from vllm_config import vllm_config
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from workbench.hunt.vllm_scheduler import VllmScheduler
 from workbench.simulation.workload import made_up_token, read_workload
 
 STUCK_AFTER = 3
 
 
-def _speculative(config: Mapping[str, Any]) -> SpeculativeConfig | None:
-    """A SpeculativeConfig without a draft model: only what the scheduler reads."""
-    if not config.get("num_speculative_tokens"):
-        return None
-    method = config.get("spec_method") or ("eagle" if config.get("async_scheduling") else "ngram")
-    made = object.__new__(SpeculativeConfig)
-    for name, field in SpeculativeConfig.__dataclass_fields__.items():
-        if not isinstance(getattr(field.default, "default", field.default), type(...)):
-            object.__setattr__(made, name, getattr(field.default, "default", field.default))
-    for name, value in {
-        "method": method,
-        "num_speculative_tokens": config["num_speculative_tokens"],
-        "parallel_drafting": False,
-        "disable_lookahead_block_hashes": bool(config.get("disable_lookahead_block_hashes")),
-        "disable_eagle_block_drop": False,
-        "num_speculative_tokens_per_batch_size": None,
-        "draft_model_config": None,
-    }.items():
-        object.__setattr__(made, name, value)
-    return made
+class _Grammar(StructuredOutputGrammar):
+    """A grammar that allows every output, and as many drafts of each proposal as ``valid_drafts`` says."""
+
+    def __init__(self, valid_drafts: list[int]) -> None:
+        self._valid, self._num_proposals = valid_drafts, 0
+        self.num_valid = 0
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        self.num_valid = len(tokens)
+        if self._valid:
+            self.num_valid = min(len(tokens), self._valid[self._num_proposals % len(self._valid)])
+            self._num_proposals += 1
+        return tokens[: self.num_valid]
+
+    def rollback(self, num_tokens: int) -> None: ...
+    def fill_bitmask(self, bitmask: Any, idx: int) -> None: ...
+    def reset(self) -> None: ...
+
+    def is_terminated(self) -> bool:
+        return False
 
 
-def _groups(config: Mapping[str, Any], max_model_len: int) -> list[KVCacheGroupSpec]:
-    common = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    caching = config.get("enable_prefix_caching", True)
-    groups = []
-    for index, given in enumerate(config.get("kv_cache_groups") or [{"kind": "full_attention"}]):
-        block_size = given.get("block_size") or config.get("block_size", 16)
-        if given["kind"] == "full_attention":
-            spec: Any = FullAttentionSpec(block_size=block_size, **common)
-        elif given["kind"] == "sliding_window":
-            spec = SlidingWindowSpec(block_size=block_size, sliding_window=given["sliding_window"], **common)
-        else:
-            spec = MambaSpec(
-                block_size=config.get("block_size", 16) if caching else max_model_len,
-                shapes=((1,),),
-                dtypes=(torch.float32,),
-                mamba_cache_mode="align" if caching else "none",
-                num_speculative_blocks=config.get("num_speculative_tokens") or 0,
-            )
-        groups.append(KVCacheGroupSpec([f"layer {index}"], spec, is_eagle_group=bool(given.get("eagle"))))
-    return groups
-
-
-def make_scheduler(config: Mapping[str, Any], scheduler_class: type | None = None) -> tuple[Any, Any]:
-    """A scheduler of vLLM for a workload's configuration, and its hash of blocks.
-
-    Args:
-        config: The configuration.
-        scheduler_class: The class to use; None for vLLM's own.
-    """
-    asynchronous = bool(config.get("async_scheduling"))
-    caching = config.get("enable_prefix_caching", True)
-    whole = vllm_config(config)
-    groups = _groups(config, whole.model_config.max_model_len)
-    has_mamba = any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
-    if has_mamba:
-        whole.cache_config.mamba_cache_mode = "align" if caching else "none"
-    object.__setattr__(whole, "speculative_config", _speculative(config))
-    interval = config.get("prefix_cache_retention_interval") or 0
-    kv_cache = KVCacheConfig(
-        num_blocks=config.get("num_blocks", 512),
-        kv_cache_tensors=[],
-        kv_cache_groups=groups,
-        prefix_cache_retention_interval=None if interval == "dense" else interval,
-    )
-    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache, whole)
-    init_none_hash(sha256)
-    scheduler = (scheduler_class or (AsyncScheduler if asynchronous else Scheduler))(
-        vllm_config=whole,
-        kv_cache_config=kv_cache,
-        structured_output_manager=StructuredOutputManager(whole),
-        block_size=block_size,
-        hash_block_size=hash_block_size,
-    )
-    hasher = get_request_block_hasher(hash_block_size, sha256, whole.num_hash_lookahead_tokens) if caching else None
-    return scheduler, hasher
+def _lora(name: str) -> LoRARequest:
+    return LoRARequest(name, 1 + sum(map(ord, name)), f"/adapters/{name}")
 
 
 class _Tokens:
@@ -128,10 +67,10 @@ class _Tokens:
         accepted = self.next_accepted(request.request_id)
         return right[:accepted] + [3 + (token - 3 + 1) % 31997 for token in right[accepted:]]
 
-    def output(self, request: Any, num_drafts: int, padded: bool) -> tuple[list[int], int]:
+    def output(self, request: Any, num_drafts: int, padded: bool, num_valid: int) -> tuple[list[int], int]:
         accepted = 0
         if num_drafts and not padded:
-            accepted = min(self.next_accepted(request.request_id), num_drafts)
+            accepted = min(self.next_accepted(request.request_id), num_drafts, num_valid)
             self._num_verified[request.request_id] += 1
         first = request.num_tokens
         return [made_up_token(f"{request.request_id}:{first + i}") for i in range(accepted + 1)], accepted
@@ -150,11 +89,11 @@ def run_vllm(
     Returns:
         The steps, and "done", "stuck", "max_steps" or "assertion".
     """
-    scheduler, hasher = make_scheduler(workload["config"], scheduler_class)
+    driven = VllmScheduler(workload["config"], scheduler_class)
     try:
-        return _run(scheduler, hasher, workload, max_steps)
+        return _run(driven.scheduler, driven._hasher, workload, max_steps)
     finally:
-        scheduler.shutdown()
+        driven.close()
 
 
 def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: int) -> tuple[list[dict[str, Any]], str]:
@@ -166,7 +105,7 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
     tokens = _Tokens(workload)
     steps: list[dict[str, Any]] = []
     queue: deque[tuple[Any, dict[str, Any]]] = deque()
-    num_idle = 0
+    num_idle, compiling = 0, []
     while (
         pending or scheduler.has_unfinished_requests() or any(output.num_scheduled_tokens for output, _ in queue)
     ) and len(steps) < max_steps:
@@ -182,14 +121,29 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
                         max_tokens=arrival.sampling.max_tokens,
                         ignore_eos=True,
                         stop_token_ids=list(arrival.sampling.stop_token_ids),
+                        structured_outputs=StructuredOutputsParams(regex=".*") if arrival.grammar else None,
                     ),
                     pooling_params=None,
                     arrival_time=arrival.arrival_time,
                     priority=arrival.priority,
                     cache_salt=arrival.cache_salt or None,
+                    lora_request=_lora(arrival.adapter) if arrival.adapter else None,
                     block_hasher=hasher,
                 )
             )
+            if arrival.grammar is not None:
+                scheduler.requests[arrival.request_id].structured_output_request.grammar = Future()
+                compiling.append(arrival)
+        for arrival in compiling.copy():
+            if arrival.grammar.ready_step > len(steps):
+                continue
+            compiling.remove(arrival)
+            if (request := scheduler.requests.get(arrival.request_id)) is not None:
+                future = request.structured_output_request._grammar
+                if arrival.grammar.fails:
+                    future.set_exception(ValueError("the workload says that it fails"))
+                else:
+                    future.set_result(_Grammar(list(arrival.grammar.valid_drafts)))
         for abort_step, request_id in aborts:
             if abort_step == len(steps) and request_id in scheduler.requests:
                 scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
@@ -211,12 +165,11 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
             if done.num_scheduled_tokens:
                 step["processed"] = its_step["step"]
                 _process(scheduler, done, its_step, step, tokens, num_drafts, asynchronous)
-            elif hasattr(
-                scheduler, "recorder"
-            ):  # EngineCore gives back empty outputs too, and a recorder waits for them
-                scheduler.update_from_output(done, EMPTY_MODEL_RUNNER_OUTPUT)
+            else:  # EngineCore gives back empty outputs too; a recorder waits for them, and what is refused ends then
+                _finish_refused(scheduler, step, done, EMPTY_MODEL_RUNNER_OUTPUT)
         step["free_blocks_end"] = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        num_idle = 0 if output.num_scheduled_tokens or step["arrived"] or pending else num_idle + 1
+        busy = output.num_scheduled_tokens or step["arrived"] or pending or scheduler.deferred_waiting
+        num_idle = 0 if busy else num_idle + 1
         coming = any(abort_step > len(steps) and rid in scheduler.requests for abort_step, rid in aborts)
         if num_idle >= STUCK_AFTER and not coming and scheduler.has_unfinished_requests():
             return steps, "stuck"
@@ -225,6 +178,14 @@ def _run(scheduler: Any, hasher: Any, workload: Mapping[str, Any], max_steps: in
             if not output.num_scheduled_tokens:
                 scheduler.update_from_output(output, EMPTY_MODEL_RUNNER_OUTPUT)
     return steps, "done" if len(steps) < max_steps else "max_steps"
+
+
+def _finish_refused(scheduler: Any, step: dict[str, Any], output: Any, model_output: Any) -> None:
+    """Update a scheduler, and note the requests that it ends because their grammars cannot be compiled."""
+    # Requests that were aborted since are not ended again.
+    refused = [request_id for request_id in scheduler.grammar_compile_error_reqs if request_id in scheduler.requests]
+    scheduler.update_from_output(output, model_output)
+    step["finished"] = [request_id for request_id in refused if request_id not in scheduler.requests]
 
 
 class _PreemptionOrder:
@@ -295,21 +256,24 @@ def _process(
             continue
         drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
         padded = request_id in its_step["new"] + its_step["resumed"]
-        made, accepted = tokens.output(request, len(drafts), padded)
+        num_valid = len(drafts)
+        if request.use_structured_output and asynchronous and drafts and not padded:
+            # As ``update_draft_token_ids_in_output``, which EngineCore calls before it samples.
+            num_valid = len(scheduler.structured_output_manager.validate_tokens(request, [7] * len(drafts)))
+        made, accepted = tokens.output(request, len(drafts), padded, num_valid)
         if drafts:
             its_step["num_accepted"][request_id] = accepted
         sampled.append(made)
-    scheduler.update_from_output(
-        output,
-        ModelRunnerOutput(
-            req_ids=request_ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        ),
+    model_output = ModelRunnerOutput(
+        req_ids=request_ids,
+        req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+        sampled_token_ids=sampled,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
     )
+    ended: dict[str, Any] = {}
+    _finish_refused(scheduler, ended, output, model_output)
     for request_id, request in requests.items():
         if request is None:
             continue
@@ -317,6 +281,7 @@ def _process(
             its_step["appended"][request_id] = appended
         if request.is_finished():
             step["finished"].append(request_id)
+    step["finished"] += [request_id for request_id in ended["finished"] if request_id not in step["finished"]]
     if num_drafts and not asynchronous:
         alive = [rid for rid in request_ids if rid in scheduler.requests]
         made = [tokens.drafts(scheduler.requests[rid], num_drafts) for rid in alive]

@@ -138,6 +138,11 @@ class Span:
         """The largest part that is not the request's own computation; None if there is none."""
         return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
 
+    @property
+    def chief(self) -> Part | None:
+        """The largest part, the request's own computation and the time between steps included; None without any."""
+        return next((part for part in self.parts if part.amount > 0), None)
+
 
 @dataclass(frozen=True)
 class Confirmation:

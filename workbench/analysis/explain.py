@@ -61,7 +61,19 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
         >>> why.cause, why.culprits
         ('waiting for the token budget', ('long',))
     """
-    return Explainer(trace, cost_model).explain(request_id)
+    explainer = explainer_of(trace) if cost_model is None else Explainer(trace, cost_model)
+    return explainer.explain(request_id)
+
+
+def explainer_of(trace: Trace) -> Explainer:
+    """The explainer of a trace, which is kept with it until the trace grows."""
+    kept: dict[tuple[int, ...], Explainer] = trace.reading("explainers", lambda _: {})
+    size = (len(trace), len(trace.requests), len(trace.supplements))
+    if (explainer := kept.get(size)) is None:
+        explainer = Explainer(trace)
+        kept.clear()
+        kept[size] = explainer
+    return explainer
 
 
 class _Piece(NamedTuple):
@@ -84,6 +96,10 @@ class Explainer:
     Args:
         trace: The trace.
         cost_model: Divides steps between the requests in them; None to fit it, or to divide by tokens.
+
+    Attributes:
+        stalls: The stalls of the trace, by their steps.
+        unit: "s", or "steps" if the trace has no clock.
     """
 
     def __init__(self, trace: Trace, cost_model: CostModel | None = None) -> None:
@@ -98,10 +114,10 @@ class Explainer:
                 self.model, self._report = CostModel.fit(trace)
             except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
                 self.model = None
-        self._stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
+        self.stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())
-        self._ends = {step: trace[step - trace[0].step].end for step in self._stalls}
+        self._ends = {step: trace[step - trace[0].step].end for step in self.stalls}
         self._states = _States.of_all(trace)
 
     def _cut(self) -> Iterator[_Piece]:
@@ -113,7 +129,7 @@ class Explainer:
                 continue
             end = max(previous_end, record.end)
             begin = min(end, max(previous_end, record.time))
-            stall = self._stalls.get(record.step)
+            stall = self.stalls.get(record.step)
             if begin > previous_end:
                 yield _Piece(previous_end, begin, record, False)
             if end > begin:
@@ -127,9 +143,7 @@ class Explainer:
         """See `explain`."""
         request_id = find_request(self.trace.requests, request_id)
         of_request = self.metrics.requests[request_id]
-        info = self.trace.requests[request_id]
-        tokens = of_request.token_times if self.unit == "s" else tuple(step + 1.0 for step in of_request.token_steps)
-        arrival = info.arrival_time if self.unit == "s" else float(info.arrival_step)
+        arrival, tokens = self._times(request_id)
         if of_request.e2e is not None:
             end = arrival + _in_unit(of_request.e2e, self.unit)
         elif tokens:
@@ -140,20 +154,32 @@ class Explainer:
             raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
         states = self._states[request_id]
         parts = self._parts(states, arrival, end)
-        ttft = None
-        if of_request.ttft is not None and tokens:
-            ttft = Span("time to first token", tokens[0] - arrival, self._parts(states, arrival, tokens[0]))
         return Explanation(
             request_id,
             self.unit,
             end - arrival,
             parts,
-            ttft,
+            self.first_token(request_id),
             self._long_gaps(states, tokens),
-            tuple([stall for stall in self._stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
+            tuple([stall for stall in self.stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
             self._report,
             self._confirmer(request_id),
         )
+
+    def _times(self, request_id: str) -> tuple[float, tuple[float, ...]]:
+        """The arrival of a request, and the times of its tokens."""
+        info, of_request = self.trace.requests[request_id], self.metrics.requests[request_id]
+        if self.unit == "s":
+            return info.arrival_time, of_request.token_times
+        return float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
+
+    def first_token(self, request_id: str) -> Span | None:
+        """The time to first token of a request, by its full id, with its parts; None if it is not in the trace."""
+        arrival, tokens = self._times(request_id)
+        if self.metrics.requests[request_id].ttft is None or not tokens:
+            return None
+        parts = self._parts(self._states[request_id], arrival, tokens[0])
+        return Span("time to first token", tokens[0] - arrival, parts)
 
     def _long_gaps(self, states: _States, tokens: tuple[float, ...]) -> tuple[Span, ...]:
         gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(tokens), start=1)]
@@ -233,6 +259,10 @@ class Explainer:
 
     def _in_the_way(self, request_id: str, reason: Reason, record: StepRecord) -> dict[str, float]:
         """The requests behind a reason to wait, with their weights."""
+        if reason.root in ("grammar", "transfer"):
+            return {}
+        if reason.root == "adapter":
+            return dict.fromkeys(reason.requests, 1.0)
         if reason.root == "seats":
             return dict.fromkeys(record.running, 1.0)
         if reason.root == "partial_prefills":
@@ -398,7 +428,7 @@ def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Expl
     """
     if by not in ("ttft", "e2e"):
         raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')
-    explainer = Explainer(trace)
+    explainer = explainer_of(trace)
     known = [request for request in explainer.metrics.requests.values() if getattr(request, by) is not None]
     known.sort(key=lambda request: -_in_unit(getattr(request, by), explainer.unit))
     return [explainer.explain(request.request_id) for request in known[:count]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +12,14 @@ import msgspec
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import StepCost
+from workbench.readings.contents import Contents
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
-from workbench.trace import RequestInfo, Trace, TraceMeta
+from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
 
 
 def fork(
@@ -27,6 +28,7 @@ def fork(
     *,
     cost_model: StepCost | None = None,
     without: Collection[str] = (),
+    contents: Contents | None = None,
     **config_changes: Any,
 ) -> Trace:
     """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
@@ -43,6 +45,7 @@ def fork(
         at_step: The first step under the new configuration; the steps before it are those of the trace.
         cost_model: Gives the duration of a step; None for a fork without a clock.
         without: Requests to leave out.
+        contents: Says which prefixes are equal; None to read it from the trace.
         **config_changes: EngineConfig fields to change. ``block_size`` and ``num_blocks`` can only change at step 0.
             ``policy`` may also be a SchedulingPolicy object, from step 0.
 
@@ -74,10 +77,8 @@ def fork(
         policy = config_changes.pop("policy")
         if at_step:
             raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
-    recorded = recorded_config(trace)
-    changed = recorded.replace(**config_changes)
-    _check_drafts(recorded, changed)
-    past = _Past(trace)
+    recorded, past = recorded_config(trace), Past(trace, contents)
+    changed = past.changed(recorded, config_changes)
     arrivals = [
         past.arrival(info) if cost_model is None else past.timed_arrival(info, at_step)
         for info in trace.requests.values()
@@ -100,9 +101,9 @@ def fork(
             config_at={at_step: changed} if at_step else {},
             cost_model=_RecordedThenModel(trace, at_step, cost_model) if cost_model and at_step else cost_model,
             policy=policy,
-            as_vllm=trace.meta.source.startswith("vllm "),
+            as_vllm=trace.meta.is_of_vllm,
             meta=meta,
-            max_steps=max(MAX_STEPS, 10 * len(trace)),
+            max_steps=max_steps_of(trace),
         )
     except RuntimeError as assertion:
         raise ValueError(f"this setting would hang: vLLM's engine ends with {assertion}") from None
@@ -117,7 +118,7 @@ def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], 
     Args:
         trace: A recording with a clock.
     """
-    past = _Past(trace)
+    past = Past(trace)
     arrivals = [
         dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
         for info in trace.requests.values()
@@ -127,13 +128,20 @@ def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], 
 
 def why_hung(trace: Trace) -> str:
     """A sentence if a simulated run did not end, with the first request that waits forever; "" if it did."""
-    if trace.end == "done" or not len(trace):
-        return ""
-    last = trace[-1]
+    return "" if trace.end == "done" or not len(trace) else hang_of(trace[-1], len(trace))
+
+
+def hang_of(last: StepRecord, num_steps: int) -> str:
+    """The same for a run that did not end, from its last step and its number of steps."""
     for request_id, reason in last.not_scheduled.items():
         return f"this setting would hang: {request_id} waits forever: {reason}"
     names = ", ".join([*last.running, *last.waiting])
-    return f"this setting would hang: {names} had not ended after {len(trace)} steps"
+    return f"this setting would hang: {names} had not ended after {num_steps} steps"
+
+
+def max_steps_of(trace: Trace) -> int:
+    """Maximum number of steps of a simulation of a recorded run."""
+    return max(MAX_STEPS, 10 * len(trace))
 
 
 def recorded_config(trace: Trace) -> EngineConfig:
@@ -153,10 +161,15 @@ def _check_drafts(recorded: EngineConfig, changed: EngineConfig) -> None:
         )
 
 
-class _Past:
+STOP_NUMBER = 2**31 - 1
+"""Stands for a stop token that is not recorded."""
+
+
+class Past:
     """The requests of a trace as they arrived, and the tokens that they got."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, contents: Contents | None = None) -> None:
+        self._contents = contents or Contents(trace)
         self._first_time = trace[0].time if len(trace) else 0.0
         self._sampled: dict[str, list[int]] = defaultdict(list)
         self._accepts: dict[str, list[int]] = defaultdict(list)
@@ -170,15 +183,62 @@ class _Past:
                     self._accepts[chunk.request_id].append(chunk.num_accepted)
             self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
             self._aborted.update(dict.fromkeys(record.aborted, record.step))
+        if self._contents.kind != "tokens":
+            for info in trace.requests.values():
+                self._stand_in(info)
+
+    def _stand_in(self, info: RequestInfo) -> None:
+        """Put numbers in the place of output tokens that are not recorded."""
+        request_id, outputs = info.request_id, self._sampled[info.request_id]
+        if info.prompt_token_ids or not outputs:
+            return
+        outputs[:] = self._contents.tokens(request_id, info.num_prompt_tokens, info.num_prompt_tokens + len(outputs))
+        if self._ended.get(request_id) == "stop":  # its KV is not computed, so no other request can find it
+            outputs[-1] = STOP_NUMBER
+
+    @property
+    def knows_prefixes(self) -> bool:
+        """Whether every equality of prefixes is known."""
+        return self._contents.is_complete
+
+    @property
+    def tokens(self) -> dict[str, list[int]]:
+        """The output of each request, or numbers that stand for it."""
+        return self._sampled
+
+    def changed(self, recorded: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
+        """A changed configuration under which the run can be simulated.
+
+        Raises:
+            ValueError: A field is unknown, a value is outside its range, or the recording does not say enough.
+        """
+        changed = recorded.replace(**changes)
+        _check_drafts(recorded, changed)
+        self._check_prefixes(recorded, changed)
+        return changed
+
+    def _check_prefixes(self, recorded: EngineConfig, changed: EngineConfig) -> None:
+        """Refuse settings under which hits of the prefix cache are not known.
+
+        Raises:
+            ValueError: The message names the field.
+        """
+        if not changed.enable_prefix_caching:
+            return
+        if problem := self._contents.why_not([group.block_size for group in changed.cache_groups]):
+            raise ValueError(problem)
+        if self._contents.kind == "hits" and not recorded.enable_prefix_caching:
+            raise ValueError(
+                "enable_prefix_caching=True has no answer: the recording has neither token ids nor block hashes, and "
+                "its engine cached no prefixes, so it does not say which are equal"
+            )
 
     def arrival(self, info: RequestInfo) -> Arrival:
         """A request that arrives, and is aborted, at its recorded step."""
         request_id = info.request_id
         return Arrival(
             request_id=request_id,
-            # A recording without tokens still has lengths: use made-up tokens, which share no prefix.
-            prompt_token_ids=info.prompt_token_ids
-            or [made_up_token(f"{request_id} prompt:{i}") for i in range(info.num_prompt_tokens)],
+            prompt_token_ids=self._contents.prompt(info),
             sampling=self._sampling(info),
             priority=info.priority,
             arrival_step=info.arrival_step,
@@ -186,6 +246,7 @@ class _Past:
             abort_step=self._aborted.get(request_id),
             accepts=tuple(self._accepts[request_id]),
             cache_salt=info.cache_salt,
+            adapter=info.adapter,
         )
 
     def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:
@@ -202,7 +263,7 @@ class _Past:
 
         A stop token stays one. An asynchronous scheduler foresees an end by ``max_tokens``, and for an end by a stop
         token it has scheduled one chunk too many. A last token that also came earlier was none: a stop string ended
-        the request, or the recording has no token ids.
+        the request.
         """
         *before, last = self._sampled[info.request_id] or [-1]
         if info.request_id not in self._ended:

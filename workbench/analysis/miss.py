@@ -15,6 +15,7 @@ NOT_KEPT = "outside what the window kept"
 LAST_TOKEN = "last token must be computed"  # noqa: S105
 WITHDRAWN = "published and withdrawn"
 OTHER_SALT = "cache salt differs"
+OTHER_ADAPTER = "adapter differs"
 CANNOT_DROP = "last block dropped for the drafter"
 UNKNOWN = "unknown"
 
@@ -27,6 +28,7 @@ REASONS = (
     LAST_TOKEN,
     WITHDRAWN,
     OTHER_SALT,
+    OTHER_ADAPTER,
     CANNOT_DROP,
     UNKNOWN,
 )
@@ -109,9 +111,7 @@ class Miss:
                 mine, other = self.token_ids
                 return f"{block} was never computed: token {self.position} is {mine}, in {culprit} it is {other}"
             case "never computed" if culprit is not None:
-                return (
-                    f"{block} was never computed: {culprit} computed the {self.position} tokens before it and no more"
-                )
+                return f"{block} was never computed: {culprit} computed the {self.position} tokens before it, not these"
             case "never computed":
                 return f"{block} was never computed: no request before begins like this one"
             case "not full" if self.is_own_end:
@@ -126,6 +126,8 @@ class Miss:
                 return f"{block} holds the last token, which is always computed"
             case "cache salt differs":
                 return f"{block} was computed by {culprit}, with another cache salt"
+            case "adapter differs":
+                return f"{block} was computed by {culprit}, with another adapter"
             case "last block dropped for the drafter":
                 return f"{block} is cached, and dropped: the drafter needs the tokens before the next one computed"
         return f"{block} was not found, and the trace does not tell why"

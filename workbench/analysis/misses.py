@@ -28,7 +28,7 @@ def history_of(trace: Trace) -> PrefixHistory:
     """
     with _lock:
         history = _histories.get(trace)
-        if history is None:
+        if history is None or history.contents.is_outdated:
             history = _histories[trace] = PrefixHistory(trace)
         history.advance()
         return history
@@ -142,8 +142,8 @@ def table(trace: Trace, *, changes: bool = True) -> MissTable:
     )
     if not changes or not admissions:
         return result
-    if any(info.num_prompt_tokens and not info.prompt_token_ids for info in trace.requests.values()):
-        return replace(result, unknown="the recording has no token ids")
+    if not all(map(history_of(trace).contents.is_known, trace.requests.values())):
+        return replace(result, unknown="the recording has neither token ids nor hashes of all prompts")
     if trace.keyframe is not None or trace[0].step:
         return replace(result, unknown="the trace does not begin with the first step")
     unchanged = _num_lost(fork(trace))

@@ -11,144 +11,44 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
-from workbench.analysis.fork import fork, why_hung
+from workbench.analysis.fork import Past, fork, max_steps_of, recorded_config
+from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
+from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
+from workbench.analysis.spread_out import spread_out
+from workbench.analysis.values import values_of
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.costs.drift import Drift
 from workbench.costs.fit import FitReport, without_stalls, without_trend
 from workbench.costs.step_noise import Replayed, StepNoise
 from workbench.formats.access_log import read_access_log
-from workbench.readings.metrics import TraceMetrics, percentile
+from workbench.ground.on_demand import with_progress
+from workbench.readings.contents import Contents
+from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace, TraceError, TraceMeta
 
+WORTH_PROCESSES = 200_000
+"""Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
+
 SOURCE = "access log"
 """Beginning of the source of a trace that was simulated from a log: nothing in it was measured."""
 
-NUM_DRAWS = 8
-"""Number of repeated simulations that an interval comes from."""
+DRAWN_TOKENS = 800_000
+"""Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
 
-MIN_SPREAD = 0.02
-"""Smallest relative half-width of an interval: two runs of one server differ by that much."""
-
-VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
-"""Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
-
-STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
-
-
-def value_names() -> tuple[str, ...]:
-    """Names of all predicted values."""
-    return (*(f"{value}_{statistic}" for value in VALUES for statistic in STATISTICS), "duration", "output_throughput")
-
-
-def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[str, float]:
-    """The latencies of a run in seconds, by name: "ttft_mean", "itl_p99", "duration" and so on.
-
-    Args:
-        trace: A trace with a clock.
-        request_ids: Requests to count; None for all.
-
-    Raises:
-        TraceError: The trace has no clock.
-    """
-    return latency_values(trace.metrics(), request_ids)
-
-
-def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
-    """The values of ``values_of``, for the metrics of one trace or of several.
-
-    Raises:
-        TraceError: The run has no clock.
-    """
-    if metrics.summary.unit != "s":
-        raise TraceError("the trace has no clock: it holds steps, but not their times")
-    columns = _latencies(metrics, request_ids)
-    values: dict[str, float] = {}
-    for name in VALUES:
-        seconds = columns[name]
-        if seconds:
-            percentiles = [percentile(sorted(seconds), percent) for percent in (50, 90, 95, 99, 100)]
-            values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(seconds), *percentiles))}
-    values["duration"] = metrics.summary.duration
-    values["output_throughput"] = metrics.summary.output_throughput or 0.0
-    return values | counts_of(metrics)
-
-
-def counts_of(metrics: TraceMetrics) -> dict[str, float]:
-    """The values of a run that are no times, by name: steps, preemptions, hit rate, and use of KV blocks."""
-    summary, columns = metrics.summary, metrics.columns
-    computed = sum(columns["num_tokens"]) - sum(columns["num_decode_tokens"])
-    counts = {
-        "num_steps": float(summary.num_steps),
-        "num_preemptions": float(summary.num_preemptions),
-        "hit_rate": summary.num_cached_tokens / ((computed + summary.num_cached_tokens) or 1),
-    }
-    uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
-    return counts | {name: use for name, use in uses.items() if use is not None and math.isfinite(use)}
-
-
-def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
-    columns: dict[str, list[float]] = {name: [] for name in VALUES}
-    for request in metrics.requests.values():
-        if request_ids is not None and request.request_id not in request_ids:
-            continue
-        for name in ("ttft", "queue", "e2e"):
-            latency = getattr(request, name)
-            if latency is not None:
-                columns[name].append(latency.seconds)
-        if request.decode is not None and request.num_output_tokens > 1:
-            assert request.decode.seconds is not None  # the trace has a clock
-            columns["tpot"].append(request.decode.seconds / (request.num_output_tokens - 1))
-        columns["itl"] += request.gaps("s")
-    return columns
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A predicted value, with the range that the measured one is expected in.
-
-    Attributes:
-        value: The prediction in seconds; tokens per second for "output_throughput".
-        low: Lower end.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """A run under one configuration.
-
-    Attributes:
-        changes: The changed fields; empty for the unchanged configuration.
-        trace: The simulated run, without noise.
-        intervals: Every value by name, with its interval.
-        draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
-        notes: Sentences that limit its use, such as a note on an extrapolation.
-    """
-
-    changes: Mapping[str, Any]
-    trace: Trace
-    intervals: Mapping[str, Interval]
-    draws: Mapping[str, list[float]]
-    notes: tuple[str, ...] = ()
-
-    def __getitem__(self, name: str) -> Interval:
-        return self.intervals[name]
+MIN_DRAWS = 3
+"""Number of repeated simulations of a long run."""
 
 
 class Predictor:
@@ -159,12 +59,15 @@ class Predictor:
         cost_model: Duration of a step; None to fit it to the trace.
         others: More recordings to fit the cost model to.
         fit_from: Recordings to fit the cost model to instead of the trace.
-        num_draws: Number of repeated simulations for intervals; 0 for none.
+        num_draws: Number of repeated simulations for intervals, 0 for none; a long run has fewer, down to MIN_DRAWS.
         counted: Requests whose latencies count, such as all but a benchmark's warm-up; None for all.
+        executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do.
 
     Attributes:
         model: The cost model.
         report: Its errors; None if the model was given.
+        first_draw: The simulation that every setting has: None for the one without noise. In a long run noise averages
+            out, and the first draw serves.
 
     Raises:
         ValueError: The trace has no clock, or the fit does not hold.
@@ -179,8 +82,15 @@ class Predictor:
         fit_from: Sequence[Trace] = (),
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.trace = trace
+        num_tokens = sum(map(len, self._past.tokens.values()))
+        asked, num_draws = num_draws, min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
+        self.first_draw = 0 if num_draws < asked else None
+        self._known: dict[tuple[str, int | None], Outcome | ValueError] = {}
+        self._executor = executor
+        self._unchanged: Prediction | None = None
         self._counted = counted
         self.report: FitReport | None = None
         self._drift = Drift()
@@ -207,10 +117,12 @@ class Predictor:
         except TraceError:
             return {}
 
-    @cached_property
+    @property
     def unchanged(self) -> Prediction:
         """The recorded configuration, predicted like any other."""
-        return self._predict({}, {})
+        self.predict_all([])
+        assert self._unchanged is not None
+        return self._unchanged
 
     @property
     def unchanged_values(self) -> dict[str, float]:
@@ -233,79 +145,164 @@ class Predictor:
         Raises:
             ValueError: A field is unknown, or a value is outside its range.
         """
-        return self._predict(changes, self.errors)
+        return self.predict_all([changes])[0]
 
     def simulate(self, **changes: Any) -> Trace:
         """The run under a changed configuration, without an interval."""
         return fork(self.trace, cost_model=Replayed(self.model, self._drift), **changes)
 
-    def _predict(self, changes: Mapping[str, Any], errors: Mapping[str, float]) -> Prediction:
-        trace = self.simulate(**changes)
-        values = values_of(trace, self._counted)
-        costs = [Replayed(model, self._drift, self._noise, seed) for seed, model in enumerate(self._models)]
-        runs = [values_of(fork(self.trace, cost_model=cost, **changes), self._counted) for cost in costs]
-        draws = {name: [run.get(name, math.nan) for run in runs] for name in values}
-        intervals = {
-            name: _range(value, draws[name]) if name in COUNTS else _interval(value, draws[name], errors.get(name, 0.0))
-            for name, value in values.items()
-        }
-        return Prediction(dict(changes), trace, intervals, draws, self._notes(trace, changes))
+    @cached_property
+    def _past(self) -> Past:
+        return Past(self.trace)
 
-    def _notes(self, trace: Trace, changes: Mapping[str, Any]) -> tuple[str, ...]:
+    @cached_property
+    def _run(self) -> RecordedRun:
+        """The recorded run, to be simulated again."""
+        if len(self.trace) and self.trace[0].step:
+            raise ValueError(f"a prediction needs the whole run, and this trace has only {self.trace.steps_in_words}")
+        return RecordedRun(
+            arrivals=[self._past.timed_arrival(info, 0) for info in self.trace.requests.values()],
+            tokens=self._past.tokens,
+            as_vllm=self.trace.meta.is_of_vllm,
+            max_steps=max_steps_of(self.trace),
+            model=self.model,
+            draws=self._models,
+            drift=self._drift,
+            noise=self._noise,
+            largest=self.report.largest if self.report is not None else {},
+            counted=self._counted,
+        )
+
+    def outcomes(
+        self, tasks: Sequence[tuple[Mapping[str, Any], int | None]]
+    ) -> Iterator[tuple[int, Outcome | ValueError]]:
+        """Simulate the run under several settings, in other processes if it is long.
+
+        Args:
+            tasks: The changed fields of each simulation, and the number of its draw; None for no noise.
+
+        Yields:
+            The index of a task and its outcome, as they become known; a ValueError for an impossible setting.
+        """
+        recorded, possible, known = recorded_config(self.trace), [], []
+        keys = [(repr(sorted(changes.items())), draw) for changes, draw in tasks]
+        policies = [policy if isinstance(policy := c.get("policy"), SchedulingPolicy) else None for c, _ in tasks]
+        for index, ((changes, draw), policy) in enumerate(zip(tasks, policies)):
+            fields = {name: value for name, value in changes.items() if policy is None or name != "policy"}
+            if policy is None and keys[index] in self._known:
+                known.append((index, self._known[keys[index]]))
+                continue
+            try:
+                possible.append((index, (self._past.changed(recorded, fields), draw, policy)))
+            except ValueError as problem:
+                known.append((index, problem))
+        yield from known
+        num_tokens = len(tasks) * sum(len(outputs) for outputs in self._run.tokens.values())
+        # A policy is perhaps one of a notebook, and not known in another process.
+        jobs = 1 if num_tokens < WORTH_PROCESSES or any(policies) else None
+        for place, outcome in spread_out(
+            outcome_of, self._run, [task for _, task in possible], executor=self._executor, jobs=jobs
+        ):
+            index = possible[place][0]
+            self._known[keys[index]] = outcome
+            yield index, outcome
+
+    def predict_all(self, settings: Sequence[Mapping[str, Any]], *, progress: bool = False) -> list[Prediction]:
+        """The run under several configurations, as `predict` gives it. Ctrl-C leaves out repeated simulations.
+
+        Raises:
+            ValueError: A field is unknown, or a value is outside its range.
+        """
+        if self._unchanged is None:  # together with the others: it widens their intervals
+            settings = [{}, *settings]
+        if not settings:
+            return []
+        # The first simulation of each setting comes before all others: with them Ctrl-C still leaves an answer.
+        further = range(0 if self.first_draw is None else 1, len(self._models))
+        tasks = [(changes, draw) for draw in (self.first_draw, *further) for changes in settings]
+        found: dict[int, Outcome] = {}
+        try:
+            for index, outcome in with_progress(
+                self.outcomes(tasks), "prediction", "simulation", shown=progress, total=len(tasks)
+            ):
+                if isinstance(outcome, ValueError):
+                    raise outcome
+                found[index] = outcome
+        except KeyboardInterrupt:  # an answer from the simulations that are there
+            if any(index not in found for index in range(len(settings))):
+                raise
+        predictions = []
+        rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
+        drawn = rounds[1:] if self.first_draw is None else rounds
+        whole = [each for each in drawn if all(index in found for index in each)]
+        for place, changes in enumerate(settings):
+            prediction = self._prediction(changes, found[place], [found[each[place]].values for each in whole])
+            if self._unchanged is None:
+                self._unchanged = prediction
+            else:
+                predictions.append(prediction)
+        return predictions
+
+    def _prediction(
+        self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Mapping[str, float]]
+    ) -> Prediction:
+        errors = self.errors if changes else {}
+        draws = {name: [run.get(name, math.nan) for run in runs] for name in outcome.values}
+        intervals = {
+            name: range_of(value, draws[name])
+            if name in COUNTS
+            else interval_of(value, draws[name], errors.get(name, 0.0))
+            for name, value in outcome.values.items()
+        }
+        notes = self._notes(outcome, changes)
+        if changes and not self._past.knows_prefixes:
+            intervals = self._widened(changes, outcome, intervals)
+            notes += (UNKNOWN_SHARING,)
+        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate)
+
+    def _widened(
+        self, changes: Mapping[str, Any], outcome: Outcome, intervals: Mapping[str, Interval]
+    ) -> dict[str, Interval]:
+        """Intervals that also hold the run in which requests share as much as the recording allows."""
+        most = Past(self.trace, Contents(self.trace, assume_shared=True))
+        arrivals = [most.timed_arrival(info, 0) for info in self.trace.requests.values()]
+        run = replace(self._run, arrivals=arrivals, tokens=most.tokens)
+        values = run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
+        widened = dict(intervals)
+        for name, known in intervals.items():
+            if math.isfinite(other := values.get(name, math.nan)):
+                moved = other if name in COUNTS else known.value * other / (outcome.values[name] or 1.0)
+                widened[name] = Interval(known.value, min(known.low, moved), max(known.high, moved))
+        return widened
+
+    def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
-        if hang := why_hung(trace):
-            notes.append(hang)
+        notes += [outcome.hang] if outcome.hang else []
         if self.report is not None:
-            notes += _extrapolations(trace, self.report.largest)
-        if changes and (nothing := self._nothing_changes(trace, changes)):
+            notes += [
+                f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "
+                f"of the largest measured step, up to {largest}"
+                for name, (share, largest) in outcome.beyond.items()
+                if share >= 0.01
+            ]
+        if changes and (nothing := self._nothing_changes(outcome, changes)):
             notes.append(nothing)
         return tuple(notes)
 
-    def _nothing_changes(self, trace: Trace, changes: Mapping[str, Any]) -> str:
-        """A sentence if every step of a simulated run is as without the changes; "" if one is not."""
-        unchanged = self.unchanged.trace
-        if [record.chunks for record in trace] != [record.chunks for record in unchanged]:
+    def _nothing_changes(self, outcome: Outcome, changes: Mapping[str, Any]) -> str:
+        """A sentence if a simulated run is as without the changes, to the last digit; "" if it is not."""
+        unchanged = self.unchanged.outcome
+        if (outcome.values, outcome.e2e) != (unchanged.values, unchanged.e2e):
             return ""
         equal = len({info.priority for info in self.trace.requests.values()}) < 2
         why = "all requests have the same priority: " if "policy" in changes and equal else ""
         return f"{why}nothing changes, every step of the simulation is as before"
 
 
-def _interval(value: float, draws: Sequence[float], error: float) -> Interval:
-    """The mean of the draws and their range, wide enough for the error that the unchanged prediction has.
-
-    Args:
-        value: The prediction without draws.
-        draws: The value in each draw.
-        error: Relative error of the unchanged prediction.
-    """
-    known = [one for one in draws if math.isfinite(one)]
-    if known:
-        value = fmean(known)
-    corrected = value / (1 + error) if error > -0.9 else value
-    values = (value, corrected, *known)
-    return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
-
-
-def _range(value: float, draws: Sequence[float]) -> Interval:
-    """A value that is no time, and its range in the draws."""
-    return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)
-
-
-def _extrapolations(trace: Trace, largest: Mapping[str, int]) -> list[str]:
-    """One sentence for each kind of size in which steps go far beyond every measured step."""
-    steps = step_costs(trace)
-    if not len(steps):
-        return []
-    sequences, _, kv_tokens, _ = zip(*steps.features)
-    sizes = {"sequences": sequences, "rows": steps.rows, "kv_tokens": kv_tokens}
-    names = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
-    return [
-        f"extrapolated: {beyond:.0%} of the steps have more than the {largest[name]} {names[name]} of the largest "
-        f"measured step, up to {int(max(values))}"
-        for name, values in sizes.items()
-        if (beyond := fmean(value > 1.05 * largest[name] for value in values)) >= 0.01
-    ]
+UNKNOWN_SHARING = (
+    "the recording has neither token ids nor block hashes, and its engine evicted blocks: intervals hold all from the "
+    "prefixes that its hits show to the most that prompts may share"
+)
 
 
 def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, **config: Any) -> Trace:

@@ -22,12 +22,14 @@ from workbench.analysis.miss import (
     NOT_ALIGNED,
     NOT_FULL,
     NOT_KEPT,
+    OTHER_ADAPTER,
     OTHER_SALT,
     UNKNOWN,
     WITHDRAWN,
     Lost,
     Miss,
 )
+from workbench.readings.contents import Contents
 from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.recurrent_state import CachedState
@@ -35,8 +37,6 @@ from workbench.scheduler.request import Request
 from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.trace import Chunk, StepRecord, Trace
 from workbench.trace.records import TableChange
-
-_FIRST_UNKNOWN_TOKEN = 2**40
 
 
 class _Removal(NamedTuple):
@@ -65,6 +65,7 @@ class PrefixHistory:
 
     Attributes:
         manager: Caches and looks up blocks as the scheduler's did.
+        contents: The requests' tokens, or what stands for them.
         misses: For each request the misses of its admissions, one per admission and KV cache group.
         num_read: Number of steps that are read.
 
@@ -82,13 +83,14 @@ class PrefixHistory:
         self._is_async = config.async_scheduling
         self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._requests: dict[str, Request] = {}
-        self._computed: dict[str, ComputedTokens] = {}
+        self._computed: dict[tuple[str, str], ComputedTokens] = {}
         self._grown: dict[str, tuple[Request, int]] = {}
         self._removed: dict[bytes, _Removal] = {}
         self._before: tuple[Chunk, ...] = ()
         self._evicted: set[int] | None = None
-        self._num_unknown = 0
         self._unknown: set[str] = set()
+        self.contents = Contents(self._trace)
+        self._has_numbers = self.contents.kind != "tokens"
         self._begins_late = trace.keyframe is not None
         self.misses: dict[str, list[Miss]] = {}
         self.num_read = 0
@@ -121,17 +123,14 @@ class PrefixHistory:
         request = self._requests.get(request_id)
         if request is None:
             info = self._trace.requests[request_id]
-            tokens: Sequence[int] = info.prompt_token_ids
-            if not tokens:  # tokens of which no other request has any
+            if not self.contents.is_known(info):
                 self._unknown.add(request_id)
-                tokens = [self._unknown_token() for _ in range(info.num_prompt_tokens)]
-            request = self._requests[request_id] = Request(request_id, tokens, cache_salt=info.cache_salt)
+            prompt = self.contents.prompt(info)
+            request = self._requests[request_id] = Request(
+                request_id, prompt, cache_salt=info.cache_salt, adapter=info.adapter
+            )
             request.reset_blocks(len(self._groups))
         return request
-
-    def _unknown_token(self) -> int:
-        self._num_unknown += 1
-        return _FIRST_UNKNOWN_TOKEN + self._num_unknown
 
     def _compute(self, request: Request, num_computed: int) -> None:
         """The KV of a request's first tokens is computed, and the blocks that they fill are cached."""
@@ -142,10 +141,10 @@ class PrefixHistory:
         num_known = len(request.token_ids)
         self._grown[request.request_id] = request, num_computed if num_computed < num_known else num_known
 
-    def _tree(self, cache_salt: str) -> ComputedTokens:
-        tree = self._computed.get(cache_salt)
+    def _tree(self, sharing: tuple[str, str]) -> ComputedTokens:
+        tree = self._computed.get(sharing)
         if tree is None:
-            tree = self._computed[cache_salt] = ComputedTokens()
+            tree = self._computed[sharing] = ComputedTokens()
         return tree
 
     # -- one step --------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ class PrefixHistory:
         for chunk in self._before if self._is_async else record.chunks:
             if (token := chunk.sampled) is None or (request := requests.get(chunk.request_id)) is None:
                 continue
-            if self._steps_ahead or self._unknown or chunk.sampled_before:
+            if self._steps_ahead or self._has_numbers or chunk.sampled_before:
                 self._append(request, chunk)
             else:
                 request.token_ids.append(token)
@@ -239,13 +238,17 @@ class PrefixHistory:
             self._requests.pop(request_id, None)
 
     def _append(self, request: Request, chunk: Chunk) -> None:
-        tokens: Sequence[int] = chunk.accepted
-        if request.request_id in self._unknown:
-            tokens = [self._unknown_token() for _ in tokens]
-        request.token_ids += tokens
+        if self.shows_tokens(request):
+            request.token_ids += chunk.accepted
+        else:
+            self._add_numbers(request, len(chunk.accepted))
         if self._steps_ahead and request.status == "running":
             num_rejected = max(0, len(chunk.drafts) - chunk.num_accepted)
             self._compute(request, min(chunk.num_kv - num_rejected, len(request.token_ids) - 1))
+
+    def _add_numbers(self, request: Request, num_tokens: int) -> None:
+        num_known = len(request.token_ids)
+        request.token_ids += self.contents.tokens(request.request_id, num_known, num_known + num_tokens)
 
     # -- an admission ----------------------------------------------------------------------------------------
 
@@ -253,7 +256,7 @@ class PrefixHistory:
         num_lost = chunk.end - len(request.token_ids)
         if self._begins_late and num_lost > 0:  # tokens that were sampled before the trace began
             self._unknown.add(request.request_id)
-            request.token_ids += [self._unknown_token() for _ in range(num_lost)]
+            self._add_numbers(request, num_lost)
         num_hits = chunk.num_cached_tokens
         hit = self.manager.get_computed_blocks(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
@@ -288,20 +291,33 @@ class PrefixHistory:
     def repetition(self, request: Request) -> Repetition:
         """The longest beginning of a request that requests of its salt computed before."""
         for other, num_computed in self._grown.values():  # only admissions ask, so decodes are entered many at a time
-            self._tree(other.cache_salt).add(other.request_id, other.token_ids, num_computed)
+            self._tree(_sharing(other)).add(other.request_id, other.token_ids, num_computed)
         self._grown.clear()
-        return self._tree(request.cache_salt).longest(request.token_ids)
+        return self._tree(_sharing(request)).longest(request.token_ids)
 
-    def repetition_elsewhere(self, request: Request) -> Repetition:
-        """The same for requests with another salt."""
-        others = [
-            tree.longest(request.token_ids) for salt, tree in self._computed.items() if salt != request.cache_salt
-        ]
-        return max(others, key=lambda repetition: repetition.num_tokens, default=Repetition(0, None, None, None))
+    def repetition_elsewhere(self, request: Request) -> tuple[Repetition, str]:
+        """The same for requests with another salt or another adapter, and the reason why it is of no use."""
+        here = _sharing(request)
+        others = [(tree.longest(request.token_ids), key) for key, tree in self._computed.items() if key != here]
+        longest, (salt, _) = max(
+            others,
+            key=lambda other: (other[0].num_tokens, other[1][0] != request.cache_salt),
+            default=(Repetition(0, None, None, None), here),
+        )
+        return longest, OTHER_SALT if salt != request.cache_salt else OTHER_ADAPTER
+
+    def shows_tokens(self, request: Request) -> bool:
+        """Whether a request's tokens are recorded."""
+        return not self._has_numbers or bool(self._trace.requests[request.request_id].prompt_token_ids)
 
     def is_unknown(self, request: Request) -> bool:
         """Whether other requests may have had the tokens of a request without a sign of it in the trace."""
         return self._begins_late or request.request_id in self._unknown
+
+
+def _sharing(request: Request) -> tuple[str, str]:
+    """The properties that requests share if they find each other's blocks."""
+    return request.cache_salt, request.adapter
 
 
 class _Inquiry:
@@ -318,7 +334,7 @@ class _Inquiry:
         self._lookahead = lookahead
 
     @cached_property
-    def _elsewhere(self) -> Repetition:
+    def _elsewhere(self) -> tuple[Repetition, str]:
         return self._history.repetition_elsewhere(self._request)
 
     def miss(self, group: GroupManager) -> Miss:
@@ -404,11 +420,12 @@ class _Inquiry:
             return _Cause(removal.reason, removal.step, removal.culprit)
         if self._num_repeated >= end:
             return _Cause(NOT_ALIGNED, culprit=repetition.first)
-        if self._elsewhere.num_tokens - self._lookahead >= end:
-            return _Cause(OTHER_SALT, culprit=self._elsewhere.first)
+        elsewhere, differs = self._elsewhere
+        if elsewhere.num_tokens - self._lookahead >= end:
+            return _Cause(differs, culprit=elsewhere.first)
         if self._is_unsure:
             return _Cause(UNKNOWN)
-        if repetition.diverging is not None and repetition.num_tokens:
+        if repetition.diverging is not None and repetition.num_tokens and history.shows_tokens(request):
             tokens = request.token_ids[repetition.num_tokens], repetition.other_token
             return _Cause(NEVER_COMPUTED, None, repetition.diverging, repetition.num_tokens, tokens)
         if repetition.num_tokens > block * group.block_size:

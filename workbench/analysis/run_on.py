@@ -17,6 +17,7 @@ from typing import Any, Literal
 from workbench.analysis.fork import recorded_config
 from workbench.config import EngineConfig, SamplingParams
 from workbench.readings.block_replay import BlockReplay
+from workbench.readings.contents import Contents
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.scheduler import Scheduler
@@ -47,6 +48,7 @@ class LastState:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.contents = Contents(trace)
         self.config = recorded_config(trace)
         if trace.num_blocks is None:
             raise ValueError("the trace's config has no num_blocks: the state of its scheduler cannot be rebuilt")
@@ -119,9 +121,7 @@ class LastState:
     def _made(self, request_id: str) -> Request:
         """A request with its known tokens; made-up ones if the trace has none."""
         info = self.trace.requests[request_id]
-        prompt = info.prompt_token_ids or [
-            made_up_token(f"{request_id} prompt:{i}") for i in range(info.num_prompt_tokens)
-        ]
+        prompt = self.contents.prompt(info)
         sampling = SamplingParams(max_tokens=max(1, info.max_tokens))
         request = Request(
             request_id,
@@ -131,8 +131,12 @@ class LastState:
             arrival_time=info.arrival_time,
             arrival_step=info.arrival_step,
             cache_salt=info.cache_salt,
+            adapter=info.adapter,
         )
-        request.token_ids += self._outputs.get(request_id, ())
+        outputs: Sequence[int] = self._outputs.get(request_id, ())
+        if not info.prompt_token_ids:
+            outputs = self.contents.tokens(request_id, request.num_tokens, request.num_tokens + len(outputs))
+        request.token_ids += outputs
         keyframe = self.trace.keyframe
         if keyframe is not None and request_id in keyframe.num_kv_computed:  # earlier outputs are not in the trace
             chunk = self._chunks.get(request_id)

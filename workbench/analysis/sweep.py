@@ -7,12 +7,13 @@ import csv
 import itertools
 import json
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from workbench.analysis.spread_out import spread_out
 from workbench.config import EngineConfig
 from workbench.ground.on_demand import progress_bar
 from workbench.simulation.at_scale import simulate_at_scale
@@ -23,9 +24,6 @@ OBJECTIVES = {"ttft_mean": "min", "itl_mean": "min", "output_throughput": "max"}
 
 MAX_RUNS = 10_000
 """Maximum number of combinations in a grid: a misplaced value should not start a million simulations."""
-
-PROCESSES = sys.platform != "emscripten"
-"""Whether the platform has processes; a web page has none, and its sweeps run one combination after another."""
 
 Row = dict[str, Any]
 
@@ -83,6 +81,7 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     *,
     jobs: int | None = None,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> list[Row]:
     """Simulate a workload under every combination of a grid.
@@ -91,12 +90,14 @@ def sweep(
         workload: A workload with a cost model, see ``workbench.simulation.workload.read_simulation``.
         grid: Values by EngineConfig field, or by "rate".
         jobs: Number of processes; None for one per core. With 1 the runs take place in this process.
+        executor: Runs the simulations instead. Any `concurrent.futures.Executor` will do, such as Dask's
+            ``client.get_executor()``.
         progress: Show a progress bar of runs.
 
     Returns:
         One row per combination, in the order of the grid: its settings, the numbers of its SimulationSummary,
         ``error`` (why the combination is invalid, "" if it ran), and ``pareto`` (no other row is at least as good
-        in mean TTFT, mean ITL and throughput, and better in one).
+        in mean TTFT, mean ITL and throughput, and better in one). After Ctrl-C only those that are known.
 
     Raises:
         ValueError: The workload is malformed or has no cost model, or the grid is empty or too large.
@@ -110,27 +111,17 @@ def sweep(
     if "rate" in grid and "generate" not in content:
         raise ValueError("rate can only be swept for a workload that has generate.arrivals")
     rows: list[Row] = [{} for _ in combinations]
-    jobs = min(jobs or os.cpu_count() or 1, len(combinations))
     with progress_bar(len(rows), "sweep", "run", shown=progress) as bar:
-        for index, row in _run_all(content, combinations, jobs):
-            rows[index] = row
-            bar.update()
+        try:
+            tasks = [(settings,) for settings in combinations]
+            for index, row in spread_out(_run, content, tasks, executor=executor, jobs=jobs):
+                rows[index] = row
+                bar.update()
+        except KeyboardInterrupt:
+            rows = [row for row in rows if row]
+            if not rows:
+                raise
     return mark_pareto(rows)
-
-
-def _run_all(content: dict[str, Any], combinations: Sequence[Row], jobs: int) -> Iterator[tuple[int, Row]]:
-    """Index and row of each combination, as they become known."""
-    if jobs == 1 or not PROCESSES:
-        yield from ((index, _run(content, settings)) for index, settings in enumerate(combinations))
-        return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
-    # Spawn processes instead of forking: this one may have threads of MLX or of a server.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_run, content, settings): index for index, settings in enumerate(combinations)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
 
 
 def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
@@ -149,14 +140,14 @@ def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
     return {**settings, **simulate_at_scale(config, arrivals, cost_model).to_row(), "error": ""}
 
 
-def mark_pareto(rows: list[Row]) -> list[Row]:
-    """Set ``pareto`` in every row: True if no other row beats it by ``OBJECTIVES``."""
+def mark_pareto(rows: list[Row], objectives: Mapping[str, str] = OBJECTIVES) -> list[Row]:
+    """Set ``pareto`` in every row: True if no other row beats it by some objectives, each "min" or "max"."""
 
     def losses(row: Row) -> tuple[float, ...] | None:
-        values = [value for name in OBJECTIVES if (value := row.get(name)) is not None]
-        if row.get("end") != "done" or len(values) < len(OBJECTIVES):
+        values = [value for name in objectives if (value := row.get(name)) is not None]
+        if row.get("end") != "done" or len(values) < len(objectives):
             return None
-        return tuple(value if goal == "min" else -value for value, goal in zip(values, OBJECTIVES.values()))
+        return tuple(value if goal == "min" else -value for value, goal in zip(values, objectives.values()))
 
     points = [losses(row) for row in rows]
 

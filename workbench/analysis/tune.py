@@ -6,17 +6,19 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check, shown
 from workbench.analysis.flags import vllm_flags
-from workbench.analysis.fork import recorded_config, why_hung
-from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor, value_names, values_of
+from workbench.analysis.fork import recorded_config
+from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor
+from workbench.analysis.values import value_names
 from workbench.costs.cost_model import CostModel
 from workbench.ground.field_checks import number
-from workbench.ground.on_demand import picture, with_progress
+from workbench.ground.on_demand import picture, progress_bar
 from workbench.trace import Trace
 
 NUM_FINALISTS = 4
@@ -219,6 +221,8 @@ def tune(
     num_draws: int = NUM_DRAWS,
     force: bool = False,
     progress: bool = False,
+    executor: Executor | None = None,
+    predictor: Predictor | None = None,
 ) -> Tuning:
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
@@ -235,7 +239,12 @@ def tune(
         fit_from: Recordings to fit the cost model to instead of the trace.
         num_draws: Number of repeated simulations for intervals.
         force: Answer even if the prediction of the recorded setting is far from what was measured.
-        progress: Show a progress bar of simulations.
+        progress: Show a progress bar of simulations, with the best setting so far.
+        executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do, such as
+            Dask's ``client.get_executor()``.
+        predictor: Predicts the run, instead of one made from the arguments above.
+
+    Ctrl-C during the sweep ends it: the answer is the best of the settings that were simulated.
 
     Raises:
         ValueError: The target, a field or a value is wrong, the grid is too large, or the fit or the check of the
@@ -247,33 +256,46 @@ def tune(
     if not grid or len(combinations) > MAX_RUNS:
         raise ValueError(f"the grid has {len(combinations) if grid else 0} settings, allowed are 1 to {MAX_RUNS}")
     now = recorded_config(trace).to_dict()
-    predictor = Predictor(trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws)
+    predictor = predictor or Predictor(
+        trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor
+    )
     if cost_model is None and not force:
         predictor.check.require()
+    rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]
     scored: list[tuple[float, dict[str, Any]]] = []
-    rows: list[dict[str, Any]] = []
-    for settings in with_progress(combinations, "sweep", "setting", shown=progress):
-        changes = {name: value for name, value in settings.items() if now.get(name) != value}
+    tasks: list[tuple[dict[str, Any], int | None]] = [
+        ({name: value for name, value in settings.items() if now.get(name) != value}, predictor.first_draw)
+        for settings in combinations
+    ]
+    notes = list(predictor.report.notes) if predictor.report else []
+    with progress_bar(len(tasks), "sweep", "setting", shown=progress) as bar:
         try:
-            run = predictor.simulate(**changes)
-        except ValueError as problem:
-            rows.append(settings | {"error": str(problem), "end": "invalid"})
-            continue
-        values = values_of(run)
-        rows.append(settings | values | {"error": why_hung(run), "end": run.end, "score": score(values, limits)})
-        if run.end == "done":
-            scored.append((score(values, limits), changes))
+            for index, outcome in predictor.outcomes(tasks):
+                bar.update()
+                if isinstance(outcome, ValueError):
+                    rows[index] |= {"error": str(outcome), "end": "invalid"}
+                    continue
+                points = score(outcome.values, limits)
+                rows[index] |= outcome.values | {"error": outcome.hang, "end": outcome.end, "score": points}
+                if outcome.end == "done":
+                    scored.append((points, tasks[index][0]))
+                    bar.set_postfix_str(_so_far(min(scored, key=_order)))
+        except KeyboardInterrupt:
+            if not scored:
+                raise
+            notes.append(f"interrupted: {len(scored)} of {len(tasks)} settings were simulated")
+            rows = [row for row in rows if "end" in row]
     if not scored:
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
-    scored.sort(key=lambda pair: (pair[0], len(pair[1])))
+    scored.sort(key=_order)
     current = _candidate({}, predictor.unchanged, limits)
-    finalists = [current]
     # Settings that do nothing here score exactly like another one with fewer changes.
-    seen = {score(values_of(predictor.unchanged.trace), limits)}
+    chosen: dict[float, dict[str, Any]] = {score(current.prediction.outcome.values, limits): {}}
     for points, changes in scored:
-        if points not in seen and len(finalists) <= NUM_FINALISTS:
-            seen.add(points)
-            finalists.append(_candidate(changes, predictor.predict(**changes), limits))
+        if len(chosen) <= NUM_FINALISTS:
+            chosen.setdefault(points, changes)
+    predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
+    finalists = [current, *(_candidate(one.changes, one, limits) for one in predictions)]
     first = min(finalists, key=lambda candidate: candidate.score)
     equals = [c for c in finalists if c is first or not _surely_better(first, c, limits)]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
@@ -287,11 +309,11 @@ def tune(
         current=current,
         runners_up=runners_up,
         verdict=_verdict(best.prediction, limits),
-        losers=_losers(current.prediction.trace, best.prediction.trace) if best is not current else (),
+        losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
         check=predictor.check,
         settings=tuple(grid),
-        notes=tuple(predictor.report.notes) if predictor.report else (),
+        notes=tuple(notes),
     )
 
 
@@ -325,18 +347,25 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float]) -> str:
     return "misses" if ratios("low") > 1 else "cannot tell"
 
 
-def _losers(before: Trace, after: Trace) -> tuple[tuple[str, float, float], ...]:
+def _losers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:
     """Requests that end later in the second run, the largest loss first."""
-    losers = []
-    of_after = after.metrics().requests
-    for request_id, request in before.metrics().requests.items():
-        then = of_after[request_id].e2e
-        if request.e2e is None or then is None or request.e2e.seconds is None or then.seconds is None:
-            continue
-        old, new = request.e2e.seconds, then.seconds
-        if new > LOSES_RATIO * old and new > old + LOSES_SECONDS:
-            losers.append((request_id, old, new))
+    losers = [
+        (request_id, old, new)
+        for request_id, old in before.items()
+        if (new := after.get(request_id, old)) > LOSES_RATIO * old and new > old + LOSES_SECONDS
+    ]
     return tuple(sorted(losers, key=lambda row: row[1] - row[2]))
+
+
+def _order(scored: tuple[float, Mapping[str, Any]]) -> tuple[float, int]:
+    """Sorts settings with their scores: the best first, and of equal ones the one with the fewest changes."""
+    return scored[0], len(scored[1])
+
+
+def _so_far(best: tuple[float, Mapping[str, Any]]) -> str:
+    """The best setting so far, for the progress bar."""
+    changes = ", ".join(f"{name}={value}" for name, value in best[1].items()) or "the recorded setting"
+    return f"best so far: {changes}, {best[0]:.2f} of the limit"
 
 
 def mark_front(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:

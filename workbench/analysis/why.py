@@ -77,7 +77,7 @@ class _Asker:
     def answer(self) -> Why:
         trace, state = self.trace, self.state
         still, circling = _still_steps(trace), _circling(trace)
-        self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.source.startswith("vllm ") else STILL)
+        self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_vllm else STILL)
         closed = self.run(state.config)
         verdict, left, changes, drops = self.judge(closed, circling)
         last = trace[-1] if len(trace) else None
@@ -269,8 +269,8 @@ class _Asker:
         if "scheduling_policy" in trace.config:
             yield "the scheduling policy is Python code: vLLM's rules are applied in its place"
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
-        if self.state.config.enable_prefix_caching and any(not info.prompt_token_ids for info in waiting):
-            yield "token ids: a waiting request is taken to find no prefix of another one in the cache"
+        if self.state.config.enable_prefix_caching and not all(map(self.state.contents.is_known, waiting)):
+            yield "token ids or block hashes: a waiting request is taken to find no prefix of another one in the cache"
         if not self.is_complete:
             yield f"other settings, for which {SECONDS:.0f} s were too short"
         if verdict == "differs":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from workbench._moved import moved_names
+from workbench.attention.stored import to_stored
 from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:
@@ -61,15 +62,15 @@ class AttentionBackend(ABC):
         ``mx.async_eval``. Otherwise every write copies the whole cache.
 
         Args:
-            k: Keys, [T, num_kv_heads, head_dim], cast to the cache's dtype.
+            k: Keys, [T, num_kv_heads, head_dim]; stored as `workbench.attention.stored` says.
             v: Values, [T, num_kv_heads, head_dim].
-            k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, head_dim].
+            k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
             v_cache: Cached values, like ``k_cache``.
             metadata: The batch, with a ``slot_mapping``.
         """
         index = metadata.write_index
-        k_cache[index] = k if k.dtype == k_cache.dtype else k.astype(k_cache.dtype)
-        v_cache[index] = v if v.dtype == v_cache.dtype else v.astype(v_cache.dtype)
+        k_cache[index] = to_stored(k, k_cache.dtype)
+        v_cache[index] = to_stored(v, v_cache.dtype)
 
     @abstractmethod
     def attend(
@@ -79,7 +80,7 @@ class AttentionBackend(ABC):
 
         Args:
             q: Queries, [T, num_heads, head_dim].
-            k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, head_dim].
+            k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
             v_cache: Cached values, like ``k_cache``.
             metadata: The batch.
             options: Scale, window, soft cap and sinks of the layer.

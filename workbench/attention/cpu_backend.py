@@ -8,7 +8,9 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend
-from workbench.cpu.attention.kernel import run_work_list
+from workbench.attention.dtypes import dtype_name
+from workbench.attention.stored import head_dim_of, to_stored
+from workbench.cpu.attention.kernel import CACHE_TYPES, run_work_list
 from workbench.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM, Scoring, Shapes, make_scratch
 from workbench.cpu.threads import thread_pool
 from workbench.ground.threads import num_threads
@@ -24,8 +26,7 @@ _ITEMS_WORTH_THREADS = 4  # a shorter work list takes less time than waking thre
 class CpuBackend(AttentionBackend):
     """A numba kernel that runs the work list in float32, shared by `num_threads` threads.
 
-    For float16 and bfloat16 caches, the blocks that a step reads are widened to float32 first: correct, but not fast.
-    A CPU is fastest with float32 weights and caches.
+    Elements of narrower caches are widened as they are read.
     """
 
     name = "cpu"
@@ -39,7 +40,7 @@ class CpuBackend(AttentionBackend):
     ) -> None:
         """See `AttentionBackend.write`; the rows are copied into the memory of the caches."""
         slots = metadata.write_slots
-        k, v = k.astype(k_cache.dtype), v.astype(v_cache.dtype)
+        k, v = to_stored(k, k_cache.dtype), to_stored(v, v_cache.dtype)
         mx.eval(k, v, k_cache, v_cache)
         for name, rows, cache in (("k_cache", k, k_cache), ("v_cache", v, v_cache)):
             memory = shared_memory(cache)
@@ -58,14 +59,10 @@ class CpuBackend(AttentionBackend):
         num_tokens, num_heads, head_dim = q.shape
         if k_cache.shape[3] != v_cache.shape[3]:
             raise NotImplementedError(
-                f"keys have {k_cache.shape[3]} elements per head and values {v_cache.shape[3]}; the cpu kernel takes "
-                "equal sizes only"
+                f"keys have {head_dim_of(k_cache)} elements per head and values {head_dim_of(v_cache)}; the cpu kernel "
+                "takes equal sizes only"
             )
-        shapes = Shapes(num_heads, k_cache.shape[2], head_dim, metadata.block_size)
-        block_table = metadata.block_table
-        if k_cache.dtype != mx.float32:
-            used_blocks, block_table = metadata.used_blocks
-            k_cache, v_cache = (cache[used_blocks].astype(mx.float32) for cache in (k_cache, v_cache))
+        shapes = Shapes(num_heads, k_cache.shape[2], head_dim, metadata.block_size, k_cache.shape[3])
         if options.sinks is None:
             first_maximum, first_total = np.full(num_heads, -np.inf), np.zeros(num_heads)
         else:
@@ -79,11 +76,11 @@ class CpuBackend(AttentionBackend):
         threads = min(num_threads(), len(work_list)) if len(work_list) >= _ITEMS_WORTH_THREADS else 1
         arguments = (
             shared_memory(q32).reshape(-1),
-            shared_memory(k_cache).reshape(-1),
-            shared_memory(v_cache).reshape(-1),
+            kernel_memory(k_cache).reshape(-1),
+            kernel_memory(v_cache).reshape(-1),
             out.reshape(-1),
             work_list,
-            block_table,
+            metadata.block_table,
             shapes,
             Scoring(
                 np.float32(options.softmax_scale * _LOG2_E),
@@ -105,3 +102,8 @@ def shared_memory(array: mx.array) -> np.ndarray:
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
     return np.asarray(array)
+
+
+def kernel_memory(array: mx.array) -> np.ndarray:
+    """`shared_memory` with the type that stands for its elements in the kernel's `CACHE_TYPES`."""
+    return shared_memory(array).view(CACHE_TYPES[dtype_name(array.dtype)])

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend
+from workbench.attention.stored import from_stored
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
@@ -58,7 +59,7 @@ def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, fir
     blocks = metadata.block_table[seq, first // size : -(-end // size)]
     run = cache[mx.array(blocks)].flatten(0, 1)
     skipped = first // size * size
-    return run[first - skipped : end - skipped]
+    return from_stored(run[first - skipped : end - skipped])
 
 
 def causal_mask(num_rows: int, num_keys: int, left: int) -> mx.array | str | None:

@@ -36,7 +36,8 @@ def paged_varlen_attention(
     Args:
         q: Queries, [T, num_heads, head_dim]; float32, float16 or bfloat16.
         k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, head_dim]; position p of sequence i lies in block
-            ``block_table[i, p // block_size]`` at offset ``p % block_size``.
+            ``block_table[i, p // block_size]`` at offset ``p % block_size``. Of the types of q, or int8 rows with
+            their scale (`workbench.attention.stored`).
         v_cache: Cached values, like ``k_cache``.
         cu_seqlens_q: int32 [num_seqs + 1], cumulative query lengths from 0 to T; a sequence may have no rows.
         seqused_k: int32 [num_seqs], KV length of each sequence, this step's tokens included.

@@ -10,11 +10,14 @@ import numpy as np
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.options import AttentionOptions
+from workbench.attention.stored import from_stored, to_stored
 
-ERROR_LIMIT = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3}
-"""Largest error that rounding explains, relative to the largest element of the result, by dtype of the cache."""
+ERROR_LIMIT = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3, "int8": 1e-3}
+"""Largest error that rounding explains, relative to the largest element of the result, by dtype of the cache.
 
-GATHER_ERROR_LIMIT = {"float32": 5e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+int8: queries and results are float16, and the codes with their scales count as exact."""
+
+GATHER_ERROR_LIMIT = {"float32": 5e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "int8": 2e-3}
 """The same for gather, which leaves the arithmetic to MLX: it rounds to 16 bits more than once."""
 TF32_ERROR = 5e-3
 """The same for gather in float32 on a GPU: MLX's products are in TF32 on an M5 with macOS 26, and on NVIDIA GPUs."""
@@ -38,7 +41,7 @@ class Probe:
         num_kv_heads: Number of KV heads.
         head_dim: Elements per head.
         block_size: Tokens per KV block.
-        dtype: "float32", "float16" or "bfloat16".
+        dtype: Element type of the caches, "float32", "float16", "bfloat16" or "int8".
         left: Left window as in flash-attn, -1 for none.
         softcap: Soft cap, 0 for none.
         sinks: Whether there are attention sinks.
@@ -95,7 +98,8 @@ def probe_batch(probe: Probe, seed: int = 0) -> ProbeBatch:
     q = generator.standard_normal((int(query_lens.sum()), probe.num_heads, probe.head_dim)) + common
     k = generator.standard_normal(cache_shape) + np.copysign(common, probe.mean_logit)
     v = generator.standard_normal(cache_shape)
-    dtype = getattr(mx, probe.dtype)
+    stored = getattr(mx, probe.dtype)
+    dtype = mx.float16 if stored == mx.int8 else stored
     metadata = AttentionMetadata(
         cu_seqlens_q=np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
         seqused_k=kv_lens.astype(np.int32),
@@ -110,13 +114,14 @@ def probe_batch(probe: Probe, seed: int = 0) -> ProbeBatch:
         sinks=mx.array(generator.standard_normal(probe.num_heads).astype(np.float32)) if probe.sinks else None,
     )
     k, v = np.where(written, k, np.nan), np.where(written, v, np.nan)
-    q_array, k_cache, v_cache = (mx.array(x.astype(np.float32)).astype(dtype) for x in (q, k, v))
-    return ProbeBatch(q_array, k_cache, v_cache, metadata, options)
+    q_array, k_array, v_array = (mx.array(x.astype(np.float32)) for x in (q, k, v))
+    caches = to_stored(k_array, stored), to_stored(v_array, stored)
+    return ProbeBatch(q_array.astype(dtype), *caches, metadata, options)
 
 
 def float64_attention(batch: ProbeBatch) -> np.ndarray:
     """Attention of a batch by its definition, in float64: [T, num_heads, head_dim]."""
-    q, k_cache, v_cache = (to_float64(x) for x in (batch.q, batch.k_cache, batch.v_cache))
+    q, k_cache, v_cache = (to_float64(x) for x in (batch.q, from_stored(batch.k_cache), from_stored(batch.v_cache)))
     block_size, num_kv_heads = k_cache.shape[1:3]
     heads = np.arange(q.shape[1]) * num_kv_heads // q.shape[1]
     options = batch.options

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.attention.dtypes import DTYPES, dtype_name
+from workbench.attention.stored import STORED_DTYPES, head_dim_of
 
 
 def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: Any = None) -> None:
@@ -32,8 +33,9 @@ def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: A
             raise ValueError(f"{name} is a {type(array).__name__}; it must be an mlx.core.array")
         if array.ndim != len(layout):
             raise ValueError(f"{name} has shape {array.shape}; it must be [{', '.join(layout)}]")
-        if array.dtype not in DTYPES.values():
-            raise ValueError(f"{name} has dtype {array.dtype}; it must be float32, float16 or bfloat16")
+        *others, last = map(dtype_name, (DTYPES if name == "q" else STORED_DTYPES).values())
+        if dtype_name(array.dtype) not in (*others, last):
+            raise ValueError(f"{name} has dtype {array.dtype}; it must be {', '.join(others)} or {last}")
         if 0 in array.shape[1:]:
             raise ValueError(f"{name} has shape {array.shape}; only T and num_blocks may be 0")
     if k_cache.shape != v_cache.shape or k_cache.dtype != v_cache.dtype:
@@ -43,8 +45,8 @@ def validate_tensors(q: mx.array, k_cache: mx.array, v_cache: mx.array, sinks: A
         )
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = k_cache.shape[2]
-    if head_dim != k_cache.shape[3]:
-        raise ValueError(f"q has head_dim {head_dim} and the caches have {k_cache.shape[3]}; they must agree")
+    if head_dim != head_dim_of(k_cache):
+        raise ValueError(f"q has head_dim {head_dim} and the caches have {head_dim_of(k_cache)}; they must agree")
     if num_heads % num_kv_heads:
         raise ValueError(f"q has {num_heads} heads, which is not a multiple of the caches' {num_kv_heads} KV heads")
     if sinks is not None:

@@ -9,9 +9,25 @@ import argparse
 import sys
 
 import workbench
-from workbench.cli import bench, demo, doctor, fleet, hunt, kernel, notebooks, playground, serve, simulate, trace, why
+from workbench.cli import (
+    bench,
+    course,
+    demo,
+    doctor,
+    fleet,
+    hunt,
+    kernel,
+    notebooks,
+    playground,
+    serve,
+    simulate,
+    trace,
+    why,
+)
 from workbench.ground.field_checks import printable
 from workbench.ground.on_demand import missing_extra
+
+COMMANDS = (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, course, doctor)
 
 MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""
@@ -22,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="An LLM engine you can look inside.")
     parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, doctor):
+    for command in COMMANDS:
         command.add_parser(commands)
     return parser
 

@@ -63,9 +63,10 @@ def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
 def _run_served(port: int, browser: bool, _model: LoadedModel, make_engine: MakeEngine) -> int:
     from workbench.demo import CONFIG, Arrivals
     from workbench.viz.app import check_port_is_free, serve
+    from workbench.viz.classroom import Classroom
 
     check_port_is_free(port)
-    address = f"http://127.0.0.1:{port}"
+    address, room = f"http://127.0.0.1:{port}", Classroom()
     with make_engine(CONFIG) as engine:
         print(engine, flush=True)
         Arrivals(engine)
@@ -74,6 +75,7 @@ def _run_served(port: int, browser: bool, _model: LoadedModel, make_engine: Make
         def begin() -> None:
             """Print the address and start the run; where a browser opens, not before it shows the page."""
             print(f"dashboard: {address}", flush=True)
+            print(f"to teach: {address}/#teach={room.key}; to follow: {address}/#follow", flush=True)
             if browser and open_browser(address):
                 print(f"waiting for the browser, at most {BROWSER_SECONDS} s", flush=True)
                 threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()
@@ -85,7 +87,7 @@ def _run_served(port: int, browser: bool, _model: LoadedModel, make_engine: Make
             engine.start()
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set)
+            serve(engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set, room=room)
         seen.set()
     print("stopped", file=sys.stderr)
     return 0

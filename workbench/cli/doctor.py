@@ -26,7 +26,7 @@ PACKAGES = (
     "panel",
 )
 VARIABLES = ("WORKBENCH_", "OMP_", "OPENBLAS_", "MLX_", "MTL_")
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 16
 """The attention of the bundled model."""
 
 
@@ -86,24 +86,34 @@ def _device() -> Iterator[str]:
 
 def _products() -> Iterator[str]:
     from workbench.cpu.int8_inputs import instruction_set
-    from workbench.models.packed.int8 import why_no_int8
+    from workbench.models.packed.int8 import int8_gain, why_no_int8
     from workbench.models.packed.pack_model import why_not_packed
 
     yield f"packed weights: {why_not_packed() or 'possible'}"
     reason = why_no_int8()
     yield f'activations="int8": {reason or f"possible, with {instruction_set()}"}'
+    if not why_not_packed() and not reason:
+        yield f"with it, {int8_gain()}"
 
 
 def _memory() -> Iterator[str]:
     import mlx.core as mx
 
     from workbench.engine.memory import AUTO_SHARE_CPU, AUTO_SHARE_GPU, limit_memory, usable_memory
+    from workbench.ground.device import runs_on_gpu
 
     limits = limit_memory()
     yield f"usable {usable_memory() / 2**30:.1f} GiB, in use {mx.get_active_memory() / 2**30:.2f} GiB"
     yield ", ".join(f"{name} {size / 2**20:,.2f} MiB" for name, size in limits.items()) or (
         "no limits are set: they are for Apple GPUs and for machines without a GPU"
     )
+    if not runs_on_gpu():
+        kib = 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM * 4 / 1024
+        int8 = kib * (HEAD_DIM + 4) / HEAD_DIM / 4
+        yield (
+            f'kv_cache_dtype="float16": a token of the bundled model takes {kib / 2:.1f} KiB instead of {kib:.1f}; '
+            f'"int8_per_token_head": {int8:.1f}'
+        )
     yield f'num_blocks="auto" takes {AUTO_SHARE_GPU:.0%} of what is free on a GPU, {AUTO_SHARE_CPU:.0%} on a CPU'
 
 

@@ -30,13 +30,15 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands, "hunt", run, "search a scheduler for deadlocks, stale caches and crashes", examples=_EXAMPLES
     )
-    parser.add_argument("replay", nargs="?", choices=["replay"], help="run the case of a finding again")
-    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="the folder of that finding")
+    parser.add_argument("replay", nargs="?", choices=["replay"], help="run the cases of findings again")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="the folders of those findings")
+    against = "replay on a release, or the packages in a folder; A..B: tell since which release"
+    parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
     parser.add_argument(
-        "--against", metavar="VERSION|FOLDER", help="replay on this version, or the scheduler in a folder"
-    )
-    parser.add_argument(
-        "--scheduler", default="workbench", metavar="NAME", help="workbench, vllm, vllm:module:Class or module:factory"
+        "--scheduler",
+        default="workbench",
+        metavar="NAME",
+        help="workbench, engine, vllm, vllm:module:Class or module:factory",
     )
     parser.add_argument("--policy", metavar="module:Class", help="a policy for Workbench's scheduler")
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
@@ -44,6 +46,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the workloads (default: 0)")
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
+    allowed = "exceptions that are no finding (default: each of Workbench's, none of others)"
+    parser.add_argument("--allow", metavar="NAME,...", help=allowed)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
 
 
@@ -62,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.workloads is not None:
         integer("--workloads", options.workloads, 1)
     seconds = _seconds(options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
+    jobs = integer("--jobs", options.jobs, 1)
     progress = _Progress()
     findings = hunt(
         options.scheduler,
@@ -70,8 +75,9 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         policy=options.policy,
         laws=options.only.split(",") if options.only else None,
+        allow=None if options.allow is None else [name for name in options.allow.split(",") if name],
         out=options.out,
-        jobs=integer("--jobs", options.jobs, 1),
+        jobs=jobs,
         tell=progress,
     )
     progress.end()
@@ -81,21 +87,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    """Run the case of a finding again; the exit status is 1 if it still breaks its law."""
+    """Run the cases of findings again; the exit status is 1 if one of them still breaks a law."""
     from workbench.hunt.replay import replay, replay_against
 
-    if options.folder is None:
+    if not options.folders:
         raise ValueError("replay needs the FOLDER of a finding")
     if options.against:
-        return replay_against(options.folder, options.against)
-    finding, fault, version = replay(options.folder)
-    scheduler = f"{finding['scheduler']} {version}".strip()
-    happens = fault is not None and fault.law == finding["law"]
-    said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
-    if fault is not None and not happens:
-        said += f"; the law of {fault.law} is broken instead: {fault.message}"
-    print(f"{scheduler}: {finding['law']} {said}")
-    return 1 if fault is not None else 0
+        return replay_against(options.folders, options.against)
+    num_faults = 0
+    for folder in options.folders:
+        finding, fault, version = replay(folder)
+        scheduler = f"{finding['scheduler']} {version}".strip()
+        happens = fault is not None and fault.law == finding["law"]
+        said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
+        if fault is not None and not happens:
+            said += f"; the law of {fault.law} is broken instead: {fault.message}"
+        print(f"{scheduler}: {finding['law']} {said}")
+        num_faults += fault is not None
+    return int(num_faults > 0)
 
 
 def _seconds(text: str) -> float:
@@ -111,11 +120,17 @@ class _Progress:
     def __init__(self) -> None:
         self.num_workloads, self.seconds = 0, 0.0
         self._shown = 0.0
+        self._shares = ""
         self._dropped: set[str] = set()
 
     def __call__(self, search: Search, found: Found | None) -> None:
         self.num_workloads, self.seconds = search.num_workloads, search.elapsed
-        if new := sorted(search.dropped - self._dropped):
+        if whole := search.tally.whole:
+            runs, laws = search.tally.seconds, search.tally.in_laws
+            shares = {"generation": whole - runs, "scheduler": runs - laws, "laws": laws}
+            told = ", ".join(f"{name} {share / whole:.0%}" for name, share in shares.items())
+            self._shares = f"{self.num_workloads / whole:.0f} workloads per second and core: {told}"
+        if new := sorted(search.tally.dropped - self._dropped):
             self._dropped.update(new)
             print(f"\r\x1b[Knot in {search.target.name} {search.target.version}: {', '.join(new)}", file=sys.stderr)
         if found is not None:
@@ -128,5 +143,5 @@ class _Progress:
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the line."""
-        print(file=sys.stderr)
+        """End the line, and tell the shares of the processor time; shrinking counts where it runs."""
+        print(f"\n{self._shares}" if self._shares else "", file=sys.stderr)

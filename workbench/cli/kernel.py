@@ -79,7 +79,7 @@ def probes(full: bool = False) -> Iterator[Probe]:
     yield Probe("long context, split", ((1, 2000), (20, 40)))
     yield Probe("logits of -20 in a window", ((40, 300), (1, 200)), left=100, mean_logit=-20.0, dtype="float32")
     for head_dim in HEAD_DIMS if full else QUICK_HEAD_DIMS:
-        for dtype in DTYPES:
+        for dtype in (*DTYPES, "int8"):
             for block_size in BLOCK_SIZES if full else (16,):
                 name = f"head_dim {head_dim}, {dtype}, blocks of {block_size}"
                 yield Probe(name, mixed, 4, 2, head_dim, block_size, dtype)

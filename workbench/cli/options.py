@@ -17,6 +17,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
+TRACE_OR_RANKS = f"{TRACE_FILE}, or a folder: all ranks"
 
 
 def add_command(
@@ -90,8 +91,45 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {path} must end in {' or '.join(suffixes)}")
 
 
-def load_trace(path: Path) -> Trace:
-    """The trace in a file."""
+def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
+    """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
+    group = parser.add_argument_group("part of the trace", effect)
+    since = "since the start of the run, such as 90s, 10m or 1h"
+    group.add_argument("--from", dest="begin", metavar="TIME", help=f"steps from this time on, {since}")
+    group.add_argument("--to", dest="end", metavar="TIME", help=f"steps up to this time, {since}")
+    group.add_argument("--last", metavar="TIME", help="steps of this time before the end")
+    group.add_argument("--around", metavar="REQUEST", help="the time of a request, with half as much before and after")
+
+
+def has_window(options: argparse.Namespace) -> bool:
+    """Whether an option of `add_window_options` is given."""
+    return any((options.begin, options.end, options.last, options.around))
+
+
+def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:
+    """The trace in a file, or the part of it that the options of `add_window_options` choose."""
     from workbench.trace import Trace
 
-    return Trace.load(path)
+    trace = Trace.load(path)
+    return trace if options is None else part_of(trace, options)
+
+
+def part_of(trace: Trace, options: argparse.Namespace) -> Trace:
+    """The part of a trace that the options of `add_window_options` choose."""
+    from workbench.trace.window import read_time, window
+
+    names = {"begin": "--from", "end": "--to", "last": "--last"}
+    times = {
+        field: read_time(name, text) for field, name in names.items() if (text := getattr(options, field)) is not None
+    }
+    return window(trace, **times, around=options.around)
+
+
+def load_ranks(path: Path, options: argparse.Namespace | None = None) -> dict[str, Trace]:
+    """The trace in a file, under the name "", or those of all ranks in a folder; or parts of them, as `load_trace`."""
+    if not path.is_dir():
+        return {"": load_trace(path, options)}
+    from workbench.readings.fleet import Fleet
+
+    with Fleet(path) as fleet:
+        return {name: trace if options is None else part_of(trace, options) for name, trace in fleet.traces.items()}

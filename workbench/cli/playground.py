@@ -27,19 +27,23 @@ def run(options: argparse.Namespace) -> int:
         Exit status.
 
     Raises:
-        OSError: Pyodide has not been fetched, or the port is in use.
+        OSError: Pyodide cannot be fetched, or the port is in use.
     """
     from workbench.playground import runtime, server, site
 
     if options.fetch:
         print(f"the playground's Python is in {runtime.fetch()}")
         return 0
+    if not runtime.is_fetched():
+        print("fetching Pyodide, which is Python for web pages: 6.6 MB, once", flush=True)
+        runtime.fetch()
     if options.build:
         sizes = site.build(options.build)
         size = sum(sizes.values()) / 1e6
         print(f"the playground is in {options.build}: {len(sizes)} files, {size:.1f} MB compressed")
         return 0
     with tempfile.TemporaryDirectory(prefix="workbench-playground-") as name:
+        print("building the page; the first time this takes some ten seconds", flush=True)
         site.build(Path(name))
         try:
             service = server.make_server(Path(name), options.port)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
 from workbench.serve.keys import read_api_keys
@@ -82,14 +83,43 @@ def add_parser(commands: Commands) -> None:
     )
     add_number(parser, "--max-num-seqs", 16, "maximum number of running requests")
     add_number(parser, "--num-blocks", 512, "KV blocks in the pool")
+    parser.add_argument(
+        "--lora-modules",
+        type=_adapter,
+        nargs="+",
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters (LoRA), folders of mlx-lm or PEFT; the model of a request names one",
+    )
+    add_number(parser, "--max-loras", 1, "maximum number of different adapters among the running requests")
+    add_number(parser, "--max-lora-rank", 16, "maximum rank of an adapter")
     parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
     add_settings_option(parser, "another field of EngineConfig, such as async_scheduling=true")
+    parser.add_argument("--draft-model", metavar="MODEL", help="a smaller model with the same vocabulary, for drafts")
+    parser.add_argument(
+        "--speculative-config",
+        type=_speculative_config,
+        default={},
+        metavar="JSON",
+        help='speculative decoding, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'; "model" may name a '
+        "draft model",
+    )
     weights, activations = ("packed", "float32"), ("float32", "int8")
     parser.add_argument("--weights", choices=weights, default="packed", help="weights on a CPU")
     help = "inputs of packed weights; int8 rounds them"
     parser.add_argument("--activations", choices=activations, default="float32", help=help)
+    help = "KV cache: auto, float32, float16, bfloat16 or int8_per_token_head; a narrow one saves memory, and rounds"
+    parser.add_argument("--kv-cache-dtype", metavar="DTYPE", default="auto", help=help)
     add_number(parser, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
     add_number(parser, "--keep-mib", KEEP_MIB, "the same for its size in MiB, of which prompts are a large part")
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """Name and folder of an adapter."""
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text[:100]!r}")
+    return name, path
 
 
 def _origins(text: str) -> tuple[str, ...]:
@@ -105,6 +135,20 @@ def _origins(text: str) -> tuple[str, ...]:
     return tuple(origins)
 
 
+def _speculative_config(text: str) -> dict[str, Any]:
+    """A JSON object, as vLLM's option takes it."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or "num_speculative_tokens" not in given:
+        raise argparse.ArgumentTypeError(
+            f"expected a JSON object with num_speculative_tokens, such as "
+            f"'{{\"num_speculative_tokens\": 4}}', got {text[:100]!r}"
+        )
+    return given
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM.
 
@@ -118,32 +162,66 @@ def run(options: argparse.Namespace) -> int:
     allowed_hosts, trusted_proxies = tuple(options.allowed_host), tuple(options.trusted_proxy)
     settings = ServeSettings(**given, allowed_hosts=allowed_hosts, trusted_proxies=trusted_proxies)
     settings.check_files()
-    config = _engine_config(options)
+    config, draft_model = _engine_config(options)
     if options.check:
         from workbench.serve.exposure import exposure
 
         print(exposure(settings, options.api_key_file))
         return 0
     from workbench.distributed.job import run_job
+    from workbench.models.packed.int8 import int8_gain, takes_int8
     from workbench.serve.server import serve
 
-    def lead(_model: LoadedModel, make_engine: MakeEngine) -> int:
-        with make_engine(config, keep_steps=options.keep_steps, keep_bytes=options.keep_mib << 20) as engine:
+    def lead(model: LoadedModel, make_engine: MakeEngine) -> int:
+        kept = {"keep_steps": options.keep_steps, "keep_bytes": options.keep_mib << 20}
+        with make_engine(config, draft_model=draft_model, **kept) as engine:
+            if engine.describe().get("kv_dtype") == "float32":
+                facts = engine.describe()
+                size = facts["kv_bytes_per_block"] * engine.config.num_pool_blocks / 2**20
+                int8 = size * (1 - (1 + 4 / facts["head_dim"]) / 4)  # a scale of 4 bytes per row
+                print(
+                    f"KV cache: {size:,.0f} MiB; --kv-cache-dtype float16 would save {size / 2:,.0f}, "
+                    f"int8_per_token_head {int8:,.0f}",
+                    file=sys.stderr,
+                )
+            if options.activations == "float32" and takes_int8(model.model):
+                print(f"with --activations int8, {int8_gain()}; it rounds", file=sys.stderr)
+            for name, path in options.lora_modules:
+                engine.add_adapter(name, path)
             serve(engine, settings)
         return 0
 
     return run_job(options.model, lead, weights=options.weights, activations=options.activations)
 
 
-def _engine_config(options: argparse.Namespace) -> EngineConfig:
+def _engine_config(options: argparse.Namespace) -> tuple[EngineConfig, str | None]:
+    """The configuration, and the model that drafts."""
     from workbench.analysis.sweep import read_settings
     from workbench.config import EngineConfig
     from workbench.ground.device import runs_on_gpu
 
     budget = options.max_num_batched_tokens
-    return EngineConfig(
+    speculation = dict(options.speculative_config)
+    named = speculation.pop("model", None)
+    draft_model = options.draft_model or named
+    changes = read_settings(options.set)
+    if speculation:
+        changes["num_speculative_tokens"] = speculation.pop("num_speculative_tokens")
+        if draft_model:
+            speculation.setdefault("method", "draft_model")
+        changes["speculative"] = speculation or None
+    config = EngineConfig(
         max_num_batched_tokens=(GPU_TOKENS if runs_on_gpu() else CPU_TOKENS) if budget is None else budget,
         max_num_seqs=options.max_num_seqs,
         num_blocks=options.num_blocks,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
         max_model_len=options.max_model_len,
-    ).replace(**read_settings(options.set))
+        kv_cache_dtype=options.kv_cache_dtype,
+    ).replace(**changes)
+    if draft_model and not config.num_speculative_tokens:
+        raise ValueError(
+            f"--draft-model {draft_model} needs the number of drafts: add --speculative-config "
+            "'{\"num_speculative_tokens\": 4}'"
+        )
+    return config, draft_model

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli import trace_decide
-from workbench.cli.options import TRACE_FILE, Commands, add_command, add_dashboard_port_option, check_port, load_trace
+from workbench.cli.options import (
+    TRACE_FILE,
+    Commands,
+    add_command,
+    add_dashboard_port_option,
+    add_window_options,
+    check_port,
+    has_window,
+    load_trace,
+)
 
 if TYPE_CHECKING:
     from workbench.formats.kv_events import KVEvents
@@ -18,6 +27,8 @@ _KV_EVENTS = """\
   workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
   workbench trace info events.jsonl
 """
+
+_NO_PART = "--from, --to, --last and --around take a part of one trace file, and {} is none"
 
 
 def add_parser(commands: Commands) -> None:
@@ -69,6 +80,9 @@ def add_parser(commands: Commands) -> None:
     diff.add_argument("b", type=Path, help="trace file")
 
     trace_decide.add_parsers(actions)
+    for parser in (info, story, html, perfetto, otlp, diff):
+        add_window_options(parser)
+    add_window_options(watch, "what is written later is not followed then")
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -78,15 +92,19 @@ def _beside(path: Path, suffix: str) -> Path:
 def _info(options: argparse.Namespace) -> int:
     from workbench.readings.fleet import Fleet
 
-    if options.trace.is_dir():
+    is_folder = options.trace.is_dir()
+    other = None if is_folder else _read_other(options.trace)
+    if (is_folder or other is not None) and has_window(options):
+        raise ValueError(_NO_PART.format(options.trace))
+    if is_folder:
         with Fleet(options.trace) as fleet:
             print(fleet)
             print(fleet.metrics())
         return 0
-    if (other := _read_other(options.trace)) is not None:
+    if other is not None:
         print(other)
         return 0
-    trace = load_trace(options.trace)
+    trace = load_trace(options.trace, options)
     print(trace)
     print(trace.metrics())
     for stall in trace.stalls():
@@ -110,21 +128,21 @@ def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
 
 
 def _narrate(options: argparse.Namespace) -> int:
-    for step in load_trace(options.trace):
+    for step in load_trace(options.trace, options):
         print(step)
     return 0
 
 
 def _html(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".html")
-    load_trace(options.trace).to_html(out)
+    load_trace(options.trace, options).to_html(out)
     print(f"wrote {out}")
     return 0
 
 
 def _perfetto(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".perfetto.json")
-    load_trace(options.trace).to_chrome_trace(out)
+    load_trace(options.trace, options).to_chrome_trace(out)
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
     return 0
 
@@ -133,7 +151,7 @@ def _otlp(options: argparse.Namespace) -> int:
     from workbench.formats.otlp import to_otlp
 
     out = options.out or _beside(options.trace, ".otlp.json")
-    count = to_otlp(load_trace(options.trace), out)
+    count = to_otlp(load_trace(options.trace, options), out)
     print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
     return 0
 
@@ -149,6 +167,11 @@ def _watch(options: argparse.Namespace) -> int:
     def say() -> None:
         print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
 
+    if has_window(options):
+        if options.trace.is_dir():
+            raise ValueError(_NO_PART.format(options.trace))
+        app.serve(load_trace(options.trace, options), port=port, title=options.trace.name, on_listening=say)
+        return 0
     if options.trace.is_dir():
         with Fleet(options.trace, whole=False) as fleet:
             fleet.start()
@@ -184,5 +207,5 @@ def _kv_events(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from workbench.readings.compare import compare
 
-    print(compare(load_trace(options.a), load_trace(options.b)))
+    print(compare(load_trace(options.a, options), load_trace(options.b, options)))
     return 0

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import (
-    TRACE_FILE,
+    TRACE_OR_RANKS,
     Commands,
     add_command,
     add_list,
     add_settings_option,
+    add_window_options,
     check_table_and_plot,
+    load_ranks,
     load_trace,
+    part_of,
 )
 from workbench.ground.field_checks import integer, printable
 
 if TYPE_CHECKING:
+    from workbench.analysis.predict import Predictor
     from workbench.trace import Trace
 
 _WHATIF = """\
   workbench trace whatif run.jsonl.gz --set max_num_batched_tokens=2048
   workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --save predicted.jsonl
+  workbench trace whatif /var/log/vllm-traces --set data_parallel_size=4         all ranks, and two more
 """
 
 _TUNE = """\
@@ -49,7 +55,7 @@ _TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99
 def add_parsers(actions: Commands) -> None:
     """Add the commands to ``workbench trace``."""
     explain = add_command(actions, "explain", _explain, "say why requests took as long as they did", examples=_EXPLAIN)
-    explain.add_argument("trace", type=Path, help=f"{TRACE_FILE}, or a folder: all ranks")
+    explain.add_argument("trace", type=Path, help=TRACE_OR_RANKS)
     explain.add_argument(
         "request_id",
         nargs="*",
@@ -61,10 +67,13 @@ def add_parsers(actions: Commands) -> None:
 
     help = "say why prefixes were not found in the cache, and what would have saved how many tokens"
     misses = add_command(actions, "misses", _misses, help, examples=_MISSES)
-    misses.add_argument("trace", type=Path, help=TRACE_FILE)
+    misses.add_argument("trace", type=Path, help=TRACE_OR_RANKS)
     misses.add_argument(
         "request_id", nargs="*", help="requests, by id or its beginning, whose admissions to explain one by one"
     )
+
+    for parser in (explain, misses):
+        add_window_options(parser)
 
     whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
     _add_sources(whatif)
@@ -81,34 +90,28 @@ def add_parsers(actions: Commands) -> None:
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the recordings that `_sources` loads."""
-    parser.add_argument("trace", type=Path, help=f"{TRACE_FILE}, or an access log (.csv, .jsonl) with --cost-from")
+    help = f"{TRACE_OR_RANKS}, or an access log (.csv, .jsonl) with --cost-from"
+    parser.add_argument("trace", type=Path, help=help)
     add_list(parser, "--also", "TRACE", "another recording to fit the durations of steps to", Path)
     help = "fit the durations of steps to this recording instead"
     parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
+    add_window_options(parser, "the whole run is simulated, and the latencies of requests in this part count")
     help = "give seconds even if the prediction of the recorded setting is far from what was measured"
     parser.add_argument("--force", action="store_true", help=help)
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from workbench.analysis.apart import apart
     from workbench.analysis.causes import tabulate
     from workbench.analysis.explain import Explainer, slowest
-    from workbench.readings.fleet import Fleet
-    from workbench.trace.find_request import find_request
 
     if options.request_id and options.slowest is not None:
         raise ValueError("name the requests to explain, or give --slowest N, not both")
     if options.slowest is not None:
         integer("--slowest", options.slowest, 1)
-    if options.trace.is_dir():
-        with Fleet(options.trace) as fleet:
-            traces = dict(fleet.traces)
-    else:
-        traces = {"": load_trace(options.trace)}
+    traces = load_ranks(options.trace, options)
     if options.request_id:
-        known = [request_id for trace in traces.values() for request_id in trace.requests]
-        for name in options.request_id:
-            request_id = find_request(known, name)
-            trace = next(trace for trace in traces.values() if request_id in trace.requests)
+        for request_id, trace in _named(traces, options.request_id):
             print(Explainer(trace).explain(request_id))
         return 0
     found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
@@ -121,24 +124,55 @@ def _explain(options: argparse.Namespace) -> int:
     for name, explanation in found[: options.slowest]:
         span = explanation.span(options.by)
         assert span is not None  # it has this latency
-        part = span.biggest
+        part = span.chief
         amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
-        share = f"{part.amount / span.total:.0%}" if part is not None and span.total else "-"
-        cause = f"{part.cause}: {', '.join(part.culprits[:3])}" if part is not None else "its own computation"
+        share = f"{part.amount / span.total:.0%}" if part is not None else "-"
+        cause = "-" if part is None else ": ".join(filter(None, (part.cause, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
         print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
+    for name, trace in traces.items():
+        for difference in apart(trace, options.by):
+            print(printable(f"{name}: {difference}" if name else str(difference)))
     return 0
+
+
+def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
+    """Requests by their names, each with the trace that it is in."""
+    from workbench.trace.find_request import find_request
+
+    known = [request_id for trace in traces.values() for request_id in trace.requests]
+    for name in names:
+        request_id = find_request(known, name)
+        yield request_id, next(trace for trace in traces.values() if request_id in trace.requests)
 
 
 def _misses(options: argparse.Namespace) -> int:
     from workbench.analysis.misses import table, why_missed
 
-    trace = load_trace(options.trace)
-    for request_id in options.request_id:
+    traces = load_ranks(options.trace, options)
+    for request_id, trace in _named(traces, options.request_id):
         print(why_missed(trace, request_id))
-    if not options.request_id:
-        print(table(trace))
+    for rank, trace in () if options.request_id else traces.items():
+        print(f"{rank}: {table(trace)}" if rank else table(trace))
     return 0
+
+
+def _predictor(options: argparse.Namespace) -> Predictor:
+    """The run to predict, of one scheduler or of all ranks in a folder."""
+    from workbench.analysis.predict import Predictor
+    from workbench.fleet.ranks import RanksPredictor
+
+    if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
+        if options.begin or options.end or options.last or options.around:
+            raise ValueError(
+                f"--from, --to, --last and --around take a part of one trace, and {options.trace} has several"
+            )
+        others = [load_trace(path) for path in options.also]
+        costs = [load_trace(options.cost_from)] if options.cost_from else []
+        return RanksPredictor(ranks, others=others, fit_from=costs)
+    trace, others, fit_from = _sources(options)
+    part = part_of(trace, options)
+    return Predictor(trace, others=others, fit_from=fit_from, counted=None if part is trace else set(part.requests))
 
 
 def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
@@ -148,33 +182,35 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     from workbench.costs.cost_model import CostModel
     from workbench.formats.access_log import is_access_log
 
-    if options.trace.is_dir():
-        raise ValueError(f"{options.trace} is a folder: name the recording of one rank in it")
     others = [load_trace(path) for path in options.also]
     if options.cost_from is None:
         if is_access_log(options.trace):
             raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
-        return load_trace(options.trace), others, []
+        return _only(options.trace), others, []
     if others:
         raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
     costs = load_trace(options.cost_from)
     if not is_access_log(options.trace):
-        return load_trace(options.trace), [], [costs]
+        return _only(options.trace), [], [costs]
     trace = simulate_log(options.trace, recorded_config(costs), CostModel.fit(costs)[0])
     print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
 
 
+def _only(path: Path) -> Trace:
+    """The trace in a file, or in a folder of one rank."""
+    return next(iter(load_ranks(path).values()))
+
+
 def _whatif(options: argparse.Namespace) -> int:
     from workbench.analysis.check import COUNTS, shown
     from workbench.analysis.flags import VLLM_FIELDS, vllm_flags
-    from workbench.analysis.predict import Predictor
     from workbench.analysis.sweep import read_settings
 
     changes = read_settings(options.set, VLLM_FIELDS)
-    trace, others, fit_from = _sources(options)
-    predictor = Predictor(trace, others=others, fit_from=fit_from)
-    prediction = predictor.predict(**changes) if changes else predictor.unchanged
+    predictor = _predictor(options)
+    predictions = predictor.predict_all([changes] if changes else [], progress=True)
+    prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
     gives_seconds = check.holds or options.force
     print(f"{'':<20}{'recorded':>16}{'so predicted':>16}{'off by':>9}{'predicted':>16}  interval")
@@ -204,9 +240,9 @@ def _tune(options: argparse.Namespace) -> int:
 
     check_table_and_plot(options)
     read_slo(options.slo)
-    trace, others, fit_from = _sources(options)
+    predictor = _predictor(options)
     grid = read_grid(options.sweep) if options.sweep else None
-    tuning = tune(trace, options.slo, grid=grid, others=others, fit_from=fit_from, force=options.force, progress=True)
+    tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)

@@ -6,11 +6,11 @@ import argparse
 import time
 from pathlib import Path
 
-from workbench.cli.options import Commands, add_command, add_number
+from workbench.cli.options import Commands, add_command, add_number, load_ranks
 from workbench.ground.field_checks import number
 
 _EXAMPLES = """\
-  workbench why /var/log/vllm-traces                      the recording that was written last, growing or not
+  workbench why /var/log/vllm-traces                      the newest run in a folder, growing or not, with all its ranks
   workbench why run.jsonl.gz
   workbench why http://127.0.0.1:8000                     from /metrics alone, which says less
 """
@@ -39,6 +39,12 @@ def run(options: argparse.Namespace) -> int:
     if not path.is_dir() and is_scrapes(path):
         print(why_metrics(read_scrapes(path)))
         return 0
+    if path.is_dir():
+        ranks = load_ranks(path)
+        if len(ranks) > 1:
+            for name, trace in ranks.items():
+                print(f"{name}: {why(trace)}")
+            return 0
     follower = TraceFollower(path)
     follower.stop()
     print(why(follower.trace))

@@ -45,8 +45,9 @@ def measured_steps(trace: Trace) -> list[MeasuredStep]:
     for record in trace:
         gap = record.time - previous_end
         if record.chunks and record.duration > 0:
-            if not is_first:
-                steps.append(MeasuredStep(record, record.duration + (gap if is_busy and gap <= longest_gap else 0.0)))
+            seconds = record.duration + (gap if is_busy and gap <= longest_gap else 0.0)
+            if not is_first and seconds > 0:  # a damaged clock may run backwards
+                steps.append(MeasuredStep(record, seconds))
             is_first = False
         previous_end, is_busy = record.end, leaves_work(record)
     return steps

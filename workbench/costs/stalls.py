@@ -9,7 +9,9 @@ A step's contents are priced by a fit of relative errors, which hardly follows a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.costs.cost_model import step_costs
 from workbench.costs.fit import find_stalls
@@ -28,6 +30,7 @@ class Stall:
         expected: The duration that its contents explain.
         num_tokens: Rows of its batch.
         time: When it began, in seconds since the start of the trace.
+        causes: The causes in the machine that a recorder of vLLM could count; "" if none is known.
     """
 
     step: int
@@ -35,6 +38,7 @@ class Stall:
     expected: float
     num_tokens: int
     time: float
+    causes: str = ""
 
     @property
     def excess(self) -> float:
@@ -44,7 +48,37 @@ class Stall:
     def __str__(self) -> str:
         tokens = counted(self.num_tokens, "token")
         verb = "explains" if self.num_tokens == 1 else "explain"
-        return f"step {self.step} took {amount(self.seconds, 's')}; its {tokens} {verb} {amount(self.expected, 's')}"
+        text = f"step {self.step} took {amount(self.seconds, 's')}; its {tokens} {verb} {amount(self.expected, 's')}"
+        return f"{text}; {self.causes}" if self.causes else text
+
+
+def causes_of(facts: Mapping[str, Any]) -> str:
+    """The causes in a supplement "host" as a sentence part; short ones are left out.
+
+    The facts are seconds of collecting garbage, of waiting for a CPU, and of CPU time that the hypervisor gave to other
+    machines, and pages read from disk.
+
+    Example:
+        >>> causes_of({"collecting": 2.9, "cpu_wait": 0.004, "major_faults": 12000})
+        'garbage was collected for 2.9 s, 12000 pages were read from disk'
+    """
+    known = {name: facts.get(name, 0) for name in ("collecting", "cpu_wait", "steal", "major_faults")}
+    known = {name: value for name, value in known.items() if isinstance(value, int | float)}
+    said = [
+        text.format(amount(known[name], "s")) for name, text in _SECONDS.items() if known.get(name, 0) >= MIN_SECONDS
+    ]
+    if (pages := known.get("major_faults", 0)) >= MIN_PAGES:
+        said.append(f"{pages:.0f} pages were read from disk")
+    return ", ".join(said)
+
+
+MIN_SECONDS, MIN_PAGES = 0.02, 100
+
+_SECONDS = {
+    "collecting": "garbage was collected for {}",
+    "cpu_wait": "the scheduler's thread waited {} for a CPU",
+    "steal": "the hypervisor gave {} of CPU time to others",
+}
 
 
 def stalls(trace: Trace) -> tuple[Stall, ...]:
@@ -65,5 +99,14 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
     found = []
     for index, expected in sorted(find_stalls(steps).items()):
         record = trace[steps.places[index][1] - first]
-        found.append(Stall(record.step, steps.seconds[index], expected, record.num_tokens, record.time))
+        found.append(
+            Stall(
+                record.step,
+                steps.seconds[index],
+                expected,
+                record.num_tokens,
+                record.time,
+                causes_of(trace.supplement(record.step, "host") or {}),
+            )
+        )
     return tuple(found)

@@ -14,9 +14,9 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from workbench.costs.cost_model import CostModel, StepCost, step_features
+from workbench.costs.cost_model import CostModel, step_features
 from workbench.costs.drift import Drift
-from workbench.costs.step_model import StepCosts
+from workbench.costs.step_model import Features, StepCosts
 
 NUM_DEVIATIONS = 4096
 """Number of deviations that a simulation draws before it begins again with the first."""
@@ -57,7 +57,7 @@ class Replayed:
         seed: Seed of the draws; two simulations with one seed draw the same deviations.
     """
 
-    def __init__(self, model: StepCost, drift: Drift, noise: StepNoise | None = None, seed: int = 0) -> None:
+    def __init__(self, model: CostModel, drift: Drift, noise: StepNoise | None = None, seed: int = 0) -> None:
         self._model = model
         self._drift = drift
         self._deviations, self._smallest = [0.0], 1.0
@@ -68,13 +68,16 @@ class Replayed:
         self._num_rows = 0
 
     def step_seconds(self, chunks: Sequence[Any]) -> float:
-        """Duration of the next step."""
+        """Duration of the next step, by its chunks."""
+        return self.seconds(step_features(chunks))
+
+    def seconds(self, features: Features) -> float:
+        """Duration of the next step, by its features."""
         self._num_steps += 1
-        seconds = self._model.step_seconds(chunks)
+        seconds = self._model.seconds(features)
         deviation = self._deviations[self._num_steps % len(self._deviations)]
         seconds = max(self._smallest * seconds, seconds + deviation * math.sqrt(seconds))
         if self._drift.change:
-            sequences, prefill_tokens, _, _ = step_features(chunks)
-            self._num_rows += sequences + prefill_tokens
+            self._num_rows += int(features[0] + features[1])
             seconds *= self._drift.factor(self._num_rows)
         return seconds

@@ -16,6 +16,7 @@ import os
 from workbench.course.exercises import (
     check_cached_tokens,
     check_chunks,
+    check_could_differ,
     check_fewest_computed,
     check_fewest_seats,
     check_find_seq_idx,
@@ -32,6 +33,7 @@ from workbench.course.exercises import (
     check_tokens_kept,
     check_victim,
 )
+from workbench.course.faults import check_repair
 from workbench.course.pictures import Picture, bars, matrix
 from workbench.course.verdict import Verdict
 from workbench.ground.device import DEVICE_VARIABLE
@@ -44,6 +46,7 @@ __all__ = [
     "bars",
     "check_cached_tokens",
     "check_chunks",
+    "check_could_differ",
     "check_fewest_computed",
     "check_fewest_seats",
     "check_find_seq_idx",
@@ -53,6 +56,7 @@ __all__ = [
     "check_num_chunks",
     "check_num_steps",
     "check_recomputed",
+    "check_repair",
     "check_slots",
     "check_smallest_budget",
     "check_standstill",

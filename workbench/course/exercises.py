@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
+from msgspec.structs import replace
+
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import whatif
 from workbench.course.verdict import Verdict, try_cases
@@ -212,7 +214,9 @@ def check_standstill(make_condition: Callable[[], Callable[[StepRecord], bool]])
             requests = [_single("chat", 5, 30), {**_single("long", 150, 3), "arrival_step": 4}]
             config = {"max_num_batched_tokens": budget, "num_blocks": 64}
             with planted(bug) if bug else nullcontext():
-                trace = simulate({"config": config, "requests": requests})
+                trace = list(simulate({"config": config, "requests": requests}))
+            # The long prompt loses a chunk, which is no standstill: it has not sampled yet.
+            trace[5] = replace(trace[5], chunks=tuple(c for c in trace[5].chunks if c.request_id != "long"))
             expected = [r.step for r in trace if "chat" in r.running and "chat" not in r.num_kv_computed]
             server = f"a {'sick' if bug else 'healthy'} server with a budget of {budget}"
             try:
@@ -235,10 +239,11 @@ def check_fewest_computed(policy: SchedulingPolicy) -> Verdict:
             asked.append((answer, [(request.request_id, request.num_kv_computed) for request in view.victims]))
             return answer
 
-    # The last request to arrive has the longest prompt, so vLLM's rule (the newest request) is a wrong answer.
-    requests = [{**_single(name, 10 + 9 * i, 40), "arrival_step": i} for i, name in enumerate("abc")]
+    # The request with the fewest computed tokens is the first of the victims once, and the last one once.
     config = {"block_size": 4, "num_blocks": 22, "enable_prefix_caching": False}
-    simulate({"config": config, "requests": requests}, policy=Observed())
+    for lengths in ((10, 19, 28), (28, 19, 10)):
+        requests = [{**_single(name, n, 40), "arrival_step": i} for i, (name, n) in enumerate(zip("abc", lengths))]
+        simulate({"config": config, "requests": requests}, policy=Observed())
     for answer, victims in asked:
         fewest = min(computed for _, computed in victims)
         chosen = dict(victims).get(getattr(answer, "request_id", ""))
@@ -338,3 +343,15 @@ def check_first_block(answer: Callable[[int, int, int], int]) -> Verdict:
             arguments = {"num_computed": start, "window": window, "block_size": block_size}
             cases.append((arguments, next(place for place, block in enumerate(table) if block)))
     return try_cases(answer, cases, lambda result, place: result == place)
+
+
+def check_could_differ(answer: Callable[[np.ndarray, float], bool]) -> Verdict:
+    """Notebook 19: ``answer(logits, error)`` says whether changes by ``error`` can make another token likeliest."""
+    cases, rng = [], np.random.default_rng(19)
+    for gap, error in ((0.3, 0.1), (0.15, 0.1), (0.05, 0.1), (1.0, 0.4), (1.0, 0.6), (3.0, 0.01)):
+        logits = rng.uniform(-9.0, -4.0, 6).round(1)
+        best, second = rng.permutation(6)[:2]
+        logits[[best, second]] = gap - 3, -3
+        moved = np.where(np.arange(6) == best, logits - error, logits + error)
+        cases.append(({"logits": logits, "error": error}, bool(moved.argmax() != best)))
+    return try_cases(answer, cases, lambda result, expected: bool(result) == expected)

@@ -17,10 +17,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from workbench.cpu.attention.processor import cpu_features
 from workbench.cpu.attention.simd import (
     FLOAT,
     LANES,
-    cpu_features,
     element_pointer,
     jit,
     larger,

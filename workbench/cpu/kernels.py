@@ -13,7 +13,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from workbench.cpu.attention.compiled import call_by_address, entry_point
-from workbench.cpu.attention.object_code import code_of
+from workbench.cpu.attention.object_code import Signature, code_of
 from workbench.cpu.attention.simd import LANES, jit, load
 from workbench.cpu.formats import TILE, UNIT, VECTORS, Activations, Format
 from workbench.cpu.inputs import prepare_rows, row_size
@@ -85,7 +85,7 @@ def _multiply_panels(weights, units, x, x_row, sums, sums_row, y, num_rows, pane
     Args:
         weights: Address of the tile.
         units: Its units of 32 columns.
-        x: As in `_product`, like ``x_row``, ``sums``, ``sums_row`` and ``num_rows``.
+        x: As in `product`, like ``x_row``, ``sums``, ``sums_row`` and ``num_rows``.
         x_row: See there.
         sums: See there.
         sums_row: See there.
@@ -114,7 +114,7 @@ def _multiply_panels(weights, units, x, x_row, sums, sums_row, y, num_rows, pane
             row += rows
 
 
-def _product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, num_outputs, first_tile, last_tile):
+def product(weights, x, x_row, sums, sums_row, y, y_row, num_rows, num_units, num_outputs, first_tile, last_tile):
     """Outputs of the tiles [first_tile, last_tile) for all rows.
 
     Args:
@@ -176,14 +176,18 @@ def store_at(typing_context, address, value):
 
 
 call_kernel = call_by_address((types.intp,) * 12)
-"""Calls a kernel by its address; see `_product` for the arguments."""
+"""Calls a kernel by its address; see `product` for the arguments."""
 
 
 @cache
 def product_kernel(form: Format, activations: Activations = "float32") -> int:
     """Address of the product kernel of a format, compiled or read from disk on first use."""
-    signature = (PackedType(form, activations), *[types.intp] * 11)
-    return code_of(_product, signature, for_python=False).address
+    return code_of(product, product_signature(form, activations), for_python=False).address
+
+
+def product_signature(form: Format, activations: Activations) -> Signature:
+    """The types of the arguments of `product` for a format."""
+    return (PackedType(form, activations), *[types.intp] * 11)
 
 
 @entry_point

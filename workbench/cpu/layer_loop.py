@@ -19,7 +19,21 @@ from numba.extending import intrinsic, register_jitable
 from workbench.cpu.attention.compiled import entry_point
 from workbench.cpu.attention.kernel import call_work_list
 from workbench.cpu.attention.layout import Scoring
-from workbench.cpu.attention.simd import FLOAT, LANES, exp, jit, load, splat, store, tanh, total_of
+from workbench.cpu.attention.simd import (
+    LANES,
+    exp,
+    has_scales,
+    jit,
+    larger,
+    largest_of,
+    load,
+    put,
+    put_scale,
+    splat,
+    store,
+    tanh,
+    total_of,
+)
 from workbench.cpu.barrier import wait_for_all
 from workbench.cpu.formats import TILE, UNIT
 from workbench.cpu.inputs import prepare_rows, row_size
@@ -28,6 +42,7 @@ from workbench.cpu.threads import share
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
+_LARGEST_CODE = np.float32(127.0)
 
 
 class Field(IntEnum):
@@ -67,6 +82,20 @@ class ProductField(IntEnum):
     MIDDLE = 10
     NUM_FIELDS = 11
 
+
+class FactorField(IntEnum):
+    """Columns of the table of adapters: addresses of both matrices, their rank, inputs, and outputs."""
+
+    FIRST = 0
+    SECOND = 1
+    RANK = 2
+    NUM_COLUMNS = 3
+    FIRST_OUTPUT = 4
+    NUM_OUTPUTS = 5
+
+
+NUM_FACTORED, NUM_PARTS = 4, 3
+"""Products of a layer that adapters change, in the order of `Field`, and linear layers that one of these may join."""
 
 SILU, GELU = 0, 1
 """Activations of the gate: x * sigmoid(x), and GELU by its approximation with tanh."""
@@ -113,6 +142,8 @@ class Batch(NamedTuple):
         work_ranges: First item and the one to stop before of each layer, int64 [num_layers, 2].
         cosines: float32 [num_ropes, positions, head_dim / 2].
         sines: Likewise.
+        adapters: int64 [num_adapters, num_layers, NUM_FACTORED, NUM_PARTS, fields of FactorField].
+        row_adapters: Each row's index into ``adapters``, -1 for none, int64 [T]; [0] if no row has one.
     """
 
     embedded: np.ndarray
@@ -124,6 +155,8 @@ class Batch(NamedTuple):
     work_ranges: np.ndarray
     cosines: np.ndarray
     sines: np.ndarray
+    adapters: np.ndarray
+    row_adapters: np.ndarray
 
 
 class Buffers(NamedTuple):
@@ -152,13 +185,13 @@ class Buffers(NamedTuple):
 
 
 @intrinsic
-def _float_pointer(typing_context, address):
-    """A pointer to float32 from an address."""
+def _pointer(typing_context, address, like):
+    """A pointer from an address to elements of the type of an array."""
 
     def codegen(context, builder, signature, values):
-        return builder.inttoptr(values[0], FLOAT.as_pointer())
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(types.intp), codegen
+    return types.CPointer(like.dtype)(types.intp, like), codegen
 
 
 @jit
@@ -215,11 +248,92 @@ def _prepare(model, first, last, x, start, num_rows, buffers):
 
 
 @jit
+def _lower(batch, index, product, row, x, lowered):
+    """Multiply a row of inputs of a product with the first matrices of its adapter."""
+    adapter, done = batch.row_adapters[row], 0
+    if adapter < 0:
+        return
+    for part in range(NUM_PARTS):
+        fields = batch.adapters[adapter, index, product, part]
+        rank, size = fields[FactorField.RANK], fields[FactorField.NUM_COLUMNS]
+        matrix = numba.carray(_pointer(fields[FactorField.FIRST], x), rank * size)
+        whole = size - size % LANES
+        for number in range(rank):
+            total, rest, first = splat(_ZERO), _ZERO, number * size
+            for at in range(0, whole, LANES):
+                total = total + load(x, at) * load(matrix, first + at)
+            for at in range(whole, size):
+                rest += x[at] * matrix[first + at]
+            lowered[done + number] = total_of(total) + rest
+        done += rank
+
+
+@jit
+def _lower_rows(batch, index, product, first_row, x, lowered):
+    """Likewise for rows from ``first_row`` of the batch on, if any row has an adapter."""
+    if batch.row_adapters.size:
+        for row in range(x.shape[0]):
+            _lower(batch, index, product, first_row + row, x[row], lowered[row])
+
+
+@jit
+def _add_adapters(batch, index, product, first_row, lowered, y):
+    """Add what adapters add to the outputs of rows, of inputs that have been lowered."""
+    if not batch.row_adapters.size:
+        return
+    for row in range(y.shape[0]):
+        adapter, done, out = batch.row_adapters[first_row + row], 0, y[row]
+        if adapter < 0:
+            continue
+        for part in range(NUM_PARTS):
+            fields = batch.adapters[adapter, index, product, part]
+            rank, size, first = (
+                fields[FactorField.RANK],
+                fields[FactorField.NUM_OUTPUTS],
+                fields[FactorField.FIRST_OUTPUT],
+            )
+            matrix = numba.carray(_pointer(fields[FactorField.SECOND], out), rank * size)
+            whole = size - size % LANES
+            for at in range(0, whole, LANES):
+                total = load(out, first + at)
+                for number in range(rank):
+                    total = total + splat(lowered[row, done + number]) * load(matrix, number * size + at)
+                store(out, first + at, total)
+            for at in range(whole, size):
+                for number in range(rank):
+                    out[first + at] += lowered[row, done + number] * matrix[number * size + at]
+            done += rank
+
+
+@jit
+def _largest_rank(adapters):
+    """The largest sum of the ranks of a product's parts."""
+    largest = 0
+    for adapter in range(adapters.shape[0]):
+        for index in range(adapters.shape[1]):
+            for product in range(NUM_FACTORED):
+                total = 0
+                for part in range(NUM_PARTS):
+                    total += adapters[adapter, index, product, part, FactorField.RANK]
+                largest = max(largest, total)
+    return largest
+
+
+@jit
 def _prepare_normed(model, first, last, x, weight, start, num_rows, normed, buffers):
     """Prepare rows after their norm; ``normed`` is memory for one of them."""
     for row in range(x.shape[0]):
         _normalise(x[row], model.numbers, weight, normed.size, model.epsilon, normed)
         _prepare(model, first, last, normed.reshape(1, -1), start + row, num_rows, buffers)
+
+
+@jit
+def _lower_normed(model, batch, index, product, first_row, x, weight, normed, lowered):
+    """Lower rows after their norm, if any row has an adapter; ``normed`` is memory for one of them."""
+    if batch.row_adapters.size:
+        for row in range(x.shape[0]):
+            _normalise(x[row], model.numbers, weight, normed.size, model.epsilon, normed)
+            _lower(batch, index, product, first_row + row, normed, lowered[row])
 
 
 @jit
@@ -265,11 +379,31 @@ def _place_row(model, layer, row, slot, cosines, sines, shapes, k_cache, v_cache
         if weight >= 0:
             _normalise(part, model.numbers, weight, head_dim, model.epsilon, part)
         _rotate(part, 0, cosines, sines)
-    size = num_kv_heads * head_dim
-    keys_at = num_heads * head_dim
-    for index in range(size):
-        k_cache[slot * size + index] = row[keys_at + index]
-        v_cache[slot * size + index] = row[keys_at + size + index]
+    for head in range(num_kv_heads):
+        place, keys_at = (slot * num_kv_heads + head) * shapes.stored_dim, (num_heads + head) * head_dim
+        _store_row(k_cache, place, row, keys_at, head_dim)
+        _store_row(v_cache, place, row, keys_at + num_kv_heads * head_dim, head_dim)
+
+
+@jit
+def _store_row(cache, at, row, row_at, size):
+    """Write a head's key or value to the pool, see `workbench.attention.stored`."""
+    whole, factor = size - size % LANES, _ONE
+    if has_scales(cache):
+        largest, finite = splat(_ZERO), splat(_ZERO)
+        for index in range(0, whole, LANES):
+            part = load(row, row_at + index)
+            largest = larger(larger(largest, part), splat(_ZERO) - part)
+            finite = finite + part * splat(_ZERO)
+        top = largest_of(largest) + total_of(finite)  # NaN if a number is not finite
+        for index in range(whole, size):
+            top = max(top, abs(row[row_at + index])) + row[row_at + index] * _ZERO
+        put_scale(cache, at + size, top / _LARGEST_CODE)
+        factor = _ZERO if top == _ZERO else _LARGEST_CODE / top
+    for index in range(0, whole, LANES):
+        store(cache, at + index, load(row, row_at + index) * splat(factor))
+    for index in range(whole, size):
+        put(cache, at + index, row[row_at + index] * factor)
 
 
 @jit
@@ -298,7 +432,7 @@ def _activate(gate_up, hidden, activation):
 
 
 @entry_point
-def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_threads, barrier):
+def run_layers(model, batch, shapes, pool_size, like, buffers, scratch, thread, num_threads, barrier):
     """Run the model on a packed batch; `Buffers.logits` holds the logits afterwards.
 
     Args:
@@ -306,6 +440,7 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
         batch: The batch.
         shapes: Sizes of attention.
         pool_size: Elements of a layer's keys in the pool.
+        like: An array of the type of the pool's arrays.
         buffers: Shared memory of the threads.
         scratch: Working memory of attention, of this thread alone.
         thread: Number of this thread.
@@ -315,21 +450,24 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
     residual, epsilon, numbers = batch.embedded, model.epsilon, model.numbers
     num_rows, hidden_size = residual.shape
     normed = np.empty(hidden_size, np.float32)
+    lowered = np.empty((min(num_rows, ROWS), max(1, _largest_rank(batch.adapters))), np.float32)
     first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
 
     for index in range(model.layers.shape[0]):
         layer = model.layers[index]
-        k_cache = numba.carray(_float_pointer(layer[Field.K_CACHE]), pool_size)
-        v_cache = numba.carray(_float_pointer(layer[Field.V_CACHE]), pool_size)
+        k_cache = numba.carray(_pointer(layer[Field.K_CACHE], like), pool_size)
+        v_cache = numba.carray(_pointer(layer[Field.V_CACHE], like), pool_size)
         for row in range(0, num_rows, ROWS):
             count = min(num_rows - row, ROWS)
             start, stop = _share(count, thread, num_threads)
             qkv, attended = buffers.qkv[:count], buffers.attended[row : row + count]
             own, norm = residual[row + start : row + stop], layer[Field.INPUT_NORM]
             _prepare_normed(model, layer[Field.QKV], layer[Field.QKV + 1], own, norm, start, count, normed, buffers)
+            _lower_normed(model, batch, index, Field.QKV // 2, row + start, own, norm, normed, lowered)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[Field.QKV], layer[Field.QKV + 1], qkv, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
+            _add_adapters(batch, index, Field.QKV // 2, row + start, lowered, qkv[start:stop])
             for place in range(start, stop):
                 position, rope = batch.positions[row + place], layer[Field.ROPE]
                 cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
@@ -350,9 +488,11 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             own, out = residual[row + start : row + stop], buffers.out[:count]
             attended = buffers.attended[row + start : row + stop]
             _prepare(model, layer[Field.OUT], layer[Field.OUT + 1], attended, start, count, buffers)
+            _lower_rows(batch, index, Field.OUT // 2, row + start, attended, lowered)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[Field.OUT], layer[Field.OUT + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
+            _add_adapters(batch, index, Field.OUT // 2, row + start, lowered, out[start:stop])
             _add_output(own, out[start:stop], numbers, layer[Field.ATTENTION_NORM], epsilon, normed)
         for row in range(0, num_rows, ROWS):
             count = min(num_rows - row, ROWS)
@@ -362,14 +502,18 @@ def run_layers(model, batch, shapes, pool_size, buffers, scratch, thread, num_th
             _prepare_normed(
                 model, layer[Field.GATE_UP], layer[Field.GATE_UP + 1], own, norm, start, count, normed, buffers
             )
+            _lower_normed(model, batch, index, Field.GATE_UP // 2, row + start, own, norm, normed, lowered)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[Field.GATE_UP], layer[Field.GATE_UP + 1], gate_up, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
+            _add_adapters(batch, index, Field.GATE_UP // 2, row + start, lowered, gate_up[start:stop])
             _activate(gate_up[start:stop], model.hidden, model.activation)
             _prepare(model, layer[Field.DOWN], layer[Field.DOWN + 1], gate_up[start:stop], start, count, buffers)
+            _lower_rows(batch, index, Field.DOWN // 2, row + start, gate_up[start:stop], lowered)
             wait_for_all(barrier, num_threads)
             _multiply(model, layer[Field.DOWN], layer[Field.DOWN + 1], out, buffers, thread, num_threads)
             wait_for_all(barrier, num_threads)
+            _add_adapters(batch, index, Field.DOWN // 2, row + start, lowered, out[start:stop])
             _add_output(own, out[start:stop], numbers, layer[Field.DOWN_NORM], epsilon, normed)
 
     head = model.products.shape[0] - 1

@@ -7,21 +7,26 @@ before every step each rank announces its next step to the others, and a rank wi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from workbench.config import EngineConfig
+from workbench.config import EngineConfig, SamplingParams
 from workbench.distributed.group import sum_over_ranks
 from workbench.distributed.link import Link
 from workbench.distributed.ranks import SharedRunner
 from workbench.engine.engine import Engine
 from workbench.engine.model_runner import ModelRunner
-from workbench.engine.packed_batch import PackedBatch
+from workbench.engine.packed_batch import GroupTables, PackedBatch
 from workbench.engine.step import Step
 from workbench.ground.compatibility import LOCKSTEP
 from workbench.models.load import LoadedModel
+from workbench.trace.kv_groups import KVCacheGroup
+
+if TYPE_CHECKING:
+    from workbench.engine.grammar import Grammar
 
 
 class Agreement(NamedTuple):
@@ -90,7 +95,7 @@ class LockstepStep(Step):
                 self._link.fail(f"the ranks cannot agree on a step: {problem}")
             num_dummy_tokens = self.agreement.num_dummy_tokens
             if num_tokens == 0 and num_dummy_tokens > 0:
-                self.runner.forward(dummy_batch(num_dummy_tokens, self.scheduler.config.block_size))
+                self.runner.forward(dummy_batch(num_dummy_tokens, self.runner.groups))
                 self.num_dummy_steps += 1
             if self.has_work() or num_dummy_tokens == 0:
                 return self.has_work()
@@ -127,10 +132,16 @@ class LockstepEngine(Engine):
 
     def _make_runner(self) -> ModelRunner:
         # Layers that wait for each other run on all ranks or on none.
-        return SharedRunner(self.model, self.config, self._link, computes_all=True)
+        return SharedRunner(self.model, self.config, self._link, one_table=False, computes_all=True)
 
     def _make_step(self, *parts: Any, **options: Any) -> LockstepStep:
         return LockstepStep(self._group, self._link, *parts, **options)
+
+    def _compile(self, sampling: SamplingParams, num_prompt_tokens: int) -> Grammar | None:
+        # If a grammar became ready between an agreement and its step, the step would have more tokens than agreed.
+        if (grammar := super()._compile(sampling, num_prompt_tokens)) is not None:
+            grammar.wait()
+        return grammar
 
     @property
     def agreement(self) -> Agreement | None:
@@ -150,24 +161,31 @@ class _DummyBatch(PackedBatch):
         """Check nothing: only `dummy_batch` makes one."""
 
 
-def dummy_batch(num_tokens: int, block_size: int) -> PackedBatch:
+def dummy_batch(num_tokens: int, groups: Sequence[KVCacheGroup]) -> PackedBatch:
     """A batch that runs a forward pass and changes nothing.
 
-    Every row is a sequence of one token in block 0, which the scheduler never hands out; cached blocks stay as they
-    are.
+    Its rows are one sequence in block 0, which the scheduler never hands out; cached blocks, and the states of
+    requests, stay as they are.
 
     Args:
         num_tokens: Number of rows.
-        block_size: Tokens per KV block.
+        groups: The KV cache groups of the model.
     """
-    rows = np.arange(num_tokens + 1, dtype=np.int32)
+
+    def tables(group: KVCacheGroup) -> GroupTables:
+        slots = np.zeros(num_tokens if group.is_attention else 0, dtype=np.int64)
+        return GroupTables(np.zeros((1, -(-num_tokens // group.block_size)), np.int32), slots, group.block_size)
+
+    first = tables(next((group for group in groups if group.is_attention), groups[0]))
     return _DummyBatch(
         token_ids=np.zeros(num_tokens, dtype=np.int32),
         positions=np.zeros(num_tokens, dtype=np.int32),
-        slot_mapping=np.zeros(num_tokens, dtype=np.int64),
-        cu_seqlens_q=rows,
-        seqused_k=np.ones(num_tokens, dtype=np.int32),
-        block_table=np.zeros((num_tokens, 1), dtype=np.int32),
-        logits_rows=rows[:0],
-        block_size=block_size,
+        slot_mapping=first.slot_mapping,
+        cu_seqlens_q=np.array([0, num_tokens], dtype=np.int32),
+        seqused_k=np.array([num_tokens], dtype=np.int32),
+        block_table=first.block_table,
+        logits_rows=np.zeros(0, dtype=np.int32),
+        block_size=first.block_size,
+        request_ids=("",),
+        by_group=tuple(map(tables, groups)) if len(groups) > 1 else (),
     )

@@ -34,13 +34,13 @@ class SharedRunner(ModelRunner):
         model: This rank's model, or its part of a model.
         config: Configuration of the engine.
         link: Link to the other ranks.
-        computes_all: See `ServedModel`.
+        **options: See `ModelRunner`.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link, *, computes_all: bool = False) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link, **options: bool) -> None:
         self._link = link
         self._num_passes = 0
-        super().__init__(model, config, computes_all=computes_all)
+        super().__init__(model, config, **options)
 
     def forward(self, packed: PackedBatch) -> ForwardOutput:
         """Run the model once, see `ModelRunner.forward`; does not return when a rank is lost."""

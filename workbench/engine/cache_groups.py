@@ -28,15 +28,14 @@ def choose_groups(
         one_table: The runner is handed one block table per request.
 
     Returns:
-        The configuration with the groups, and the index of each cache's group. With recurrent states prefix caching is
-        off.
+        The configuration with the groups, and the index of each cache's group.
 
     Raises:
         ValueError: The groups of the configuration are not those of the model, or a setting does not work with its
             recurrent state.
     """
     if any(isinstance(cache, LayerState) for cache in caches):
-        config = _for_states(config, one_table)
+        check_compatible(config, "engine", STATES, *([ONE_TABLE] if one_table else []))
     kinds = [_kind(cache, config.max_model_len) for cache in caches]
     groups = _split(kinds)
     needed = [kind for kind, _ in groups]
@@ -60,19 +59,6 @@ def choose_groups(
     ]
     group_of = {layer: index for index, (_, members) in enumerate(groups) for layer in members}
     return config.replace(kv_cache_groups=made), [group_of[index] for index in range(len(caches))]
-
-
-def _for_states(config: EngineConfig, one_table: bool) -> EngineConfig:
-    """The configuration for a model with recurrent layers.
-
-    Raises:
-        ValueError: A setting does not work with them; the message names it.
-    """
-    check_compatible(config, "engine", STATES, *([ONE_TABLE] if one_table else []))
-    for exclusion in excluded(config, "off", STATES):
-        log.warning("enable_prefix_caching becomes False: %s", exclusion.sentence(config))
-        config = config.replace(enable_prefix_caching=False)
-    return config
 
 
 def _kind(layer: LayerKV | LayerState, max_model_len: int | None) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
-from workbench.ground.compatibility import ENGINE, Feature, check_compatible
+from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
@@ -37,6 +37,7 @@ from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
 
 if TYPE_CHECKING:
+    from workbench.engine.grammar import Grammar, GrammarCompiler
     from workbench.laws import Broken
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
@@ -122,6 +123,7 @@ class Engine(Shortcuts):
         window = {"keep_steps": keep_steps, "keep_bytes": keep_bytes}
         self._thread = EngineThread("workbench-engine")
         self._given_clock, self._started = clock, 0.0
+        self._compiler: GrammarCompiler | None = None
         self._started = self._clock()
         self.breakpoints = Breakpoints()
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
@@ -222,6 +224,7 @@ class Engine(Shortcuts):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         **sampling_fields: Any,
     ) -> str:
         """Queue a request. It is checked here and scheduled by the next step.
@@ -233,6 +236,7 @@ class Engine(Shortcuts):
             request_id: Its name; "r0", "r1", ... by default.
             priority: Smaller is served first under policy "priority".
             cache_salt: Only requests with the same salt find each other's blocks in the prefix cache. Traces show it.
+            adapter: Name of an adapter (`add_adapter`) to compute it with; "" for the model alone.
             **sampling_fields: Fields of SamplingParams by name, such as ``max_tokens=32``, instead of ``sampling``.
 
         Returns:
@@ -253,7 +257,11 @@ class Engine(Shortcuts):
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            projects_in_slices=self.runner.path.projects_in_slices,
         )
+        if adapter:
+            self.runner.adapters.check(adapter)
+        grammar = self._compile(sampling, len(token_ids)) if sampling.structured_outputs else None
         state = self._outputs.add_request(
             text,
             token_ids,
@@ -262,9 +270,46 @@ class Engine(Shortcuts):
             priority=priority,
             arrival_time=self._clock(),
             cache_salt=cache_salt,
+            adapter=adapter,
         )
+        state.request.grammar = grammar
         self._step.inbox.append(lambda: self._enqueue(state))
         return state.request.request_id
+
+    def add_adapter(self, name: str, path: str | Path) -> None:
+        """Make an adapter (LoRA) available to requests, ``add_request(..., adapter=name)``.
+
+        Its files are checked now. With ``max_loras`` as many stay in memory; another one is read when a step needs it,
+        and takes the place of the one that was not needed for the longest time.
+
+        Args:
+            name: Its name; the prefix cache keeps adapters apart by it.
+            path: A folder with ``adapter_config.json``, and ``adapters.safetensors`` as mlx-lm writes them or
+                ``adapter_model.safetensors`` as PEFT does.
+
+        Raises:
+            ValueError: The name is in use, a file is damaged, the adapter changes a layer that the model does not have
+                or that is no linear layer of it, or its rank is above ``max_lora_rank``.
+            RuntimeError: The engine runs in the background: pause() it first.
+        """
+        if name == self.name:
+            raise ValueError(f"name {name!r} is the model's: choose another name")
+        if self._loop.running:
+            raise RuntimeError("an adapter cannot be added while the engine runs in the background: pause() it first")
+        check_compatible(self.config, "call", ADAPTERS, *self._situations)
+        self._thread.call(lambda: self.runner.adapters.add(name, path))
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that requests can have."""
+        return self.runner.adapters.names
+
+    def _compile(self, sampling: SamplingParams, num_prompt_tokens: int) -> Grammar | None:
+        if self._compiler is None:
+            from workbench.engine.grammar import GrammarCompiler
+
+            self._compiler = GrammarCompiler(self.model)
+        return self._compiler.compile(sampling, num_prompt_tokens)
 
     def _enqueue(self, state: RequestState) -> None:
         state.request.arrival_step = self.scheduler.step
@@ -318,16 +363,17 @@ class Engine(Shortcuts):
     def step_into(self, *, layers: bool = True) -> tuple[str, Any] | StepRecord | None:
         """Take one phase of a step: "schedule", "prepare", "layer 0", ..., "forward", "sample", then the record.
 
-        The forward pass stops after the attention of each layer, inside the model's own code. A model whose attention
-        does its own arithmetic (``engine.runner.mode == "gather"``) runs it in one piece.
+        With structured output, "mask" comes before "sample". The forward pass stops after the attention of each layer,
+        inside the model's own code. A model whose attention does its own arithmetic
+        (``engine.runner.mode == "gather"``) runs it in one piece.
 
         Args:
             layers: Stop at the next layer; False stops at the end of the forward pass.
 
         Returns:
-            The phase's name and what it made (ScheduledBatch, PackedBatch, a LayerCapture for each layer, logits,
-            sampled tokens), the StepRecord after the last phase, or None when there is nothing to do. ``step()`` and
-            ``run()`` finish a step that was begun.
+            The phase's name and what it made (ScheduledBatch, PackedBatch, a LayerCapture for each layer, logits, the
+            allowed tokens by row of logits, sampled tokens), the StepRecord after the last phase, or None when there is
+            nothing to do. ``step()`` and ``run()`` finish a step that was begun.
 
         Example:
             >>> name, batch = engine.step_into()
@@ -523,6 +569,8 @@ class Engine(Shortcuts):
             self._thread.call(self._stepper.give_up)
         if self._step.shadow is not None:
             self._step.shadow.close()
+        if self._compiler is not None:
+            self._compiler.close()
         self._stepper.close()
         self._thread.close()
         self.runner.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from workbench.config import EngineConfig, SamplingParams
+from workbench.engine.prompt_logprobs import MAX_LOGITS_BYTES
 from workbench.ground.cache_salt import check_salt
 from workbench.models.load import LoadedModel
 from workbench.scheduler.admission import check_servable
@@ -59,6 +60,7 @@ def process_input(
     request_id: str | None,
     priority: int,
     cache_salt: str,
+    projects_in_slices: bool = False,
 ) -> tuple[str, list[int]]:
     """Check a request, and return its prompt as text ("" when it was given as token ids) and as token ids.
 
@@ -67,6 +69,8 @@ def process_input(
     """
     text, token_ids = tokenize_prompt(prompt, model.tokenizer)
     check_prompt(token_ids, sampling, config, model)
+    if sampling.prompt_logprobs is not None and not projects_in_slices:
+        _check_logits(config, model)
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ValueError(f"priority must be an integer, got {priority!r}")
     check_salt("cache_salt", cache_salt)
@@ -137,3 +141,14 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
     if sampling.stop and model.tokenizer is None:
         raise ValueError("stop needs a tokenizer, and the model came without one: use stop_token_ids")
     check_servable(config, len(token_ids), sampling.max_tokens)
+
+
+def _check_logits(config: EngineConfig, model: LoadedModel) -> None:
+    """Reject the logits of whole prompts that would be too large together."""
+    num_bytes = 4 * config.max_num_batched_tokens * model.vocab_size
+    if num_bytes > MAX_LOGITS_BYTES:
+        allowed = MAX_LOGITS_BYTES // (4 * model.vocab_size)
+        raise ValueError(
+            f"prompt_logprobs projects every row of a step, {num_bytes >> 20:,} MiB of logits with "
+            f"max_num_batched_tokens={config.max_num_batched_tokens}: lower it to {allowed}"
+        )

@@ -7,6 +7,7 @@ checked against the working set, as mlx-lm does.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from workbench.ground.device import runs_on_gpu
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
+
+log = logging.getLogger("workbench")
 
 MAX_CACHE_BYTES = 2 * 2**30
 """Maximum size of MLX's cache of freed buffers. Its own limit is nearly all memory. Every number of tokens in a step
@@ -76,17 +79,57 @@ def choose_num_blocks(config: EngineConfig, block_bytes: int) -> int:
     Raises:
         ValueError: There is no room for two blocks.
     """
-    free = max(0, usable_memory() - mx.get_active_memory())
-    share = AUTO_SHARE_GPU if runs_on_gpu() else AUTO_SHARE_CPU
-    fitting = int(share * free) // max(1, block_bytes)  # blocks that stand for recurrent states alone have no bytes
+    memory, taken = usable_memory(), mx.get_active_memory()
+    share, on_gpu = config.gpu_memory_utilization, runs_on_gpu()
+    free = max(0, memory - taken)
+    if share is not None and on_gpu:
+        room = int(share * memory) - taken
+    else:
+        room = int((share or (AUTO_SHARE_GPU if on_gpu else AUTO_SHARE_CPU)) * free)
+    fitting = room // max(1, block_bytes)  # blocks that stand for recurrent states alone have no bytes
     if fitting < 2:
+        name = "num_blocks='auto'" if share is None else f"gpu_memory_utilization={share:g}"
         raise ValueError(
-            f"num_blocks='auto' takes {share:.0%} of the free {free / 2**30:.2f} GiB, less than two blocks of "
-            f"{block_bytes / 2**20:.2f} MiB: lower block_size={config.block_size}, or load a smaller model"
+            f"{name} takes {max(0, room) / 2**30:.2f} of the free {free / 2**30:.2f} GiB, less than two blocks of "
+            f"{block_bytes / 2**20:.2f} MiB: raise gpu_memory_utilization, lower block_size={config.block_size}, or "
+            "load a smaller model"
         )
     if config.max_model_len is None:
         return fitting
     return min(fitting, 1 + config.max_num_seqs * config.max_blocks_of(config.max_model_len))
+
+
+def with_room_for_states(config: EngineConfig, block_bytes: int, state_bytes: int, page_bytes: int) -> EngineConfig:
+    """A configuration whose pool fits, with the number of blocks that "auto" stands for.
+
+    With prefix caching every block of the pool may stand for a state. If there is no room for that many, states are not
+    cached, which the log says.
+
+    Args:
+        config: The configuration.
+        block_bytes: Bytes of keys and values of one block over all layers.
+        state_bytes: Bytes of the recurrent states of a request; 0 without.
+        page_bytes: Bytes of the states that one block stands for: those of one KV cache group.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    cached = page_bytes if config.enable_prefix_caching else 0
+    if config.num_blocks == "auto":
+        blocks = choose_num_blocks(config, block_bytes + cached)
+        config = config.replace(num_blocks=blocks, gpu_memory_utilization=None)
+    memory, num_blocks = usable_memory(), config.num_pool_blocks
+    taken = mx.get_active_memory() if runs_on_gpu() else 0
+    taken += config.max_num_seqs * (1 + config.num_speculative_tokens) * state_bytes
+    if cached and num_blocks * (block_bytes + cached) > memory - taken:
+        log.warning(
+            "enable_prefix_caching becomes False: the recurrent states of num_blocks=%d would take up to %.1f GiB "
+            "(%.2f MiB each); lower num_blocks, or raise block_size=%d",
+            *(num_blocks, num_blocks * cached / 2**30, cached / 2**20, config.block_size),
+        )
+        config = config.replace(enable_prefix_caching=False)
+    check_pool_fits(num_blocks, block_bytes, memory, taken)
+    return config
 
 
 def check_pool_fits(num_blocks: int, block_bytes: int, memory: int, weights: int = 0) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.attention.backend import AttentionBackend
@@ -19,11 +19,12 @@ from workbench.engine.forward.gathering import GatheringPath
 from workbench.engine.forward.layer_by_layer import LayerByLayer
 from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.forward.replayed import ReplayedPath
-from workbench.engine.memory import check_pool_fits, choose_num_blocks, limit_memory, usable_memory
+from workbench.engine.memory import limit_memory, with_room_for_states
 from workbench.engine.packed_batch import PackedBatch
-from workbench.ground.device import runs_on_gpu
+from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
 from workbench.models.load import LoadedModel
+from workbench.models.mixers import MixerPatch
 from workbench.models.packed.activations import float32_activations
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block, flat_caches
 from workbench.models.patch import Patch, patch_model
@@ -31,7 +32,11 @@ from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.preflight_once import preflight_once
 from workbench.models.remembered import NOTHING, Remembered
 from workbench.models.served_model import ServedModel
-from workbench.models.state_cache import MixerPatch
+from workbench.models.state_cache import LayerState
+from workbench.trace.kv_groups import KVCacheGroup
+
+Change = Patch | FinalNorm | MixerPatch | Adapters
+"""A change of the model that is undone when it is served no more."""
 
 PATHS: tuple[type[ChosenPath], ...] = (CompiledPath, ReplayedPath, LayerByLayer, GatheringPath)
 """The ways through a model, the fastest first."""
@@ -49,6 +54,7 @@ class ModelRunner:
             still works with mlx-lm's own caches.
         preflight: The way in which the model is served, and the check that found it.
         kv_cache: The block pool.
+        adapters: The adapters (LoRA) of requests.
         backend_name: Name of the attention backend.
         fallback_reason: Why it is not the backend "auto" stands for here; empty when it is.
         path: The way through the model, chosen at load.
@@ -86,16 +92,16 @@ class ModelRunner:
         limit_memory()
         caches, states = flat_caches(self.preflight.caches), self.preflight.states
         config, groups = choose_groups(config, caches, one_table=one_table)
-        self.groups = config.cache_groups
-        first = next((group for group in self.groups if group.is_attention), self.groups[0])
-        self.bytes_per_block = bytes_per_block(caches, first.block_size, groups)
-        if config.num_blocks == "auto":
-            config = config.replace(num_blocks=choose_num_blocks(config, self.bytes_per_block))
-        self.config = config
+        attention = (group for group in config.cache_groups if group.is_attention)
+        self.bytes_per_block = bytes_per_block(caches, next(attention, KVCacheGroup()).block_size, groups)
         self.state_bytes = sum(state.nbytes for state in states)
-        taken = (mx.get_active_memory() if runs_on_gpu() else 0) + config.max_num_seqs * self.state_bytes
-        check_pool_fits(config.num_pool_blocks, self.bytes_per_block, usable_memory(), taken)
-        changes: list[Patch | FinalNorm | MixerPatch] = []
+        page_bytes: Counter[int] = Counter()
+        for cache, group in zip(caches, groups):
+            page_bytes[group] += cache.nbytes if isinstance(cache, LayerState) else 0
+        self.config = with_room_for_states(config, self.bytes_per_block, self.state_bytes, max(page_bytes.values()))
+        self.groups = self.config.cache_groups
+        first = next((group for group in self.groups if group.is_attention), self.groups[0])
+        changes: list[Change] = []
         self._restore = weakref.finalize(self, _restore, changes)
         try:
             self._take_model(changes, first.block_size, groups, remembered, computes_all)
@@ -105,7 +111,7 @@ class ModelRunner:
 
     def _take_model(
         self,
-        changes: list[Patch | FinalNorm | MixerPatch],
+        changes: list[Change],
         block_size: int,
         groups: Sequence[int],
         remembered: Remembered,
@@ -116,7 +122,7 @@ class ModelRunner:
             changes.append(MixerPatch(self.model, [path for state in states for path in state.mixers]))
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
-        self.kv_cache = PagedKVCache(*pool, groups, self.config.max_num_seqs, self.preflight.mask_ndim)
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim)
         if reader is not None:
             changes += patch_model(self.model, reader)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
@@ -125,11 +131,31 @@ class ModelRunner:
         final_norm = FinalNorm(self.model, path) if path is not None else None
         if final_norm is not None:
             changes.append(final_norm)
-        parts = (self.model, self.preflight, self.kv_cache, self.backend, final_norm, self.config)
+        mixers = [path for state in self.preflight.states for path in state.mixers]
+        self.adapters = Adapters(self.model, self.config.max_loras, self.config.max_lora_rank, mixers)
+        changes.append(self.adapters)
+        parts = (self.model, self.preflight, self.kv_cache, self.backend, final_norm, self.config, self.adapters)
         served = ServedModel(*parts, remembered, computes_all)
         self.path, self.not_taken = choose(served)
+        if self.config.batch_invariant:
+            self._make_invariant()
         watched = LayerByLayer(served, "a layer is looked at")
         self.watched_path = watched if self.preflight.mode == "kernel" else self.path
+
+    def _make_invariant(self) -> None:
+        """Give rows the same bits in every batch.
+
+        Raises:
+            ValueError: The model cannot be served so.
+        """
+        if not isinstance(self.path, CompiledPath):
+            problem = f"takes compiled code on a CPU, and the model cannot take it: {self.not_taken[CompiledPath.name]}"
+        elif any(window > 0 for window in self.preflight.windows):
+            problem = "does not work with sliding windows: where a sum begins depends on the chunk"
+        else:
+            self.path.step.make_invariant()
+            return
+        raise ValueError(f"batch_invariant=True {problem}; set it to False")
 
     @property
     def mode(self) -> str:
@@ -183,6 +209,7 @@ class ModelRunner:
             "attention_mode": self.mode,
             "kv_bytes_per_block": self.bytes_per_block,
             "preflight_error": self.preflight.max_error,
+            "preflight_bound": self.preflight.bound,
             "forward": self.path.name,
             "forward_not_taken": self.not_taken,
         }
@@ -219,7 +246,7 @@ def choose(served: ServedModel) -> tuple[ChosenPath, dict[str, str]]:
     raise AssertionError("every model can take the last path")
 
 
-def _restore(changes: list[Patch | FinalNorm | MixerPatch]) -> None:
+def _restore(changes: list[Change]) -> None:
     for change in changes:
         change.restore()
 
@@ -234,7 +261,9 @@ def _tried_backend(
 
     def check(model: nn.Module | LoadedModel, backend: AttentionBackend) -> PreflightResult:
         with float32_activations(model if isinstance(model, nn.Module) else model.model):
-            return preflight(model, backend) if isinstance(model, nn.Module) else preflight_once(model, backend)
+            if isinstance(model, nn.Module):
+                return preflight(model, backend, config.kv_cache_dtype)
+            return preflight_once(model, backend, config.kv_cache_dtype)
 
     backend = get_backend(config.attention_backend)
     result = check(model, backend)

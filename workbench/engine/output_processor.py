@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from workbench.config import SamplingParams
+from workbench.engine.prompt_logprobs import PromptLogprobs
 from workbench.engine.sampler import SampledToken
 from workbench.models.load import LoadedModel
 from workbench.readings.top_tokens import TopTokens
@@ -32,6 +33,9 @@ class RequestOutput:
         text: Their text, without the end-of-sequence token and without a stop string that ended it.
         finish_reason: "length", "stop", "error" or "abort"; None while the request runs.
         logprobs: One {token_id: log-probability} per token when SamplingParams(logprobs=k) asked, else None.
+        prompt_logprobs: The same for the prompt with SamplingParams(prompt_logprobs=k): None for its first token, which
+            nothing predicts; as far as it has been computed.
+        prompt_ranks: For each token of the prompt its rank among all tokens by probability, from 1; None for the first.
         error: The error message if finish_reason is "error".
     """
 
@@ -42,6 +46,8 @@ class RequestOutput:
     text: str
     finish_reason: str | None
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
+    prompt_logprobs: tuple[dict[int, float] | None, ...] | None = field(default=None, repr=False)
+    prompt_ranks: tuple[int | None, ...] | None = field(default=None, repr=False)
     error: str = ""
 
     @property
@@ -134,6 +140,7 @@ class RequestState:
         info: The request's parameters, as its trace keeps them.
         detokenizer: Its text; None when the model has no tokenizer.
         logprobs: Log-probabilities of each token, when asked for.
+        prompt_logprobs: Those of the prompt's tokens from the second on and their ranks, when asked for.
         finish_reason: None while the request runs.
         error: The error message if the reason is "error".
         returned: ``Engine.run`` has returned its output.
@@ -144,6 +151,7 @@ class RequestState:
         self.info: RequestInfo = request.info(prompt)
         self.detokenizer = detokenizer
         self.logprobs: list[dict[int, float]] = []
+        self.prompt_logprobs: list[tuple[dict[int, float], int]] = []
         self.finish_reason: str | None = None
         self.error = ""
         self.returned = False
@@ -201,6 +209,7 @@ class RequestState:
         """
         request, finish_reason = self.request, self.finish_reason
         tokens = tuple(request.token_ids)
+        of_prompt = list(self.prompt_logprobs) if request.sampling.prompt_logprobs is not None else None
         return RequestOutput(
             request_id=request.request_id,
             prompt=self.info.prompt,
@@ -209,6 +218,8 @@ class RequestState:
             text=self.detokenizer.text if self.detokenizer else "",
             finish_reason=finish_reason,
             logprobs=tuple(self.logprobs) if request.sampling.logprobs is not None else None,
+            prompt_logprobs=(None, *(near for near, _ in of_prompt)) if of_prompt is not None else None,
+            prompt_ranks=(None, *(rank for _, rank in of_prompt)) if of_prompt is not None else None,
             error=self.error,
         )
 
@@ -262,6 +273,7 @@ class OutputProcessor:
         priority: int,
         arrival_time: float,
         cache_salt: str,
+        adapter: str = "",
     ) -> RequestState:
         """Make a request of a prompt that has been checked.
 
@@ -273,6 +285,7 @@ class OutputProcessor:
             priority: Smaller is served first under policy "priority".
             arrival_time: Seconds since the start of the trace.
             cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
+            adapter: Name of the adapter that it is computed with; "" for the model alone.
 
         Raises:
             ValueError: The id is in use.
@@ -291,6 +304,7 @@ class OutputProcessor:
                 arrival_time=arrival_time,
                 eos_token_ids=eos,
                 cache_salt=cache_salt,
+                adapter=adapter,
             )
             hidden = frozenset() if sampling.ignore_eos else frozenset(eos)
             detokenizer = IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden) if tokenizer else None
@@ -328,6 +342,12 @@ class OutputProcessor:
             tokens.append(ids[0] if len(ids) == 1 else ids or None)
         return tokens, finish
 
+    def add_prompt_logprobs(self, found: Mapping[str, PromptLogprobs]) -> None:
+        """Keep what a step found out about prompts; after a preemption it is found out again."""
+        for request_id, (first, logprobs) in found.items():
+            if (state := self.states.get(request_id)) is not None:
+                state.prompt_logprobs[first - 1 : first - 1 + len(logprobs)] = logprobs
+
     def with_texts(self, top: TopTokens) -> TopTokens:
         """The most likely tokens with their texts, if the model has a tokenizer."""
         return top.with_texts(self._model.tokenizer.decode) if self._model.tokenizer is not None else top
@@ -335,7 +355,10 @@ class OutputProcessor:
     def finish(self, reasons: Mapping[str, str]) -> None:
         """Complete the outputs of the requests that ended with a step, given their reasons."""
         for request_id, reason in reasons.items():
-            self.states[request_id].finish(reason)
+            state = self.states[request_id]
+            if reason == "error" and not state.error and state.request.grammar is not None:
+                state.error = state.request.grammar.error
+            state.finish(reason)
 
     def num_tokens_left(self) -> int:
         """Maximum number of tokens to compute for the unfinished requests; the last token of each is never computed."""

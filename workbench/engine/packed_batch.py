@@ -19,8 +19,8 @@ from workbench.attention.metadata import AttentionMetadata
 from workbench.ground.field_checks import MAX_INT32
 
 if TYPE_CHECKING:
+    from workbench.models.paged_cache import Kept
     from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
-    from workbench.scheduler.request import Request
     from workbench.trace.kv_groups import KVCacheGroup
 
 
@@ -32,7 +32,8 @@ class Segment(NamedTuple):
         start: Position of the first token; everything before it is in the KV cache.
         num_tokens: Tokens to compute.
         token_ids: Those tokens, ``num_tokens`` of them.
-        samples: Number of last rows whose logits are wanted: True or 1 for the next token, one more for each draft.
+        samples: Number of last rows whose logits are wanted: True or 1 for the next token, one more for each draft; all
+            of them where log-probabilities of the prompt are asked for.
         request_id: Named in errors.
     """
 
@@ -74,7 +75,8 @@ class PackedBatch:
     Attributes:
         token_ids: int32 [T].
         positions: Position of each row in its own sequence, int32 [T].
-        slot_mapping: KV slot (block id * block_size + offset) each row writes, int64 [T].
+        slot_mapping: KV slot (block id * block_size + offset) each row writes, int64 [T]; [0] in a model without
+            attention, as for every group of recurrent state.
         cu_seqlens_q: Cumulative query lengths, int32 [num_seqs + 1].
         seqused_k: KV length of each sequence with this step's tokens, int32 [num_seqs].
         block_table: Physical block ids, padded with 0, int32 [num_seqs, max_blocks].
@@ -86,8 +88,8 @@ class PackedBatch:
         table_lengths: The length each of them had, int64 [num_seqs].
         by_group: The tables of every KV cache group, if there are several; the fields above are the first attention
             group's.
-        held: For each group the blocks that stand for the states of requests, in this step or not; None without
-            groups of recurrent state.
+        kept: The recurrent states that a later step may begin from; None without any.
+        adapters: The adapter of each sequence, "" for none; empty if no sequence has one.
 
     Raises:
         ValueError: A rule is broken; the message names the sequence and its request.
@@ -106,7 +108,8 @@ class PackedBatch:
     tables: Sequence[Sequence[int]] = field(default=(), repr=False)
     table_lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
     by_group: tuple[GroupTables, ...] = ()
-    held: Sequence[Sequence[int]] | None = field(default=None, repr=False)
+    kept: Kept | None = field(default=None, repr=False)
+    adapters: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self._is_valid():
@@ -116,7 +119,7 @@ class PackedBatch:
         """Whether every rule is obeyed; cheap enough for every step."""
         cu, used, table, slots = self.cu_seqlens_q, self.seqused_k, self.block_table, np.sort(self.slot_mapping)
         num_tokens, num_seqs, rows = len(self.token_ids), len(used), self.logits_rows
-        if not num_tokens == len(self.positions) == len(slots) or len(cu) != num_seqs + 1:
+        if num_tokens != len(self.positions) or len(slots) not in (0, num_tokens) or len(cu) != num_seqs + 1:
             return False
         if num_seqs == 0 or num_tokens == 0 or table.size == 0:
             return what_is_wrong(self) == ""
@@ -126,7 +129,8 @@ class PackedBatch:
             (cu[0] == 0 and cu[-1] == num_tokens and lengths.min() >= 0)
             and ((used >= lengths).all() and used.max() <= table.shape[1] * self.block_size)
             and (table.min() >= 0 and table.max() < limit)
-            and (slots[0] >= 0 and slots[-1] < limit * self.block_size and (slots[1:] != slots[:-1]).all())
+            and (not len(slots) or (slots[0] >= 0 and slots[-1] < limit * self.block_size))
+            and (slots[1:] != slots[:-1]).all()
             and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < num_tokens))
         )
 
@@ -139,6 +143,12 @@ class PackedBatch:
             )
             for tables in self.by_group or (self,)
         )
+
+    @property
+    def num_kept(self) -> np.ndarray:
+        """For each sequence the rows after which its recurrent state is kept: the last, or those that sample."""
+        sequences = np.searchsorted(self.cu_seqlens_q, self.logits_rows, side="right") - 1
+        return np.maximum(1, np.bincount(sequences, minlength=self.num_seqs))
 
     @property
     def num_tokens(self) -> int:
@@ -163,7 +173,7 @@ def prepare_unified(
     num_blocks: int | None = None,
     previous: PackedBatch | None = None,
     groups: Sequence[KVCacheGroup] = (),
-    running: Sequence[Request] = (),
+    kept: Kept | None = None,
 ) -> PackedBatch:
     """Pack what the scheduler chose, in its order, decodes and prompt chunks alike.
 
@@ -174,7 +184,7 @@ def prepare_unified(
         previous: The batch packed before this one. Block tables only grow, so its rows are reused if the same
             requests come again; the result is the same without it.
         groups: The KV cache groups, if there are several.
-        running: All running requests, whose recurrent states have to stay.
+        kept: See `PackedBatch`.
 
     Raises:
         ValueError: A chunk cannot be packed; the message names its request.
@@ -182,30 +192,17 @@ def prepare_unified(
     first = (batch.layout.group or 0) if len(groups) > 1 else 0
     tables = [chunk.request.block_tables[first] for chunk in batch.chunks]
     segments = [
-        (table, chunk.start, chunk.num_tokens, tokens, chunk.samples, chunk.request.request_id)
+        (table, chunk.start, chunk.num_tokens, tokens, chunk.num_logits, chunk.request.request_id)
         if len(tokens := chunk.request.token_ids[chunk.start : chunk.start + chunk.num_tokens]) == chunk.num_tokens
         else _segment_ahead(chunk, table)
         for chunk, table in zip(batch.chunks, tables)
     ]
-    packed = pack(segments, block_size, num_blocks=num_blocks, previous=previous)
+    has_slots = kept is None or any(group.is_attention for group in groups)
+    packed = pack(segments, block_size, num_blocks=num_blocks, previous=previous, has_slots=has_slots)
     if len(groups) > 1:
         packed = _with_groups(packed, batch, groups, previous)
-    if any(group.kind == "mamba" for group in groups):
-        packed = replace(packed, held=_held_blocks(batch, groups, running))
-    return packed
-
-
-def _held_blocks(
-    batch: ScheduledBatch, groups: Sequence[KVCacheGroup], running: Sequence[Request]
-) -> list[Sequence[int]]:
-    """For each group of recurrent state the blocks that requests hold, in the batch or not."""
-    requests = [*running, *(chunk.request for chunk in batch.chunks)]
-    return [
-        [request.block_tables[index][0] for request in requests if request.block_tables[index]]
-        if group.kind == "mamba"
-        else ()
-        for index, group in enumerate(groups)
-    ]
+    adapters = names if any(names := [chunk.request.adapter for chunk in batch.chunks]) else ()
+    return replace(packed, kept=kept, adapters=adapters) if adapters or kept is not None else packed
 
 
 def _with_groups(
@@ -226,9 +223,10 @@ def _with_groups(
         lengths = np.fromiter(map(len, tables), dtype=np.int64, count=len(tables))
         short = packed.seqused_k > lengths * group.block_size
         if not short.any():
-            made = _tables_of(tables, lengths, packed.positions, row_seq, group.block_size, before[index])
-            held = made.slot_mapping >= group.block_size
-            short = np.bincount(row_seq, ~held, packed.num_seqs) > 0
+            rows = (packed.positions, row_seq) if group.is_attention else None
+            made = _tables_of(tables, lengths, rows, group.block_size, before[index])
+            if group.is_attention:
+                short = np.bincount(row_seq, made.slot_mapping < group.block_size, packed.num_seqs) > 0
         if short.any():
             name = packed.sequence_name(int(short.argmax()))
             raise ValueError(f"{name}: a row has no block in KV cache group {index}; allocate its blocks first")
@@ -246,8 +244,7 @@ def _segment_ahead(chunk: ScheduledChunk, block_table: Sequence[int]) -> Segment
     tokens = request.token_ids[start : start + chunk.num_tokens - len(drafts)]
     tokens += [0] * (chunk.num_tokens - len(drafts) - len(tokens)) if request.status == "finished" else []
     tokens += [max(0, token) for token in drafts]
-    num_logits = 1 + len(drafts) if chunk.samples else 0
-    return Segment(block_table, start, chunk.num_tokens, tokens, num_logits, request.request_id)
+    return Segment(block_table, start, chunk.num_tokens, tokens, chunk.num_logits, request.request_id)
 
 
 def pack(
@@ -256,8 +253,11 @@ def pack(
     *,
     num_blocks: int | None = None,
     previous: PackedBatch | None = None,
+    has_slots: bool = True,
 ) -> PackedBatch:
     """Pack segments, or plain tuples of their fields, in the order given; see `prepare_unified` for the arguments.
+
+    ``has_slots`` is False if the blocks are those of recurrent states.
 
     Raises:
         ValueError: There are no segments, or a rule of `PackedBatch` is broken.
@@ -280,7 +280,7 @@ def pack(
     total = int(bounds[-1])
     row_seq = np.repeat(np.arange(num_seqs), length)
     positions = np.arange(total) + (start - bounds[:-1])[row_seq]
-    made = _tables_of(block_ids, table_lengths, positions, row_seq, block_size, previous)
+    made = _tables_of(block_ids, table_lengths, (positions, row_seq) if has_slots else None, block_size, previous)
     return PackedBatch(
         token_ids=np.fromiter(chain.from_iterable(token_ids), dtype=np.int32, count=total),
         positions=positions.astype(np.int32),
@@ -300,13 +300,15 @@ def pack(
 def _tables_of(
     tables: tuple[Sequence[int], ...],
     lengths: np.ndarray,
-    positions: np.ndarray,
-    row_seq: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray] | None,
     block_size: int,
     previous: PackedBatch | GroupTables | None,
 ) -> GroupTables:
-    """Pad the block tables of a group, and find the slot of each row in them."""
+    """Pad the block tables of a group, and find the slot of each row in them, by its position and sequence."""
     block_table = _block_table(tables, lengths, previous)
+    if rows is None:
+        return GroupTables(block_table, np.zeros(0, np.int64), block_size, tables, lengths)
+    positions, row_seq = rows
     block, offset = np.divmod(positions, block_size)
     slots = block_table[row_seq, block] * np.int64(block_size) + offset
     return GroupTables(block_table, slots, block_size, tables, lengths)
@@ -373,7 +375,7 @@ def what_is_wrong(packed: PackedBatch) -> str:
         index = int(np.argmin(lengths))
         return f"cu_seqlens_q falls from {cu[index]} to {cu[index + 1]} at {packed.sequence_name(index)}"
     for name in ("positions", "slot_mapping"):
-        if len(getattr(packed, name)) != num_tokens:
+        if len(getattr(packed, name)) not in ((0, num_tokens) if name == "slot_mapping" else (num_tokens,)):
             return f"{name} has {len(getattr(packed, name))} entries for {num_tokens} packed tokens"
     if num_seqs and (used < lengths).any():
         index = int(np.argmax(used < lengths))

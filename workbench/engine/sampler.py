@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from workbench.cpu.threads import share, thread_pool
@@ -70,11 +71,15 @@ class Logits:
 
     Attributes:
         values: float32 [num_rows, vocab_size], evaluated.
-        best: The token of each row's largest logit, -1 for a row that cannot be sampled.
+        best: The token of each row's largest logit that is allowed, -1 for a row that cannot be sampled.
+        masks: For rows of a request with a grammar the tokens that it allows, bool [vocab_size].
+        errors: For rows that cannot be sampled the reason, if it is not their logits.
     """
 
     values: mx.array
     best: list[int]
+    masks: Mapping[int, np.ndarray] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: mx.array) -> Logits:
@@ -108,13 +113,14 @@ class Sampler:
 
         If the row cannot be sampled, because of its logits or of a callable of the request, there is an error instead.
         """
-        best, logits = all_logits.best[row], all_logits.rows[row]
+        best, logits, allowed = all_logits.best[row], all_logits.rows[row], all_logits.masks.get(row)
         if best < 0:
-            return SampledToken(None, error="the model returned logits that are not finite numbers")
+            error = all_logits.errors.get(row, "the model returned logits that are not finite numbers")
+            return SampledToken(None, error=error)
         if is_plain_greedy(request.sampling):
-            return SampledToken(best, top=self.top_tokens(logits, None, request, best))
+            return SampledToken(best, top=self.top_tokens(logits, None, request, best, allowed))
         try:
-            return self._sample_adjusted(logits, request)
+            return self._sample_adjusted(logits, request, allowed)
         except Exception as problem:  # in a callable that came with the request: no other request is affected
             log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
             return SampledToken(None, error=f"{type(problem).__name__}: {problem}")
@@ -139,7 +145,12 @@ class Sampler:
         return probabilities / probabilities.sum()
 
     def top_tokens(
-        self, logits: np.ndarray, adjusted: np.ndarray | None, request: TokenSequence, token: int
+        self,
+        logits: np.ndarray,
+        adjusted: np.ndarray | None,
+        request: TokenSequence,
+        token: int,
+        allowed: np.ndarray | None = None,
     ) -> TopTokens | None:
         """The most likely tokens beside a sampled one; None when none are to be kept.
 
@@ -148,16 +159,20 @@ class Sampler:
             adjusted: The same after biases, penalties and processors; None when there are none.
             request: The request.
             token: The sampled token.
+            allowed: The tokens that its grammar allows; None for all.
         """
         if not self.num_top_tokens:
             return None
         raw = np.asarray(logits, dtype=np.float64)
         changed = raw if adjusted is None else np.asarray(adjusted, dtype=np.float64)
-        return most_likely(raw, changed, request, token, self.num_top_tokens)
+        return most_likely(raw, changed, request, token, self.num_top_tokens, allowed)
 
-    def adjusted(self, raw: np.ndarray, request: TokenSequence) -> np.ndarray:
-        """Logits after biases, penalties and the request's own processors; see `adjust_logits`."""
-        adjusted = adjust_logits(raw, request)
+    def adjusted(self, raw: np.ndarray, request: TokenSequence, allowed: np.ndarray | None = None) -> np.ndarray:
+        """Logits after biases, penalties, the request's own processors (see `adjust_logits`) and the grammar's mask."""
+        adjusted = self._processed(adjust_logits(raw, request), request)
+        return adjusted if allowed is None else np.where(allowed, adjusted, -np.inf)
+
+    def _processed(self, adjusted: np.ndarray, request: TokenSequence) -> np.ndarray:
         processors = request.sampling.logits_processors
         if not processors:
             return adjusted
@@ -165,15 +180,15 @@ class Sampler:
         history = mx.array(request.token_ids, dtype=mx.int32)
         for index, processor in enumerate(processors):
             processed = processor(history, processed)
-            if processed.shape != (1, len(raw)):
+            if processed.shape != (1, len(adjusted)):
                 raise ValueError(
-                    f"logits_processors[{index}] returned shape {processed.shape}, it must keep {(1, len(raw))}"
+                    f"logits_processors[{index}] returned shape {processed.shape}, it must keep {(1, len(adjusted))}"
                 )
         return np.array(processed[0].astype(mx.float32), dtype=np.float64)
 
-    def _sample_adjusted(self, logits: np.ndarray, request: TokenSequence) -> SampledToken:
+    def _sample_adjusted(self, logits: np.ndarray, request: TokenSequence, allowed: np.ndarray | None) -> SampledToken:
         params = request.sampling
-        adjusted = self.adjusted(logits, request)
+        adjusted = self.adjusted(logits, request, allowed)
         if not np.isfinite(adjusted.max()):
             return SampledToken(None, error="no token is left to sample from after the logits were adjusted")
         key, position = random_key(self.seed, request), len(request.token_ids)
@@ -185,12 +200,14 @@ class Sampler:
             )
             if not 0 <= token < len(logits):  # the next step would read past the end of the embedding
                 raise ValueError(f"the sampler returned token {token}, the vocabulary is 0 to {len(logits) - 1}")
+            if allowed is not None and not allowed[token]:
+                raise ValueError(f"the sampler returned token {token}, which the grammar does not allow")
         elif params.temperature == 0.0:
             token = int(adjusted.argmax())
         else:
             token = draw_token(adjusted, params, keyed_uniform(key, position))
         wanted = top_logprobs(logits, params.logprobs, token) if params.logprobs is not None else None
-        return SampledToken(token, wanted, top=self.top_tokens(logits, adjusted, request, token))
+        return SampledToken(token, wanted, top=self.top_tokens(logits, adjusted, request, token, allowed))
 
 
 def most_likely_rows(logits: mx.array) -> mx.array:
@@ -271,7 +288,14 @@ def adjust_logits(logits: np.ndarray, request: TokenSequence) -> np.ndarray:
     return adjusted
 
 
-def most_likely(logits: np.ndarray, adjusted: np.ndarray, request: TokenSequence, token: int, count: int) -> TopTokens:
+def most_likely(
+    logits: np.ndarray,
+    adjusted: np.ndarray,
+    request: TokenSequence,
+    token: int,
+    count: int,
+    allowed: np.ndarray | None = None,
+) -> TopTokens:
     """The ``count`` most likely tokens and the sampled one, and what the sampling parameters made of them.
 
     Args:
@@ -280,26 +304,53 @@ def most_likely(logits: np.ndarray, adjusted: np.ndarray, request: TokenSequence
         request: The request.
         token: The sampled token.
         count: Number of tokens.
+        allowed: The tokens that its grammar allows, of which as many are added; None for all.
     """
+    top = _most_likely(logits, adjusted, request, token, count, allowed)
+    if allowed is None:
+        return top
+    removed = min(1.0, float(np.exp(log_softmax(logits))[~allowed].sum()))
+    num_allowed = int(allowed.sum())
+    how = f"{top.how}; its grammar allows {num_allowed:,} tokens and removed {removed:.2%} of the probability"
+    return msgspec.structs.replace(top, how=how, num_allowed=num_allowed, removed=removed)
+
+
+def _most_likely(
+    logits: np.ndarray,
+    adjusted: np.ndarray,
+    request: TokenSequence,
+    token: int,
+    count: int,
+    allowed: np.ndarray | None,
+) -> TopTokens:
     params, request_id = request.sampling, request.request_id
-    probabilities = {i: min(1.0, float(np.exp(value))) for i, value in top_logprobs(logits, count, token).items()}
-    changed = "" if np.array_equal(adjusted, logits) else " after penalties and biases"
+    logprobs = top_logprobs(logits, count, token)
+    by_grammar: dict[int, str] = {}
+    kept: Any = slice(None)
+    if allowed is not None:
+        free = np.flatnonzero(allowed)
+        free = free[np.argsort(-logits[free], kind="stable")][:count]
+        logprobs |= dict(zip(free.tolist(), Row(logits, 1.0).log_probabilities(logits[free]).tolist()))
+        by_grammar, kept = {i: "grammar" for i in logprobs if not allowed[i]}, allowed
+    probabilities = {i: min(1.0, float(np.exp(value))) for i, value in logprobs.items()}
+    changed = "" if np.array_equal(adjusted[kept], logits[kept]) else " after penalties and biases"
     if params.sampler is not None:
-        candidates = tuple(Candidate(i, p) for i, p in probabilities.items())
+        candidates = tuple(Candidate(i, p, None, by_grammar.get(i, "")) for i, p in probabilities.items())
         return TopTokens(request_id, token, candidates, f"chosen by the request's sampler{changed}")
     if params.temperature == 0.0:
         candidates = tuple(
-            Candidate(i, p, float(i == token), "" if i == token else "temperature") for i, p in probabilities.items()
+            Candidate(i, p, float(i == token), by_grammar.get(i, "" if i == token else "temperature"))
+            for i, p in probabilities.items()
         )
         return TopTokens(request_id, token, candidates, f"temperature 0 takes the most likely token{changed}")
-    logprobs = log_softmax(adjusted / params.temperature)
-    removed_by = {i: "logits_processors" for i in probabilities if adjusted[i] == -np.inf}
+    drawn_from = log_softmax(adjusted / params.temperature)
+    removed_by = {i: "logits_processors" for i in probabilities if adjusted[i] == -np.inf} | by_grammar
     limits: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    drawn, how = np.exp(logprobs), []
+    drawn, how = np.exp(drawn_from), []
     for name in ("temperature", "min_p", "top_k", "top_p"):  # the order in which they apply
         if name in limits and getattr(params, name) != limits[name]:
             limits[name] = getattr(params, name)
-            drawn = filter_probabilities(logprobs, **limits)
+            drawn = filter_probabilities(drawn_from, **limits)
             how.append(f"{name} {limits[name]:g}")
         removed_by = {i: name for i in probabilities if not drawn[i]} | removed_by
     left = f"; {' and '.join(how)} left {np.count_nonzero(drawn):,} of {len(drawn):,} tokens" if how else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from workbench.models.tokenizer import ChatTemplateError
@@ -17,6 +19,29 @@ CHAT_MAX_TOKENS = 256
 """Maximum number of tokens of an answer unless the caller says otherwise."""
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of `Engine.ask`, with the steps that computed it.
+
+    Attributes:
+        text: The answer.
+        request_id: Id of its request.
+        trace: The trace of the engine.
+        steps: The part of the trace from the question to the end of the answer.
+    """
+
+    text: str
+    request_id: str
+    trace: Trace
+    steps: Trace
+
+    def __repr__(self) -> str:
+        return repr(self.trace.explain(self.request_id))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>{self.steps._repr_html_() or ''}"
 
 
 class Shortcuts:
@@ -68,6 +93,44 @@ class Shortcuts:
             >>> engine.chat("What is the capital of France?", max_tokens=8)
             'The capital of France is Paris.'
         """
+        (output,) = self._finish([self._add_message(messages, sampling)])
+        return output.text.strip()
+
+    def ask(self: Any, question: str | Sequence[dict[str, str]], **sampling: Any) -> Answer:
+        """Print the model's answer word by word, then show the steps that computed it.
+
+        Args:
+            question: A message of the user, or a conversation, as `chat` takes them.
+            **sampling: As `chat` takes them.
+
+        Returns:
+            The answer. A notebook draws its steps; a terminal shows where its time went.
+
+        Raises:
+            ChatTemplateError: The model has no chat template.
+            TypeError: There is no such sampling field.
+            ValueError: As `add_request` raises it.
+
+        Example:
+            >>> answer = engine.ask("What is the capital of France?", max_tokens=8)
+            The capital of France is Paris.
+            >>> answer.text
+            'The capital of France is Paris.'
+        """
+        begin = self.scheduler.step
+        request_id = self._add_message(question, sampling)
+        state = self._outputs[request_id]
+        words: list[str] = []
+        for word in self._growing_text(state):
+            words.append(word if words else word.lstrip())
+            print(words[-1], end="", flush=True)
+        print()
+        state.returned = True
+        num_steps = self.scheduler.step - begin
+        return Answer("".join(words).strip(), request_id, self.trace, self.trace[max(0, len(self.trace) - num_steps) :])
+
+    def _add_message(self: Any, messages: str | Sequence[dict[str, str]], sampling: dict[str, Any]) -> str:
+        """Add a conversation as a request; returns its id."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         tokenizer = self.tokenizer
@@ -78,8 +141,8 @@ class Shortcuts:
             slots = (self.config.num_blocks - 1) * self.config.block_size
             room = min(self.config.max_model_len or slots, slots + 1) - num_prompt_tokens
             sampling["max_tokens"] = max(1, min(CHAT_MAX_TOKENS, room))
-        (output,) = self._finish([self.add_request(messages, **sampling)])
-        return output.text.strip()
+        request_id: str = self.add_request(messages, **sampling)
+        return request_id
 
     def _finish(self: Any, request_ids: Sequence[str]) -> list[RequestOutput]:
         """Take steps, or wait for a background run that does, until requests have ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -16,10 +17,12 @@ from workbench.engine.forward.stopping import StoppingPath
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
+from workbench.engine.prompt_logprobs import PromptLogprobs, take_prompt_logprobs
 from workbench.engine.sampler import SampledToken, Sampler
 from workbench.engine.shadow import ShadowLauncher
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
+from workbench.models.paged_cache import Kept
 from workbench.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
@@ -29,6 +32,9 @@ from workbench.trace.step_span import StepSpan
 
 MIN_KEEP_STEPS = 16
 MIN_KEEP_BYTES = 1 << 20
+
+_GRAMMAR_SECONDS = 0.001
+"""Interval at which an engine with nothing to do but to wait for a grammar looks again."""
 
 SHOWN_TOP_TOKENS = 5
 """Number of most likely tokens beside each sampled one in a step that is taken phase by phase."""
@@ -46,11 +52,13 @@ class Computed(NamedTuple):
         kernel: The launch of the attention kernel.
         sampled: One token or more for each chunk that samples.
         drafts: Drafts for the next step, by request.
+        prompt_logprobs: Log-probabilities of tokens of prompts, by request.
     """
 
     kernel: KernelLaunch | None = None
     sampled: Sequence[Sequence[SampledToken]] = ()
     drafts: Mapping[str, Drafts] = MappingProxyType({})
+    prompt_logprobs: Mapping[str, PromptLogprobs] = MappingProxyType({})
 
 
 class Step:
@@ -109,6 +117,8 @@ class Step:
         self._num_bytes = 0  # of what was added to the trace since the latest keyframe
         self._keyframe: Keyframe | None = None
         self._end = 0.0  # of the latest step
+        self._was_empty = False  # the latest step had no chunk
+        self._has_states = not all(group.is_attention for group in runner.groups)
 
     def begin(self) -> bool:
         """Do the work of the inbox; whether there is a step to take."""
@@ -116,7 +126,12 @@ class Step:
         return self.has_work()
 
     def empty_inbox(self) -> None:
-        """Do the work of the inbox; never in the middle of a step, whose requests must stay as they are."""
+        """Do the work of the inbox; never in the middle of a step, whose requests must stay as they are.
+
+        If all requests wait for their grammars, and a step has recorded it, this waits until one is compiled.
+        """
+        while self._was_empty and not self.inbox and self.scheduler.waits_for_grammars():
+            time.sleep(_GRAMMAR_SECONDS)
         while self.inbox:
             self.inbox.popleft()()
 
@@ -131,10 +146,11 @@ class Step:
             batch: Has just been scheduled.
 
         Yields:
-            ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), ("sample", sampled tokens),
-            with speculative decoding ("draft", drafts by request), and ("record", StepRecord). When True is sent in
-            between, also ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a
-            phase ends the requests of the batch with reason "error", and no others.
+            ("schedule", ScheduledBatch), ("prepare", PackedBatch), ("forward", logits), with a grammar ("mask", the
+            tokens that are allowed, bool [vocab_size] by row of logits), ("sample", sampled tokens), with speculative
+            decoding ("draft", drafts by request), and ("record", StepRecord). When True is sent in between, also
+            ("layer 0", LayerCapture), ("layer 1", LayerCapture), ... before "forward". An exception in a phase ends the
+            requests of the batch with reason "error", and no others.
         """
         timed = self.timed = Stopwatch(self.scheduler.clock, batch.time)
         yield "schedule", batch
@@ -150,7 +166,8 @@ class Step:
         else:
             self.take_output(batch, computed, batch)
             if self.speculator is not None:
-                self.scheduler.set_drafts({name: drafts.token_ids for name, drafts in computed.drafts.items()})
+                drafts = {name: self._allowed(name, drafts.token_ids) for name, drafts in computed.drafts.items()}
+                self.scheduler.set_drafts(drafts)
         timed.lap("update")
         yield "record", self.complete(batch, timed, computed)
 
@@ -162,15 +179,22 @@ class Step:
             num_blocks=self.runner.kv_cache.num_blocks,
             previous=self.packed,
             groups=self.runner.groups,
-            running=self.scheduler.queues.running,
+            kept=self._kept_states(),
         )
         timed.lap("prepare")
         return self.packed
 
+    def _kept_states(self) -> Kept | None:
+        """See `PackedBatch.kept`."""
+        if not self._has_states:
+            return None
+        running = {request.request_id for request in self.scheduler.queues.running}
+        return running, [group.is_cached for group in self.scheduler.kv_cache.groups]
+
     def compute(
         self, batch: ScheduledBatch, packed: PackedBatch, timed: Stopwatch, stops_at_layers: bool | None = None
     ) -> Generator[tuple[str, Any], bool | None, Computed]:
-        """The phases that run the model: "forward", "sample" and "draft", see `phases`."""
+        """The phases that run the model: "forward", "mask", "sample" and "draft", see `phases`."""
         self.computing = batch.step
         if stops_at_layers:
             with closing(StoppingPath(self.runner, packed, batch.step)) as path:
@@ -181,7 +205,17 @@ class Step:
         else:
             logits, kernel = self.runner.forward(packed)
         timed.lap("forward")
+        prompt_logprobs: Mapping[str, PromptLogprobs] = {}
+        if any(chunk.num_prompt_rows for chunk in batch.chunks):
+            logits, prompt_logprobs = take_prompt_logprobs(logits, batch)
+            timed.lap("prompt_logprobs")
         yield "forward", logits.values
+        if any(chunk.request.grammar is not None for chunk in batch.chunks):
+            from workbench.engine.grammar import constrain
+
+            logits = constrain(logits, batch)
+            timed.lap("mask")
+            yield "mask", logits.masks
         sampled: Sequence[Sequence[SampledToken]]
         if self.speculator is not None:
             sampled = self.speculator.sample(self.sampler, logits, batch)
@@ -191,16 +225,26 @@ class Step:
         timed.lap("sample")
         yield "sample", list(chain.from_iterable(sampled))
         if self.speculator is None:
-            return Computed(kernel, sampled)
+            return Computed(kernel, sampled, prompt_logprobs=prompt_logprobs)
         drafts = self.speculator.propose(batch, packed, sampled)
         timed.lap("draft")
         yield "draft", drafts
-        return Computed(kernel, sampled, drafts)
+        return Computed(kernel, sampled, drafts, prompt_logprobs)
+
+    def _allowed(self, request_id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """The drafts of a request up to the first that its grammar does not allow."""
+        request = self.scheduler.requests.get(request_id)
+        if request is None or request.grammar is None:
+            return drafts
+        from workbench.engine.grammar import allowed_drafts
+
+        return allowed_drafts(request, drafts)
 
     def complete(self, batch: ScheduledBatch, timed: Stopwatch, computed: Computed) -> StepRecord:
         """Record a step whose output has been taken in."""
         times = timed.fields(self._end)
         self._end = times["end"]
+        self._was_empty = not batch.chunks
         record = batch.to_record(kernel=computed.kernel, **times)
         self.keep(record, self.supplements(batch, computed) if self.record_top_tokens else ())
         return record
@@ -213,6 +257,7 @@ class Step:
             computed: Its output.
             iteration: The batch that was scheduled last, whose record names the requests that end here.
         """
+        self.outputs.add_prompt_logprobs(computed.prompt_logprobs)
         tokens, finish = self.outputs.append_tokens(batch, computed.sampled, self.scheduler.max_model_len)
         self.scheduler.update(batch, tokens, finish=finish)
         self._finish(iteration)

@@ -10,8 +10,9 @@ from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel
-from workbench.fleet.replica import Replica
-from workbench.fleet.routers import Router, make_router
+from workbench.fleet.replica import PromptHashes, Replica
+from workbench.fleet.router import Router
+from workbench.fleet.routers import make_router
 from workbench.fleet.simulate import route
 from workbench.ground.field_checks import integer
 from workbench.simulation.arrivals import Arrival
@@ -140,9 +141,10 @@ def _simulate_part(
         return summed[index]
 
     fleet: list[Replica | None] = [None] * len(names)
+    hashes = PromptHashes() if router.reads_prefixes else None
     for index in indices:
         part = (index, names[index], config, cost_model, partial(keep, index))
-        fleet[index] = Replica(*part, publishes=router.reads_prefixes)
+        fleet[index] = Replica(*part, publishes=hashes)
     router.start(names, seed)
     for _ in route(servable(arrivals(), config), router, fleet):
         pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 _MASK = 2**64 - 1
 _MULTIPLIER = 0xC6A4A7935BD1E995
 _SEED = 4193360111
+_SEED_OF_A_WORD = _SEED ^ 8 * _MULTIPLIER & _MASK
 _MODULUS = 2**23 - 1
 _SHIFT = 23
 _MAX_TRIES = 32
@@ -36,36 +37,30 @@ def murmur_hash(key: bytes) -> int:
     return _finished(value)
 
 
-def _rehash(value: int) -> int:
-    return _finished((_SEED ^ 8 * _MULTIPLIER & _MASK ^ _mixed(value)) * _MULTIPLIER & _MASK)
-
-
 def furc_hash(key: bytes, modulus: int) -> int:
     """A number from 0 to ``modulus`` - 1: the place of a key among that many."""
     if modulus <= 1:
         return 0
-    words = [murmur_hash(key)]
-
-    def bit(index: int) -> int:
-        while len(words) <= index >> 6:
-            words.append(_rehash(words[-1]))
-        return words[index >> 6] >> (index & 63) & 1
-
-    depth = (modulus - 1).bit_length()
-    at = depth
+    word = murmur_hash(key)
+    bits = f"{word:064b}"[::-1]  # as text, in which every 23rd bit is a slice
+    depth = at = (modulus - 1).bit_length()
     for _ in range(_MAX_TRIES):
-        while not bit(at):
+        while bits[at] == "0":
             if depth == 0:
                 return 0
             depth -= 1
             at = depth
-        at += _SHIFT
-        number = 1
-        for _ in range(depth - 1):
-            number = number << 1 | bit(at)
-            at += _SHIFT
+        end = at + _SHIFT * depth
+        while len(bits) <= end:  # each word is the hash of the one before; without calls, which cost as much
+            mixed = word * _MULTIPLIER & _MASK
+            mixed = (_SEED_OF_A_WORD ^ (mixed ^ mixed >> 47) * _MULTIPLIER & _MASK) * _MULTIPLIER & _MASK
+            mixed = (mixed ^ mixed >> 47) * _MULTIPLIER & _MASK
+            word = mixed ^ mixed >> 47
+            bits += f"{word:064b}"[::-1]
+        number = int("1" + bits[at + _SHIFT : end : _SHIFT], 2)
         if number < modulus:
             return number
+        at = end
     return 0
 
 

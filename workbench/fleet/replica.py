@@ -8,18 +8,22 @@ from typing import Protocol
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import StepCost
+from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.block_pool import extend_block_hashes
+from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.run import SimulatedRun
 from workbench.trace import StepRecord
 from workbench.trace.lines import TraceEndReason
 
+Step = StepRecord | ScheduledBatch
+
 
 class Run(Protocol):
     """Takes the steps of a simulated run, and keeps what is wanted of them."""
 
-    def step(self) -> StepRecord | None:
-        """Take one step; its record, if it is complete."""
+    def step(self) -> Step | None:
+        """Take one step; its record or batch, if it is complete."""
 
     def rest(self) -> None:
         """Take the steps whose output is still in flight when the run ends."""
@@ -38,7 +42,8 @@ class Replica:
         cost_model: Gives the duration of a step; None without a clock.
         keep: Makes what takes the steps of its run: a `TracedRun` or a `SummedRun`.
         max_steps: Maximum number of its steps.
-        publishes: Keep the prefix cache as KV events tell it, for routers that read it.
+        publishes: For routers that read prefix caches: the hashes of prompts. The cache is then kept as KV events tell
+            it.
 
     Attributes:
         end: "done", "stuck" or "max_steps" after ``finish``.
@@ -57,9 +62,9 @@ class Replica:
         keep: Callable[[SimulatedRun], Run],
         *,
         max_steps: int | None = None,
-        publishes: bool = False,
+        publishes: PromptHashes | None = None,
     ) -> None:
-        if publishes and (len(config.cache_groups) > 1 or not config.enable_prefix_caching):
+        if publishes is not None and (len(config.cache_groups) > 1 or not config.enable_prefix_caching):
             raise ValueError(
                 "this router reads prefix caches, so enable_prefix_caching must be True and there must be one KV cache "
                 f"group; replica {index} has {config.enable_prefix_caching} and {len(config.cache_groups)} groups"
@@ -75,12 +80,10 @@ class Replica:
         self._kept = keep(self._run)
         self._has_clock = cost_model is not None
         self._num_free_blocks = config.num_pool_blocks - 1
-        self._unseen: deque[tuple[float, list[str], StepRecord | None]] = deque()  # end of a step, what it ended
-        self._to_arrive: deque[str] = deque()
-        self._active: dict[str, None] = {}  # requests of the scheduler
-        self._num_arrived = 0
+        self._unseen: deque[tuple[float, list[str], Step | None]] = deque()  # end of a step, what it ended
+        self._active: dict[str, Request] = {}  # requests of the scheduler
         self._prefill_tokens: dict[str, int] = {}  # of requests without a first token
-        self._prefixes = _PublishedPrefixes(self._run) if publishes else None
+        self._prefixes = _PublishedPrefixes(self._run, publishes) if publishes is not None else None
 
     @property
     def kv_use(self) -> float:
@@ -96,13 +99,25 @@ class Replica:
         """Tell its eviction policy which requests will be sent to it."""
         self._run.scheduler.kv_cache.foresee(request.to_request() for request in requests)
 
+    @property
+    def now(self) -> float:
+        """Seconds since the start, at the end of its latest step."""
+        return self._run.now
+
+    @property
+    def rests(self) -> bool:
+        """It takes no step before it gets another request, if it may take one at all."""
+        return self._run.rests or self._run.scheduler.step == self._max_steps
+
     def reach(self, request: Arrival) -> None:
         """Take the steps that begin before a request arrives, and see what had happened by then."""
-        run = self._run
-        while not run.rests and not run.is_due(request) and run.scheduler.step != self._max_steps:
-            self._step()
-        now = request.arrives_at or 0.0
-        while self._unseen and (not self._has_clock or self._unseen[0][0] <= now):
+        while not self.rests and not self._run.is_due(request):
+            self.step()
+        self.see(request.arrives_at or 0.0)
+
+    def see(self, time: float) -> None:
+        """Let routers see the steps that had ended by a time."""
+        while self._unseen and (not self._has_clock or self._unseen[0][0] <= time):
             self._see(*self._unseen.popleft()[1:])
 
     def send(self, request: Arrival) -> None:
@@ -112,8 +127,18 @@ class Replica:
         self.num_in_flight += 1
         self.num_prefill_tokens += tokens
         self._prefill_tokens[request.request_id] = tokens
-        self._to_arrive.append(request.request_id)
         self._run.add(request)
+
+    def receive(self, request: Arrival) -> int:
+        """Take in the KV of a prompt that another replica has computed; returns the tokens whose KV was lacking."""
+        manager, made = self._run.scheduler.kv_cache, request.to_request()
+        return manager.block_size * len(manager.take_in(made, made.num_prompt_tokens - 1)[1])
+
+    def stop(self) -> None:
+        """End all its requests at once: it dies."""
+        self._run.abandon()
+        self._kept.step()
+        self._active.clear()
 
     def finish(self) -> None:
         """Take all steps that are left: no request comes any more."""
@@ -130,21 +155,19 @@ class Replica:
                 break
         self._kept.rest()
 
-    def _step(self) -> None:
-        run, active = self._run, self._active
+    def step(self) -> list[Request]:
+        """Take a step; returns the requests that ended with it."""
+        run, active, requests = self._run, self._active, self._run.scheduler.requests
         record = self._kept.step()
-        for _ in range(run.num_arrived - self._num_arrived):
-            active[self._to_arrive.popleft()] = None
-        self._num_arrived = run.num_arrived
-        left = run.scheduler.requests
-        ended = [request_id for request_id in active if request_id not in left] if len(active) > len(left) else []
-        for request_id in ended:
-            del active[request_id]
-        self._unseen.append((run.now, ended, record))
+        for request in run.arrived:
+            active[request.request_id] = request
+        ended = [active.pop(name) for name in [*active] if name not in requests] if len(active) > len(requests) else []
+        self._unseen.append((run.now, [request.request_id for request in ended], record))
         if record is not None and self._prefixes is not None:
             self._prefixes.note(record)
+        return ended
 
-    def _see(self, ended: list[str], record: StepRecord | None) -> None:
+    def _see(self, ended: list[str], record: Step | None) -> None:
         """A step has ended: requests have ended, have their first token, and blocks were published."""
         for request_id in ended:
             self.num_in_flight -= 1
@@ -160,36 +183,50 @@ class Replica:
             self._prefixes.publish()
 
 
+class PromptHashes:
+    """The hashes of the latest prompt's full blocks, made once for all replicas whose blocks have the same size."""
+
+    def __init__(self) -> None:
+        self._request: Arrival | None = None
+        self._found: dict[tuple[int, int], list[bytes]] = {}
+
+    def of(self, request: Arrival, block_size: int, num_lookahead: int) -> list[bytes]:
+        """Hashes of the blocks that end before the last token of a prompt.
+
+        Args:
+            request: The request.
+            block_size: Tokens in a block.
+            num_lookahead: Tokens after a block that its hash covers too.
+        """
+        if request is not self._request:
+            self._request = request
+            self._found.clear()
+        key = (block_size, num_lookahead)
+        if key not in self._found:
+            prompt, hashes = request.prompt_token_ids, self._found.setdefault(key, [])
+            count = (len(prompt) - 1) // block_size
+            extend_block_hashes(hashes, prompt, count, block_size, num_lookahead, request.cache_salt, request.adapter)
+        return self._found[key]
+
+
 class _PublishedPrefixes:
     """The content of a prefix cache as KV events tell it, which are sent when a step ends."""
 
-    def __init__(self, run: SimulatedRun) -> None:
+    def __init__(self, run: SimulatedRun, prompt_hashes: PromptHashes) -> None:
         manager = run.scheduler.kv_cache
         self._pool = manager.block_pool
-        self._block_size: int = manager.block_size
-        self._num_lookahead: int = manager.num_hash_lookahead_tokens
+        self._key = (manager.block_size, manager.num_hash_lookahead_tokens)
+        self._prompt_hashes = prompt_hashes
         self._noted: deque[tuple[list[int], list[tuple[int, bytes]]]] = deque()  # evicted, and cached with its hash
         self._hash_of: dict[int, bytes] = {}
         self._counts: dict[bytes, int] = {}
 
     def num_cached_tokens(self, request: Arrival) -> int:
         """See `Replica.num_cached_tokens`."""
-        length = len(request.prompt_token_ids)
-        hashes: list[bytes] = []
-        extend_block_hashes(
-            hashes,
-            request.prompt_token_ids,
-            (length - 1) // self._block_size,
-            self._block_size,
-            self._num_lookahead,
-            request.cache_salt,
-        )
-        for place, digest in enumerate(hashes):
-            if digest not in self._counts:
-                return place * self._block_size
-        return len(hashes) * self._block_size
+        hashes, counts = self._prompt_hashes.of(request, *self._key), self._counts
+        return self._key[0] * next((place for place, digest in enumerate(hashes) if digest not in counts), len(hashes))
 
-    def note(self, record: StepRecord) -> None:
+    def note(self, record: Step) -> None:
         """Remember the changes of a step until it ends."""
         evicted = [block for change in (record.pool, record.pool_end) if change for block in change.evicted]
         cached = [(block, digest) for block in record.cached_block_ids if (digest := self._pool.hash_of(block))]

@@ -14,105 +14,20 @@ the choice between data-parallel ranks of vLLM 0.33.0 (v1/engine/core_client.py)
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
 
 from workbench.fleet.hashing import session_hash
 from workbench.fleet.prefix_tree import PrefixTree
+from workbench.fleet.router import Decision, ReplicaView, Router
 from workbench.ground.field_checks import number, shown
 from workbench.simulation.arrivals import Arrival
-
-
-class ReplicaView(Protocol):
-    """A replica as a router sees it at the moment of a request's arrival."""
-
-    @property
-    def index(self) -> int:
-        """Its number, from 0."""
-
-    @property
-    def name(self) -> str:
-        """Its address, which some routers hash."""
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests that were sent to it and have not ended."""
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Prompt tokens that requests without a first token were expected to compute when they were sent."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests in its waiting queue, after its latest step."""
-
-    @property
-    def num_running(self) -> int:
-        """Requests that it runs, after its latest step."""
-
-    @property
-    def kv_use(self) -> float:
-        """Share of its KV blocks that requests hold, after its latest step."""
-
-    def num_cached_tokens(self, request: Arrival) -> int:
-        """Prompt tokens in its prefix cache, by the KV events of its completed steps."""
-
-
-class Decision(NamedTuple):
-    """The decision of a router about one request.
-
-    Attributes:
-        replica: Index of the chosen replica.
-        scores: A number for each replica that decided it, see ``Router.scores``; empty if none did.
-        rule: The part of the router's rule that applied; "" if it has only one.
-    """
-
-    replica: int
-    scores: tuple[float, ...] = ()
-    rule: str = ""
-
-
-class Router(ABC):
-    """A rule that sends each request to a replica. A router keeps a memory: use one object for one run.
-
-    Attributes:
-        scores: The meaning of the numbers of a decision.
-        looks_at_replicas: Whether a decision depends on what replicas do; if not, they can be simulated one by one.
-        reads_prefixes: Whether it reads the replicas' prefix caches.
-    """
-
-    scores: ClassVar[str] = ""
-    looks_at_replicas: ClassVar[bool] = True
-    reads_prefixes: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        """Its name in `ROUTERS`, or that of its class."""
-        return next((name for name, kind in ROUTERS.items() if kind is type(self)), type(self).__name__)
-
-    def start(self, names: Sequence[str], seed: int) -> None:  # noqa: B027 (many routers have nothing to prepare)
-        """Prepare for a run.
-
-        Args:
-            names: Addresses of the replicas.
-            seed: Seed of random choices.
-        """
-
-    @abstractmethod
-    def choose(self, request: Arrival, replicas: Sequence[ReplicaView]) -> Decision:
-        """The replica for a request, at the moment of its arrival."""
-
-    @staticmethod
-    def lowest(scores: Sequence[float], rule: str = "") -> Decision:
-        """The first replica with the lowest score."""
-        return Decision(min(range(len(scores)), key=scores.__getitem__), tuple(scores), rule)
 
 
 class RoundRobin(Router):
     """One after another."""
 
+    name = "round_robin"
     looks_at_replicas = False
 
     def start(self, names: Sequence[str], seed: int) -> None:
@@ -128,6 +43,7 @@ class RoundRobin(Router):
 class Random(Router):
     """Any, with equal chances."""
 
+    name = "random"
     looks_at_replicas = False
 
     def start(self, names: Sequence[str], seed: int) -> None:
@@ -142,6 +58,7 @@ class Random(Router):
 class PowerOfTwo(Router):
     """Of two replicas, drawn at random, the one with fewer requests in flight; the first if they are equal."""
 
+    name = "power_of_two"
     scores = "requests in flight"
 
     def start(self, names: Sequence[str], seed: int) -> None:
@@ -160,6 +77,7 @@ class PowerOfTwo(Router):
 class LeastLoaded(Router):
     """The one with the fewest requests in flight; the first of them."""
 
+    name = "least_loaded"
     scores = "requests in flight"
 
     def choose(self, request: Arrival, replicas: Sequence[ReplicaView]) -> Decision:
@@ -174,6 +92,7 @@ class ConsistentHash(Router):
         key: The text that vllm-router hashes for a session: by default that of a header ``X-Session-ID``.
     """
 
+    name = "consistent_hash"
     looks_at_replicas = False
     _POINTS = 160
     """Points of each replica on the ring."""
@@ -194,7 +113,13 @@ class ConsistentHash(Router):
     def choose(self, request: Arrival, replicas: Sequence[ReplicaView]) -> Decision:
         """See `Router.choose`."""
         place = bisect_left(self._points, session_hash(self._key.format(session=_session(request))))
-        return Decision(self._owners[place % len(self._owners)])
+        owners, count = self._owners, len(self._owners)
+        if len(replicas) * self._POINTS == count:
+            return Decision(owners[place % count])
+        places = {index: its for its, index in enumerate(self.indices(replicas))}
+        while owners[place % count] not in places:
+            place += 1
+        return Decision(places[owners[place % count]])
 
 
 class Sticky(Router):
@@ -206,6 +131,7 @@ class Sticky(Router):
         expires_after: Seconds without a request after which a session is forgotten.
     """
 
+    name = "sticky"
     scores = "sessions"
     looks_at_replicas = False
     _SWEEP_SECONDS = 60.0
@@ -229,16 +155,22 @@ class Sticky(Router):
                 self._forget(other)
         if session in self._sessions and now - self._sessions[session][1] >= self._expires_after:
             self._forget(session)
-        counts = tuple(self._counts)
+        indices = self.indices(replicas)
+        counts = tuple(self._counts[index] for index in indices)
+        if session in self._sessions and self._sessions[session][0] in indices:
+            return Decision(indices.index(self._sessions[session][0]), counts, "known session")
+        fewest = min(counts)
+        tied = [place for place, count in enumerate(counts) if count == fewest]
+        chosen = max(tied, key=lambda place: session_hash(f"{session}:{self._names[indices[place]]}"))
+        return Decision(chosen, counts, "new session")
+
+    def sent(self, request: Arrival, index: int) -> None:
+        """See `Router.sent`."""
+        session = _session(request)
         if session in self._sessions:
-            chosen, rule = self._sessions[session][0], "known session"
-        else:
-            fewest = min(counts)
-            tied = [index for index, count in enumerate(counts) if count == fewest]
-            chosen, rule = max(tied, key=lambda index: session_hash(f"{session}:{self._names[index]}")), "new session"
-            self._counts[chosen] += 1
-        self._sessions[session] = (chosen, now)
-        return Decision(chosen, counts, rule)
+            self._forget(session)
+        self._counts[index] += 1
+        self._sessions[session] = (index, request.arrives_at or 0.0)
 
     def _forget(self, session: str) -> None:
         self._counts[self._sessions.pop(session)[0]] -= 1
@@ -257,6 +189,7 @@ class CacheAware(Router):
         eviction_interval: at intervals of so many seconds; None for never.
     """
 
+    name = "cache_aware"
     scores = "share of the prompt that was sent there before"
 
     def __init__(
@@ -286,7 +219,7 @@ class CacheAware(Router):
             for tree in self._trees:
                 tree.evict(self._max_tree_tokens)
         loads = [replica.num_in_flight for replica in replicas]
-        shares = tuple(tree.match(prompt) / len(prompt) for tree in self._trees)
+        shares = tuple(self._trees[index].match(prompt) / len(prompt) for index in self.indices(replicas))
         fewest, most = min(loads), max(loads)
         candidates = range(len(loads))
         if most - fewest > self._absolute and most > fewest * self._relative:
@@ -295,9 +228,11 @@ class CacheAware(Router):
             candidates, rule = [index for index in candidates if shares[index] == max(shares)], "prefix"  # type: ignore[assignment]
         else:
             rule = "no prefix is long enough"
-        chosen = min(candidates, key=loads.__getitem__)
-        self._trees[chosen].insert(prompt)
-        return Decision(chosen, shares, rule)
+        return Decision(min(candidates, key=loads.__getitem__), shares, rule)
+
+    def sent(self, request: Arrival, index: int) -> None:
+        """See `Router.sent`."""
+        self._trees[index].insert(request.prompt_token_ids)
 
 
 class Prefix(Router):
@@ -307,6 +242,7 @@ class Prefix(Router):
     this request.
     """
 
+    name = "prefix"
     scores = "prompt tokens to compute, times requests"
     reads_prefixes = True
 
@@ -329,6 +265,7 @@ class Score(Router):
         beta: The worth of one request in flight, as a share of the prompt.
     """
 
+    name = "score"
     scores = "cached share of the prompt, less beta x requests in flight"
     reads_prefixes = True
 
@@ -351,6 +288,7 @@ class Vllm(Router):
     100 ms old; here it is that of each rank's latest step.
     """
 
+    name = "vllm"
     scores = "max(in flight, waiting + running) + 6 x waiting x max(0, KV use - 0.5)"
 
     def start(self, names: Sequence[str], seed: int) -> None:
@@ -374,16 +312,11 @@ def _session(request: Arrival) -> str:
 
 
 ROUTERS: dict[str, type[Router]] = {
-    "round_robin": RoundRobin,
-    "random": Random,
-    "power_of_two": PowerOfTwo,
-    "least_loaded": LeastLoaded,
-    "consistent_hash": ConsistentHash,
-    "sticky": Sticky,
-    "cache_aware": CacheAware,
-    "prefix": Prefix,
-    "score": Score,
-    "vllm": Vllm,
+    kind.name: kind
+    for kind in (
+        *(RoundRobin, Random, PowerOfTwo, LeastLoaded, ConsistentHash, Sticky),
+        *(CacheAware, Prefix, Score, Vllm),
+    )
 }
 """The routers by name."""
 

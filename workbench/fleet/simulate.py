@@ -4,109 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost
-from workbench.fleet.replica import Replica
-from workbench.fleet.routers import Decision, Router, make_router
+from workbench.fleet.events import Change, EventLoop, Routed
+from workbench.fleet.fleet_run import Choice, FleetRun
+from workbench.fleet.replica import PromptHashes, Replica
+from workbench.fleet.router import Router
+from workbench.fleet.routers import make_router
+from workbench.fleet.sessions import Sessions
+from workbench.fleet.split import Split
 from workbench.ground.field_checks import integer, shown
 from workbench.ground.on_demand import progress_bar
-from workbench.readings.metrics import TraceMetrics, amount, number, percent
-from workbench.readings.metrics_collector import merge_metrics
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.simulate import TracedRun, next_token, versions
-from workbench.simulation.workload import read_simulation
+from workbench.simulation.workload import read_json_workload, read_simulation
 from workbench.trace import Trace, TraceMeta
 
 MAX_REPLICAS = 4096
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A router's decision about one request.
-
-    Attributes:
-        request_id: The request.
-        time: Seconds since the start at which it arrived.
-        replica: Index of the replica that got it.
-        scores: A number for each replica, which decided it; empty if none did.
-        unit: The meaning of the scores.
-        rule: The part of the router's rule that applied.
-    """
-
-    request_id: str
-    time: float
-    replica: int
-    scores: tuple[float, ...]
-    unit: str
-    rule: str
-
-    def __str__(self) -> str:
-        text = f"{self.request_id} went to replica {self.replica}"
-        if self.rule:
-            text += f": {self.rule}"
-        if self.scores:
-            text += f"; {self.unit}: " + ", ".join(f"{score:.6g}" for score in self.scores)
-        return text
-
-
-class FleetRun:
-    """A simulated run of several replicas.
-
-    Attributes:
-        router: Name of the router.
-        choices: The router's decisions by request, in the order of arrival.
-        traces: One trace per replica.
-    """
-
-    def __init__(self, router: str, choices: dict[str, Choice], traces: list[Trace]) -> None:
-        self.router = router
-        self.choices = choices
-        self.traces = traces
-
-    @property
-    def assignments(self) -> dict[str, int]:
-        """The index of each request's replica."""
-        return {request_id: choice.replica for request_id, choice in self.choices.items()}
-
-    @property
-    def shares(self) -> list[float]:
-        """The share of the requests that each replica got."""
-        counts = [0] * len(self.traces)
-        for choice in self.choices.values():
-            counts[choice.replica] += 1
-        return [count / len(self.choices) if self.choices else 0.0 for count in counts]
-
-    def metrics(self) -> TraceMetrics:
-        """The metrics of all replicas as one; requests are named ``replica 0/request``."""
-        return merge_metrics({f"replica {index}": (trace.metrics(), 0.0) for index, trace in enumerate(self.traces)})
-
-    def __repr__(self) -> str:
-        whole = self.metrics().summary
-        lines = [
-            f"FleetRun({self.router}, {len(self.traces)} replicas: {whole.num_finished} of {len(self.choices)} "
-            f"requests finished in {amount(whole.duration, whole.unit)})",
-            "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
-        ]
-        names = [*map(str, range(len(self.traces))), "all"]
-        for name, metrics in zip(names, [*(trace.metrics() for trace in self.traces), self.metrics()]):
-            found = metrics.summary
-            tokens = found.num_cached_tokens + found.num_scheduled_tokens
-            row = (
-                f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",
-                f"{percent(found.num_cached_tokens / tokens if tokens else None):>6}  {found.num_preemptions:>9}",
-                f"{number(found.ttft.mean):>9}  {number(found.ttft.p99):>9}  {number(found.itl.mean):>9}",
-                f"{percent(found.peak_kv_use):>7}",
-            )
-            lines.append("  " + "  ".join(row))
-        return "\n".join(lines)
 
 
 def simulate_fleet(
@@ -118,6 +39,8 @@ def simulate_fleet(
     cost_model: CostModel | Sequence[CostModel] | None = None,
     seed: int = 0,
     names: Sequence[str] | None = None,
+    changes: Sequence[Change] = (),
+    split: Split | Mapping[str, Any] | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> FleetRun:
@@ -128,7 +51,8 @@ def simulate_fleet(
 
     Args:
         workload: A workload of `workbench.simulate`, or the path of its JSON file. ``session`` of a request, by default
-            its id, is what "consistent_hash" and "sticky" go by.
+            its id, is what "consistent_hash" and "sticky" go by. Instead of ``requests`` it may have ``sessions``
+            (`workbench.fleet.sessions`), whose requests depend on the end of those before.
         replicas: Their number, or a configuration for each of them.
         router: A name of `workbench.fleet.routers.ROUTERS`, or a `Router`.
         config: Replaces the workload's configuration; a mapping changes only the fields it names.
@@ -137,6 +61,8 @@ def simulate_fleet(
         seed: Seed of the router's random choices.
         names: Addresses of the replicas, which "consistent_hash" and "sticky" hash; by default
             ``http://replica-0:8000`` and so on.
+        changes: Replicas that join, drain or die; needs a cost model.
+        split: Replicas beside these that decode what these have prefilled; needs a cost model.
         max_steps: Maximum number of steps of a replica.
         progress: Show a progress bar of requests.
 
@@ -152,14 +78,49 @@ def simulate_fleet(
         >>> run.assignments
         {'r0': 0, 'r1': 1, 'r2': 0, 'r3': 1}
     """
-    given, arrivals, cost_model_of_workload = read_simulation(
-        workload, cost_model if isinstance(cost_model, CostModel) else None
-    )
-    configs = _configs(config if isinstance(config, EngineConfig) else given.replace(**(config or {})), replicas)
-    models = _one_each(cost_model, len(configs), cost_model_of_workload)
+    given, arrivals, model, sessions = read_fleet(workload, cost_model if isinstance(cost_model, CostModel) else None)
+    base = config if isinstance(config, EngineConfig) else given.replace(**(config or {}))
+    configs = _configs(base, replicas)
+    models = _one_each(cost_model, len(configs), model)
+    if split is not None:
+        split = Split.read(split)
+        configs += [base.replace(**split.config)] * split.replicas
+        models = [*models, *[models[-1]] * split.replicas]
     return run_fleet(
-        arrivals, configs, models, router=router, seed=seed, names=names, max_steps=max_steps, progress=progress
+        arrivals,
+        configs,
+        models,
+        router=router,
+        seed=seed,
+        names=names,
+        sessions=sessions,
+        changes=changes,
+        split=split,
+        max_steps=max_steps,
+        progress=progress,
     )
+
+
+def read_fleet(
+    workload: Mapping[str, Any] | str | os.PathLike[str], cost_model: CostModel | None = None, load: float = 1.0
+) -> tuple[EngineConfig, Iterable[Arrival], CostModel | None, Sessions | None]:
+    """A workload of `workbench.simulation.workload.read_simulation`, which may have sessions instead of requests.
+
+    Args:
+        workload: The workload, or the path of its JSON file.
+        cost_model: Replaces the workload's cost model.
+        load: Multiplies the number of sessions.
+
+    Raises:
+        ValueError: The workload is malformed.
+    """
+    content = read_json_workload(workload)
+    if "sessions" not in content:
+        return *read_simulation(content, cost_model), None
+    if "requests" in content or "generate" in content:
+        raise ValueError("a workload has one of requests, generate and sessions, not several")
+    rest = {name: value for name, value in content.items() if name != "sessions"} | {"requests": []}
+    return *read_simulation(rest, cost_model), Sessions(content["sessions"], load)
 
 
 def run_fleet(
@@ -171,6 +132,9 @@ def run_fleet(
     sample_token: Callable[[Request], int] = next_token,
     seed: int = 0,
     names: Sequence[str] | None = None,
+    sessions: Sessions | None = None,
+    changes: Sequence[Change] = (),
+    split: Split | None = None,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
 ) -> FleetRun:
@@ -184,6 +148,9 @@ def run_fleet(
         sample_token: Gives the next token of a request.
         seed: Seed of the router's random choices.
         names: Addresses of the replicas.
+        sessions: Closed loops, which send requests beside the arrivals.
+        changes: Replicas that join, drain or die.
+        split: Prefill and decode apart; the configurations and cost models of its replicas are the last.
         max_steps: Maximum number of steps of a replica.
         progress: Show a progress bar of requests.
 
@@ -197,45 +164,63 @@ def run_fleet(
         raise ValueError("cost_model must be given for every replica, or for none")
     chosen = make_router(router)
     pending = sorted(arrivals, key=arrival_order)
-    for config in dict.fromkeys(configs):
+
+    def again(change: Callable[[Router], Router]) -> FleetRun:
+        same = {"sample_token": sample_token, "seed": seed, "names": names, "max_steps": max_steps}
+        others = {"sessions": sessions, "changes": changes, "split": split}
+        return run_fleet(pending, configs, models, router=change(chosen), **same, **others)  # type: ignore[arg-type]
+
+    for config in {id(config): config for config in configs}.values():
         for arrival in pending:
             arrival.check_servable(config, sample_token)
     traces = [
         Trace(TraceMeta(source="simulation", config=described(one, None), versions=versions())) for one in configs
     ]
-    make = partial(Replica, max_steps=max_steps, publishes=chosen.reads_prefixes)
+    make = partial(Replica, max_steps=max_steps, publishes=PromptHashes() if chosen.reads_prefixes else None)
     fleet = [
         make(index, name, one, model, partial(_traced, trace, sample_token))
         for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))
     ]
+    depends = sessions is not None or bool(changes) or split is not None
+    if depends and models[0] is None:
+        raise ValueError("sessions, changes and split need a clock: give a cost_model")
     if any(config.eviction == "belady" for config in configs):
+        if depends:
+            raise ValueError('eviction="belady" needs to know what comes, which sessions, changes and split decide')
         _foresee(pending, chosen, fleet, names, seed)
     chosen.start(names, seed)
+    if depends:
+        if split is not None:
+            split.made_router.start(names, seed)
+        loop = EventLoop(chosen, fleet, sessions.ended if sessions else None, changes, split)
+        routed, hand_overs = loop.run([*pending, *(sessions.first() if sessions else ())]), loop.hand_overs
+    else:
+        routed, hand_overs = route(pending, chosen, fleet), {}
     choices: dict[str, Choice] = {}
-    with progress_bar(len(pending), "fleet", "request", shown=progress) as bar:
-        for arrival, decision in route(pending, chosen, fleet):
+    with progress_bar(None if sessions else len(pending), "fleet", "request", shown=progress) as bar:
+        for arrival, decision, candidates, replica in routed:
             choices[arrival.request_id] = Choice(
                 request_id=arrival.request_id,
                 time=arrival.arrives_at or 0.0,
-                replica=decision.replica,
+                replica=replica,
                 scores=decision.scores,
                 unit=chosen.scores,
                 rule=decision.rule,
+                candidates=candidates,
             )
             bar.update(1)
-    for replica, trace in zip(fleet, traces):
-        replica.finish()
-        trace.end = replica.end
-    return FleetRun(chosen.name, choices, traces)
+    for each, trace in zip(fleet, traces):
+        each.finish()
+        trace.end = each.end
+    return FleetRun(chosen.name, choices, traces, hand_overs, again)
 
 
-def route(
-    arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica | None]
-) -> Iterator[tuple[Arrival, Decision]]:
+def route(arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica | None]) -> Iterator[Routed]:
     """Send each request to a replica at the moment of its arrival, with the steps before that moment taken.
 
     Replicas that are None are simulated elsewhere, behind a router that does not look at them.
     """
+    everyone = tuple(range(len(fleet)))
     for arrival in arrivals:
         if router.looks_at_replicas:
             for replica in fleet:
@@ -243,11 +228,12 @@ def route(
         decision = router.choose(arrival, fleet)  # type: ignore[arg-type]
         if not 0 <= decision.replica < len(fleet):
             raise ValueError(f"the router chose replica {decision.replica}, there are 0 to {len(fleet) - 1}")
+        router.sent(arrival, decision.replica)
         if (chosen := fleet[decision.replica]) is not None:
             if not router.looks_at_replicas:
                 chosen.reach(arrival)  # so that few requests are kept
             chosen.send(arrival)
-        yield arrival, decision
+        yield Routed(arrival, decision, everyone, decision.replica)
 
 
 def _foresee(
@@ -262,7 +248,9 @@ def _foresee(
     router.start(names, seed)
     sent: list[list[Arrival]] = [[] for _ in fleet]
     for arrival in arrivals:
-        sent[router.choose(arrival, fleet).replica].append(arrival)
+        index = router.choose(arrival, fleet).replica
+        router.sent(arrival, index)
+        sent[index].append(arrival)
     for replica, its in zip(fleet, sent):
         replica.foresee(its)
 

@@ -2,110 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from workbench.analysis.fork import recorded_config, recorded_requests
-from workbench.analysis.predict import latency_values
+from workbench.analysis.spread_out import spread_out
+from workbench.analysis.sweep import mark_pareto
 from workbench.analysis.tune import read_slo, score
-from workbench.config import EngineConfig
+from workbench.analysis.values import latency_values
 from workbench.costs.cost_model import CostModel
-from workbench.fleet.load import scale_load
-from workbench.fleet.routers import Router
-from workbench.fleet.simulate import FleetRun, run_fleet
-from workbench.formats.access_log import is_access_log, read_access_log
+from workbench.fleet.demand import Demand
+from workbench.fleet.fleet_run import FleetRun
+from workbench.fleet.router import Router
 from workbench.ground.field_checks import integer
+from workbench.ground.on_demand import progress_bar
 from workbench.readings.metrics import TraceMetrics, number, percent
-from workbench.scheduler.request import Request
-from workbench.simulation.arrivals import Arrival
-from workbench.simulation.limits import MAX_STEPS
-from workbench.simulation.simulate import next_token
-from workbench.simulation.workload import read_simulation
-from workbench.trace import Trace
 
 MAX_REPLICAS = 256
 """The largest fleet that ``size`` tries by default."""
 
-
-@dataclass(frozen=True, eq=False)
-class Demand:
-    """The load of a fleet, and the make of one replica.
-
-    Attributes:
-        arrivals: The requests, with times.
-        config: Configuration of a replica.
-        cost_model: Duration of a replica's step.
-        source: The origin of the durations: they hold for that hardware alone.
-        sample_token: Gives the tokens of a request.
-    """
-
-    arrivals: list[Arrival]
-    config: EngineConfig
-    cost_model: CostModel
-    source: str
-    sample_token: Callable[[Request], int] = next_token
-
-    @classmethod
-    def read(
-        cls,
-        source: Mapping[str, Any] | str | os.PathLike[str],
-        *,
-        cost_from: Trace | None = None,
-        config: Mapping[str, Any] | None = None,
-        load: float = 1.0,
-        how: str = "repeated",
-        seed: int = 0,
-    ) -> Demand:
-        """The demand that a file describes.
-
-        Args:
-            source: A workload, a recording, or an access log or public trace (`workbench.formats.access_log`).
-            cost_from: Recording to fit the duration of a step to, instead of the workload's cost model; a recording
-                that is the source is fitted to itself.
-            config: Changes of the configuration.
-            load: See `workbench.fleet.load.scale_load`, like the arguments below.
-            how: "repeated" or "compressed".
-            seed: Seed of the requests that are left out or come once more.
-
-        Raises:
-            ValueError: The file is malformed, or nothing says how long a step takes.
-        """
-        sample_token: Callable[[Request], int] = next_token
-        told = "the workload's cost_model"
-        if isinstance(source, Mapping) or Path(source).suffix == ".json":
-            base, given, model = read_simulation(source, CostModel.fit(cost_from)[0] if cost_from else None)
-        elif is_access_log(source):
-            base, given, model = EngineConfig(), read_access_log(source), None
-        else:
-            trace = Trace.load(source)
-            cost_from = cost_from or trace
-            base, model = recorded_config(trace), None
-            given, sample_token = recorded_requests(trace)
-        if cost_from is not None:
-            model, report = CostModel.fit(cost_from)
-            told = f"a fit to {cost_from.meta.source}; on held-out steps the median error is {report.median_error:.1%}"
-        if model is None:
-            raise ValueError(
-                "nothing says how long a step takes: give a recording of such a server to fit it to (--cost-from), or "
-                'a workload with a cost_model, such as {"fixed": 0.01}'
-            )
-        arrivals = scale_load(given, load, how, seed) if load != 1.0 else list(given)
-        return cls(arrivals, base.replace(**(config or {})), model, told, sample_token)
-
-    def run(self, replicas: int, router: str | Router, seed: int = 0) -> FleetRun:
-        """The demand, served by so many replicas."""
-        return run_fleet(
-            self.arrivals,
-            [self.config] * replicas,
-            [self.cost_model] * replicas,
-            router=router,
-            sample_token=self.sample_token,
-            seed=seed,
-            max_steps=100 * MAX_STEPS,
-        )
+OBJECTIVES = {"replicas": "min", "ttft_mean": "min", "itl_mean": "min"}
+"""The measures of a layout: each replica costs, and latencies should be small."""
 
 
 @dataclass(frozen=True)
@@ -162,22 +84,46 @@ class FleetTable:
         slo: The target by name; empty without one.
         source: The origin of the durations of steps.
         best: The answer: the smallest layout that meets the target; None if none does.
+        repeats: The answer's layout with other seeds and other fits of the cost model.
+        note: A sentence about rows that are missing; "" for none.
     """
 
     rows: list[FleetRow]
     slo: dict[str, float]
     source: str
     best: FleetRow | None = field(default=None)
+    repeats: Sequence[FleetRow] = ()
+    note: str = ""
+
+    def pareto(self) -> list[dict[str, Any]]:
+        """The rows as plain data, with ``pareto``: no other is at least as good by ``OBJECTIVES`` and better in one."""
+        plain = [
+            {"router": row.router, "replicas": row.replicas, **row.values, "hit_rate": row.hit_rate, "end": "done"}
+            for row in self.rows
+        ]
+        return mark_pareto(plain, OBJECTIVES)
+
+    def to_svg(self) -> str:
+        """The Pareto plot: time to first token against the number of replicas and inter-token latency."""
+        from workbench.viz.pareto import pareto_svg
+
+        return pareto_svg(self.pareto(), ["router", "replicas"], across=("replicas", "itl_mean"))
 
     def __repr__(self) -> str:
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
-        head = ["router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
-        table = [head, *([*_cells(row, names), "*" if row is self.best else ""] for row in self.rows)]
+        head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
+        front = ["*" if row["pareto"] else "" for row in self.pareto()]
+        table = [head, *([mark, *_cells(row, names)] for mark, row in zip(front, self.rows))]
         widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table]
-        lines = [line + (" <" if row[len(head) :] == ["*"] else "") for line, row in zip(lines, table)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        lines[1:] = [line + (" <" if row is self.best else "") for line, row in zip(lines[1:], self.rows)]
+        lines.append("* no other layout has fewer replicas and lower mean TTFT and ITL")
         if self.slo:
             lines.append(self._answer())
+        if self.repeats:
+            lines += self._spread()
+        if self.note:
+            lines.append(self.note)
         lines.append(f"steps are simulated; their durations come from {self.source}")
         return "\n".join(lines)
 
@@ -191,34 +137,126 @@ class FleetTable:
             f"is {closest.score:.3g} times its limit"
         )
 
+    def _spread(self) -> Iterator[str]:
+        """The range of each value of the target over the repeats, and how many of them meet it."""
+        assert self.best is not None
+        for name in self.slo:
+            values = [row.values[name] for row in (self.best, *self.repeats)]
+            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs"
+        met = sum(row.meets for row in (self.best, *self.repeats))
+        yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
+
 
 def compare(
-    demand: Demand, replicas: Sequence[int], routers: Sequence[str | Router], slo: str | Mapping[str, float] = ""
+    demand: Demand,
+    replicas: Sequence[int],
+    routers: Sequence[str | Router],
+    slo: str | Mapping[str, float] = "",
+    *,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
 ) -> FleetTable:
-    """Every number of replicas with every router.
+    """Every number of replicas with every router, spread over processes. Ctrl-C ends it with the rows that are known.
 
     Args:
         demand: The demand.
         replicas: Numbers of replicas.
         routers: Routers.
         slo: A target, see `workbench.analysis.tune.read_slo`; none by default.
+        out: A JSON Lines file that gets each row when it is known; rows of the same demand that it holds already are
+            taken from it, so that a comparison that was interrupted continues.
+        jobs: Number of processes; None for one per core, 1 for runs in this process. A router of a notebook runs in
+            this process: others cannot import it.
+        executor: Runs the layouts instead. Any `concurrent.futures.Executor` will do, such as Dask's
+            ``client.get_executor()``.
+        progress: Show a progress bar of layouts, with the best so far.
 
     Raises:
         ValueError: An argument is malformed, or a request cannot be served.
     """
     limits = read_slo(slo) if slo else {}
-    rows = [
-        FleetRow.of(demand.run(integer("replicas", count, 1), router), limits)
-        for count in replicas
-        for router in routers
-    ]
-    meeting = [row for row in rows if row.meets] if limits else []
-    best = min(meeting, key=lambda row: (row.replicas, row.score), default=None)
-    return FleetTable(rows, limits, demand.source, best)
+    layouts = list(product([integer("replicas", count, 1) for count in replicas], routers))
+    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())}") if out is not None else None
+    found = {layout: known.find(*layout) if known is not None else None for layout in layouts}
+    left = [layout for layout, row in found.items() if row is None]
+    if any(getattr(router, "__module__", "") == "__main__" for _, router in left):
+        jobs = jobs if executor else 1
+    note = ""
+    with progress_bar(len(layouts), "fleets", "layout", shown=progress) as bar:
+        bar.update(len(layouts) - len(left))
+        try:
+            for index, row in spread_out(_row, (demand, limits), left, executor=executor, jobs=jobs):
+                found[left[index]] = row
+                if known is not None:
+                    known.add(row)
+                bar.update(1)
+                bar.set_postfix_str(_so_far(_best([row for row in found.values() if row is not None], limits)))
+        except KeyboardInterrupt:
+            rows = [row for row in found.values() if row is not None]
+            if not rows:
+                raise
+            note = f"interrupted: {len(rows)} of {len(layouts)} layouts were simulated"
+    rows = [row for row in found.values() if row is not None]
+    best = _best(rows, limits)
+    return FleetTable(rows, limits, demand.source, best if limits and best.meets else None, note=note)
+
+
+def _row(
+    shared: tuple[Demand, Mapping[str, float]],
+    replicas: int,
+    router: str | Router,
+    seed: int = 0,
+    model: CostModel | None = None,
+) -> FleetRow:
+    """The numbers of one layout, in a worker or here."""
+    demand, limits = shared
+    return FleetRow.of(demand.run(replicas, router, seed, model), limits)
+
+
+def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
+    """The smallest layout that meets the target, or else the closest; without a target the lowest mean TTFT."""
+    if not limits:
+        return min(rows, key=lambda row: row.values["ttft_mean"])
+    return min(rows, key=lambda row: (not row.meets, row.replicas if row.meets else 0, row.score))
+
+
+def _so_far(best: FleetRow) -> str:
+    """The best layout so far, for the progress bar."""
+    what = f"{best.score:.2f} of the limit" if best.score else f"mean TTFT {number(best.values['ttft_mean'])} s"
+    return f"best so far: {best.replicas} with {best.router}, {what}"
+
+
+class _Known:
+    """The rows of a file that belong to one demand."""
+
+    def __init__(self, path: str | os.PathLike[str], demand: str) -> None:
+        self._path, self._demand = Path(path), demand
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("}")]  # the last may have been cut off
+        self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
+
+    def find(self, replicas: int, router: str | Router) -> FleetRow | None:
+        """The row of a layout."""
+        row = self._rows.get((router if isinstance(router, str) else router.name, replicas))
+        return FleetRow(**row) if row is not None else None
+
+    def add(self, row: FleetRow) -> None:
+        """Write a row."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"demand": self._demand, **asdict(row)}) + "\n")
 
 
 def size(
-    demand: Demand, slo: str | Mapping[str, float], *, router: str = "round_robin", max_replicas: int = MAX_REPLICAS
+    demand: Demand,
+    slo: str | Mapping[str, float],
+    *,
+    router: str = "round_robin",
+    max_replicas: int = MAX_REPLICAS,
+    repeats: int = 0,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> FleetTable:
     """The smallest number of replicas that meets a target, by doubling and halving.
 
@@ -230,16 +268,21 @@ def size(
         slo: The target, such as "ttft_p99=2s,tpot_p99=50ms".
         router: The router.
         max_replicas: The largest fleet to try.
+        repeats: Further runs of the answer, each with another seed and, if it was fitted, another cost model: a fit to
+            stretches of the recording that are drawn with replacement.
+        jobs: Number of processes for the repeats, see `compare`.
+        executor: Runs the repeats instead.
 
     Raises:
         ValueError: An argument is malformed, or a request cannot be served.
     """
     limits = read_slo(slo)
     integer("max_replicas", max_replicas, 1)
+    integer("repeats", repeats, 0)
     tried: dict[int, FleetRow] = {}
 
     def meets(count: int) -> bool:
-        tried[count] = FleetRow.of(demand.run(count, router), limits)
+        tried[count] = _row((demand, limits), count, router)
         return tried[count].meets
 
     low, high = 0, 1  # ``low`` misses the target
@@ -250,7 +293,11 @@ def size(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if meets(middle) else (middle, high)
-    return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, tried[high])
+    models = demand.models or [demand.cost_model]
+    tasks = [(high, router, seed, models[seed % len(models)]) for seed in range(1, repeats + 1)]
+    found = dict(spread_out(_row, (demand, limits), tasks, executor=executor, jobs=jobs))
+    again = [found[index] for index in sorted(found)]
+    return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, tried[high], again)
 
 
 def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:

@@ -1,4 +1,4 @@
-"""Cache salts: only requests with the same salt find each other's blocks in the prefix cache, as in vLLM."""
+"""Cache salts and adapters: only requests with the same ones share blocks of the prefix cache, as in vLLM."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def check_salt(name: str, value: Any) -> str:
     """
     if not isinstance(value, str) or len(value) > MAX_SALT:
         raise ValueError(f"{name} must be a string of 0 to {MAX_SALT} characters, got {shown(value)}")
+    return value
+
+
+def check_adapter(name: str, value: Any) -> str:
+    """The value as the name of an adapter.
+
+    Raises:
+        ValueError: It is no string, is too long, or has a character that cannot be printed.
+    """
+    if not isinstance(value, str) or len(value) > MAX_SALT or not value.isprintable():
+        raise ValueError(f"{name} must be a string of 0 to {MAX_SALT} printable characters, got {shown(value)}")
     return value
 
 

@@ -90,8 +90,10 @@ SEVERAL_PARTIAL = Feature(
 )
 SHADOW = Feature("shadow_metal", ("shadow_metal",), lambda c: c.shadow_metal is not None, "leave it out")
 BELADY = Feature("eviction", ("eviction",), lambda c: c.eviction == "belady", 'use "lru" or another word')
+SECOND_TIER = Feature("second_tier", ("second_tier",), lambda c: c.second_tier is not None, "leave it out")
 # Situations: they have no field.
 ENGINE = Feature("an engine")
+ADAPTERS = Feature("adapters (LoRA)", advice="merge the adapter into the model")
 PHASES = Feature("step_into()", advice="call step()")
 RANKS = Feature("several ranks", advice="run the model in one process")
 LOCKSTEP = Feature("engines in lockstep", advice="run the engines apart")
@@ -102,7 +104,7 @@ ONE_TABLE = Feature(
 
 FEATURES = (
     *(ASYNC, DRAFTS, DRAFT_MODEL, EAGLE, ADAPTIVE, PARTIAL_PREFILLS, SEVERAL_PARTIAL, PREFIX_CACHING, GROUPS, STATES),
-    *(WHOLE_PROMPTS, CHUNK_CAP, SHADOW, BELADY, ENGINE, PHASES, RANKS, LOCKSTEP, ONE_TABLE),
+    *(WHOLE_PROMPTS, CHUNK_CAP, SHADOW, BELADY, SECOND_TIER, ADAPTERS, ENGINE, PHASES, RANKS, LOCKSTEP, ONE_TABLE),
 )
 
 
@@ -139,15 +141,19 @@ EXCLUSIONS = (
     Exclusion(ADAPTIVE, ASYNC, "engine", "their rows are reserved before the drafts are made"),
     Exclusion(SHADOW, ASYNC, "engine", "it copies one step at a time"),
     Exclusion(BELADY, ENGINE, "engine", "it needs the requests to come, which simulations know"),
+    Exclusion(SECOND_TIER, ENGINE, "engine", "it is simulated: there is no memory behind it"),
+    Exclusion(SECOND_TIER, GROUPS, "configuration", "windows and states are not stored"),
+    Exclusion(SECOND_TIER, PARTIAL_PREFILLS, "configuration", "they count the requests that may be admitted"),
     Exclusion(PHASES, ASYNC, "call", "the phases of two steps overlap"),
     Exclusion(ASYNC, RANKS, "engine", "the ranks take one step at a time"),
     Exclusion(DRAFT_MODEL, RANKS, "engine", "the ranks share one model"),
+    Exclusion(ADAPTERS, RANKS, "call", "each rank has a part of the layers"),
+    Exclusion(ADAPTERS, LOCKSTEP, "call", "the engines agree on a step without them"),
     Exclusion(ASYNC, LOCKSTEP, "engine", "the engines agree on one step at a time"),
-    Exclusion(DRAFTS, LOCKSTEP, "engine", "the engines agree on a step before its drafts are known"),
-    Exclusion(DRAFTS, STATES, "engine", "a state cannot be taken back to the token before a rejected draft"),
+    Exclusion(DRAFT_MODEL, LOCKSTEP, "engine", "the engines agree on the passes of one model"),
+    Exclusion(DRAFT_MODEL, STATES, "engine", "it shares one block table with the model, and states have their own"),
     Exclusion(PARTIAL_PREFILLS, STATES, "engine", "they count the blocks of one table per request"),
     Exclusion(STATES, ONE_TABLE, "engine", "states have a table for themselves"),
-    Exclusion(PREFIX_CACHING, STATES, "off", "their states are not kept for other requests"),
     Exclusion(GROUPS, DRAFT_MODEL, "off", _KEEP_ALL),
     Exclusion(GROUPS, PARTIAL_PREFILLS, "off", _KEEP_ALL),
     Exclusion(GROUPS, ONE_TABLE, "off", _KEEP_ALL),

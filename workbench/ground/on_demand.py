@@ -27,7 +27,7 @@ PROJECT = "inference-workbench"
 
 EXTRA_OF = {
     **dict.fromkeys(("mlx", "mlx_lm", "numpy", "tokenizers", "transformers", "jinja2", "gguf"), "engine"),
-    **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece", "elftools"), "engine"),
+    **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece", "elftools", "llguidance"), "engine"),
     **dict.fromkeys(("anywidget", "ipywidgets", "traitlets", "IPython", "bokeh", "pandas"), "notebook"),
     **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq"), "serve"),
     "ziglang": "msl",
@@ -143,6 +143,9 @@ class _NoBar:
         pass
 
     def update(self, n: float = 1) -> None:
+        pass
+
+    def set_postfix_str(self, text: str) -> None:
         pass
 
 

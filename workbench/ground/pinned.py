@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -38,7 +39,7 @@ def download_wheel(pinned: Pinned, folder: Path, *options: str, output: int | IO
     requirement = f"{pinned.name}=={pinned.version}"
     listed = folder / "requirements.txt"
     listed.write_text(f"{requirement} --hash=sha256:{pinned.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
+    command = [sys.executable, *_pip(), "download", "--no-deps", "--only-binary=:all:", "--require-hashes"]
     command += ["--disable-pip-version-check", "--dest", str(folder), *options, "--requirement", str(listed)]
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL if output is None else output, stderr=subprocess.PIPE, text=True, check=False
@@ -48,6 +49,16 @@ def download_wheel(pinned: Pinned, folder: Path, *options: str, output: int | IO
         message = done.stderr.strip().splitlines()[-1:] or [f"it ended with status {done.returncode}"]
         raise OSError(f"pip download {requirement} failed: {message[0]}")
     return wheels[0]
+
+
+def _pip() -> list[str]:
+    """Arguments of Python that run pip: its own copy if none is installed, as in environments made by uv."""
+    if find_spec("pip") is None and find_spec("ensurepip") is not None:
+        import ensurepip
+
+        for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"):
+            return [f"{wheel}/pip"]
+    return ["-m", "pip"]
 
 
 def check_file(path: Path, sha256: str) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Callable, Collection
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from workbench.hunt.finding import Finding, finding_of, write_folder
 from workbench.hunt.progress import smallest_change
@@ -25,6 +22,7 @@ def hunt(
     seed: int = 0,
     policy: str | None = None,
     laws: Collection[str] | None = None,
+    allow: Collection[str] | None = None,
     out: Path | str | None = None,
     jobs: int = 1,
     tell: Callable[[Search, Found | None], None] = lambda search, found: None,
@@ -38,6 +36,7 @@ def hunt(
         seed: Chooses the workloads.
         policy: "module:Class" of a policy for Workbench's scheduler.
         laws: Names of the laws to check; None for all.
+        allow: Names of the exceptions that are no finding; None for every one of Workbench's, and for none elsewhere.
         out: Folder that gets a folder for each finding; None to write nothing.
         jobs: Number of processes, each with its own workloads.
         tell: Called with the search now and then, and with each new fault.
@@ -46,46 +45,24 @@ def hunt(
         The distinct findings, each with its smallest case.
 
     Raises:
-        ValueError: There is no such scheduler or law.
+        ValueError: There is no such scheduler, law or exception.
 
     Example:
         >>> from workbench.hunt import hunt
         >>> hunt(seconds=None, workloads=20)
         []
     """
-    target = find_target(scheduler, policy)
+    target = find_target(scheduler, policy, allow)
     database = Path(out) / ".hypothesis" if out else None
     search = Search(target, seconds, workloads, seed, laws, database, tell)
     if jobs > 1:
-        _search_in_processes(search, jobs, policy)
+        from workbench.hunt.processes import search_in_processes  # a web page has no processes
+
+        search_in_processes(search, jobs, policy)
     else:
         with contextlib.suppress(KeyboardInterrupt):  # what was found is kept
             search.run()
     return [described(search, found, out) for found in search.found]
-
-
-def _search_in_processes(search: Search, jobs: int, policy: str | None) -> None:
-    """Search in several processes, and merge what they find."""
-    share = None if search.workloads is None else -(-search.workloads // jobs)
-    scheduler, limits = search.target.name, (search.seconds, share)
-    given = [(scheduler, policy, limits, f"{search.seed}.{job}", search.laws, search.database) for job in range(jobs)]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for found, num_workloads, pairs, dropped in pool.map(_search, given):
-            search.num_workloads += num_workloads
-            search.pairs |= pairs
-            search.dropped |= dropped
-            search.tell(search, None)
-            for each in found:
-                search.keep(each)
-                search.tell(search, each)
-
-
-def _search(given: tuple[Any, ...]) -> tuple[list[Found], int, set[tuple[str, str]], set[str]]:
-    scheduler, policy, (seconds, workloads), seed, laws, database = given
-    search = Search(find_target(scheduler, policy), seconds, workloads, seed, laws, database)
-    with contextlib.suppress(KeyboardInterrupt):
-        search.run()
-    return search.found, search.num_workloads, search.pairs, search.dropped
 
 
 def described(search: Search, found: Found, out: Path | str | None) -> Finding:

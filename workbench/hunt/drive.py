@@ -42,7 +42,11 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """A step. A scheduler gives ``chunks``, and the requests it preempted, if it knows; the driver adds the rest."""
+    """A step. A scheduler gives ``chunks``, and the requests it preempted, if it knows; the driver adds the rest.
+
+    ``passed_over`` names the requests that wait for a grammar or for KV from elsewhere, with an object that has this
+    ``kind``: "grammar" or "transfer".
+    """
 
     chunks: list[Chunk]
     preempted: list[str] | None = None
@@ -59,7 +63,9 @@ class Plan:
     free_blocks_end: int = 0
     token_budget: int = 0
     long_prefill_cap: int = 0
+    passed_over: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, list[list[int]]] = field(default_factory=dict)
+    loads: tuple[()] = ()  # a hunt has no second tier
 
 
 @dataclass
@@ -82,6 +88,8 @@ class LiveRequest:
     num_expected: int = 0
     num_preemptions: int = 0
     was_admitted: bool = False
+    ready_step: int | None = None  # the first step that sees its grammar compiled
+    remote: dict[str, Any] | None = None  # {"num_tokens", "num_steps", "fails"}: KV that comes from elsewhere
 
 
 def made_up_token(text: str) -> int:
@@ -116,6 +124,8 @@ def live_request(index: int, given: dict[str, Any]) -> LiveRequest:
         arrival_step,
         given.get("abort_step"),
         tuple(given.get("accepts") or (0,)),
+        ready_step=given["grammar"].get("ready_step", 0) if "grammar" in given else None,
+        remote=given.get("remote"),
     )
 
 
@@ -158,6 +168,8 @@ class Run:
         self._aborts = [(request.abort_step, request.request_id) for request in made if request.abort_step is not None]
         self._order: list[str] = []
         self._num_idle = 0
+        if hasattr(scheduler, "foresee"):
+            scheduler.foresee(made)
 
     def drive(self, max_steps: int) -> str:
         """Run to the end: "done"; "stuck" if requests wait forever; "max_steps"."""
@@ -184,6 +196,7 @@ class Run:
         if len(self.in_flight) == self._depth:
             self._take_output(self.in_flight.popleft())
         coming = self._pending or any(name in self.requests for step, name in self._aborts if step >= self.step)
+        coming = coming or any(reason.kind in ("grammar", "transfer") for reason in plan.passed_over.values())
         self._num_idle = 0 if plan.chunks or arrived or coming else self._num_idle + 1
 
     def _arrive(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

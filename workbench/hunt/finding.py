@@ -69,6 +69,10 @@ class Finding:
         words = re.sub(r"[^a-z0-9]+", "-", self.place.lower()).strip("-")
         return f"{self.law}-{words}"[:60].strip("-")
 
+    def _repr_html_(self) -> str:
+        found = f"{self.scheduler} {self.version}, step {self.step}, after {self.num_workloads} workloads"
+        return f"<p><b>{escape(self.law)}</b>: {escape(self.message)}<br>{escape(self.protects)}<br>{escape(found)}</p>"
+
 
 def finding_of(target: Target, found: Found, smallest_change: str) -> Finding:
     """A fault of a search as a finding."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.hunt.drive import LiveRequest
+from workbench.hunt.evictions import Judged
 from workbench.laws import Limits, SchedulerState
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.checked import state_of
+from workbench.scheduler.eviction import Eviction
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.arrivals import GrammarArrival
+from workbench.simulation.run import ArrivingGrammar
 from workbench.simulation.workload import read_workload
 
 
@@ -37,6 +41,9 @@ class OwnScheduler:
     ) -> None:
         self._config: EngineConfig = read_workload({"config": config, "requests": []})[0]
         self.scheduler = make(self._config, clock=lambda: 0.0, policy=policy() if policy else None)
+        pool = self.scheduler.kv_cache.block_pool
+        if pool.eviction is not None:
+            pool.eviction = cast(Eviction, Judged(pool.eviction, pool))
         self.depth = 2 if self._config.async_scheduling else 1
         self.limits = Limits.of(described(self._config, self.scheduler.policy))
         self._latest: ScheduledBatch | None = None
@@ -48,6 +55,13 @@ class OwnScheduler:
             ValueError: No schedule can serve it.
         """
         check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
+        self.scheduler.add_request(self._request(request))
+
+    def foresee(self, requests: Sequence[LiveRequest]) -> None:
+        """Learn which requests will come, as in a simulation."""
+        self.scheduler.kv_cache.foresee(map(self._request, requests))
+
+    def _request(self, request: LiveRequest) -> Request:
         made = Request(
             request.request_id,
             list(request.token_ids),
@@ -59,7 +73,9 @@ class OwnScheduler:
             ),
             cache_salt=request.cache_salt,
         )
-        self.scheduler.add_request(made)
+        if request.ready_step is not None:
+            made.grammar = ArrivingGrammar(GrammarArrival(request.ready_step), self.scheduler)
+        return made
 
     def abort(self, request_id: str) -> None:
         """End a request."""

@@ -48,13 +48,17 @@ class CheckUtilisation(Check):
 
 
 class CheckContent(Check):
-    """A block that the prefix cache can find was computed."""
+    """A block that the prefix cache can find was computed, and a request reads its own prefix."""
 
     def __init__(self) -> None:
         self.written: dict[int, int] = {}
+        self.prefixes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def scheduled(self, run: Any, plan: Any) -> None:
-        """Note the rows that the step writes, and look at every cached block."""
+        """Note the rows that the step writes, and look at every cached block, or else at every row that is read."""
+        if not hasattr(run.scheduler, "pool"):
+            self._read(run, plan)
+            return
         sizes = [group.get("block_size", run.config["block_size"]) for group in run.config.get("kv_cache_groups", [{}])]
         for chunk in plan.chunks:
             for size, table in zip(sizes, plan.tables[chunk.request_id]):
@@ -64,6 +68,16 @@ class CheckContent(Check):
         for block in run.scheduler.pool()["cached_blocks"]:
             done = self.written.get(block, 0)
             assert done >= min(sizes), f"block {block} is in the prefix cache, and {done} of its tokens were computed"
+
+    def _read(self, run: Any, plan: Any) -> None:
+        size = run.config["block_size"]
+        for chunk in plan.chunks:
+            (table,), tokens = plan.tables[chunk.request_id], tuple(run.requests[chunk.request_id].token_ids)
+            for position in range(chunk.start + chunk.num_tokens):
+                row, prefix = (table[position // size], position % size), tokens[: position + 1]
+                if position >= chunk.start:
+                    self.prefixes[row] = prefix
+                assert self.prefixes.get(row) == prefix, f"{chunk.request_id} reads another prefix in block {row[0]}"
 
 
 class CheckBlocks(Check):

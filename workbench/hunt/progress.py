@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from workbench.hunt.workloads import length_of
@@ -36,8 +36,14 @@ def obstacle(workload: dict[str, Any], ends: Ends, expected: str = "", *, all_fr
         who = "requests with recurrent layers wait forever"
     for field in sorted(_FIELDS, key=lambda field: (field not in expected, all_free and field == "num_blocks")):
         if ends(_enlarged(workload, field, _LARGEST)):
-            return f"{who}, {field} is too small"
+            is_below = field == "max_num_batched_tokens" and _budget_below_drafts(workload["config"])
+            return f"{who}, {field} is {'below 1 + drafts' if is_below else 'too small'}"
     return who
+
+
+def _budget_below_drafts(config: Mapping[str, Any]) -> bool:
+    budget = min(config.get(name) or 512 for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"))
+    return bool(budget < 1 + (config.get("num_speculative_tokens") or 0))
 
 
 def smallest_change(workload: dict[str, Any], ends: Ends) -> str:

@@ -32,11 +32,13 @@ class Counters(NamedTuple):
         num_output_placeholders: Output tokens that steps in flight will give.
         num_in_flight_tokens: Tokens of its chunks in flight.
         num_stale_output_tokens: Those of them that were scheduled before its latest preemption.
+
+    A number of None is not compared.
     """
 
     token_ids: list[int]
     status: str
-    num_kv_computed: int
+    num_kv_computed: int | None = None
     num_output_placeholders: int | None = None
     num_in_flight_tokens: int | None = None
     num_stale_output_tokens: int | None = None
@@ -77,6 +79,12 @@ class TellsMore(DrivenScheduler, Protocol):
 
     depth: int
     """Maximum number of steps in flight: 2 with asynchronous scheduling."""
+
+    allows: Collection[str]
+    """Rules of `workbench.laws.rules` that it breaks on purpose, by their messages."""
+
+    def foresee(self, requests: Sequence[LiveRequest]) -> None:
+        """Learn which requests will come; called once, before the first step."""
 
     def propose(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Take the draft tokens of the next step."""

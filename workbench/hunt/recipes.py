@@ -78,6 +78,21 @@ def _urgent_later(draw: Draw, index: int, config: dict[str, Any], request: dict[
         request["arrival_time"] = knocked
 
 
+def _async_short_pool(draw: Draw, config: dict[str, Any]) -> None:
+    _short_pool(draw, config)
+    _without(config, "long_prefill_token_threshold")
+    config |= {"async_scheduling": True, "block_size": draw.pick(1, 2)}
+
+
+def _least_urgent_ends(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """The least urgent request was admitted first and has its last token on the way when another one needs a block."""
+    request |= {"prompt": {"len": draw.upto(4, 1), "seed": f"u{index}"}}
+    request |= {"max_tokens": draw.upto(4, 1) if index == 0 else draw.upto(12, 4)}
+    _without(request, "priority", "arrival_step", "abort_step", "stop_at")
+    if priority := 2 if index == 0 else draw.pick(0, 0, 1):
+        request["priority"] = priority
+
+
 def _drafts_at_a_cap(draw: Draw, config: dict[str, Any]) -> None:
     _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark")
     drafts = draw.upto(4, 1)
@@ -98,6 +113,24 @@ def _one_token_left(draw: Draw, index: int, config: dict[str, Any], request: dic
         request["arrival_step"] = draw.pick(1, 2, 3, 5)
 
 
+def _small_blocks(draw: Draw, config: dict[str, Any]) -> None:
+    _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark", "policy", "async_scheduling")
+    config |= {"enable_prefix_caching": True, "block_size": draw.pick(2, 4), "max_num_batched_tokens": 64}
+    config |= {"max_num_seqs": draw.pick(1, 2, 4), "max_model_len": 64}
+
+
+def _same_block_behind_others(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """Prompts have the same tokens in a later block, behind other prefixes: only the whole prefix may decide a hit."""
+    size = config["block_size"]
+    parts = [{"len": size, "seed": draw.pick("A", "B")}, {"len": size, "seed": draw.pick("C", "C", "D")}]
+    request |= {
+        "prompt": {"parts": [*parts, {"len": draw.pick(1, 1, size), "seed": "E"}]},
+        "max_tokens": draw.upto(3, 1),
+    }
+    _without(request, "cache_salt", "abort_step", "stop_at", "priority")
+    request["arrival_step"] = 2 * index
+
+
 RECIPES = (
     Recipe(
         frozenset({"priority", "caching", "pools"}),
@@ -105,6 +138,13 @@ RECIPES = (
         _urgent_later,
         lambda draw, one: draw.pick(1, 0, 2, 3, one // 2, one),
     ),
+    Recipe(
+        frozenset({"priority", "async", "pools"}),
+        _async_short_pool,
+        _least_urgent_ends,
+        lambda draw, one: draw.pick(1, 0, 2, 3, 4, one // 2, one),
+    ),
     Recipe(frozenset({"drafts", "caching", "caps"}), _drafts_at_a_cap, _one_token_left),
+    Recipe(frozenset({"caching"}), _small_blocks, _same_block_behind_others, lambda draw, one: draw.pick(0, 1, 2, one)),
 )
 """Every recipe."""

@@ -23,7 +23,7 @@ def record_run(target: Target, workload: dict[str, Any], laws: Collection[str] |
     config = whole_config(workload["config"])
     source = "simulation" if target.is_ours else f"{target.name} {target.version}".strip()
     trace = Trace(TraceMeta(source=source, config=config, versions={target.name.partition(":")[0]: target.version}))
-    keeper = _Keeper(trace, Watch(scheduler, workload["config"], laws=laws, allow_exceptions=target.is_ours))
+    keeper = _Keeper(trace, Watch(scheduler, workload["config"], laws=laws, allow_exceptions=target.allows))
     run = Run(scheduler, workload, keeper)
     with contextlib.suppress(Exception):  # the law was broken, or the scheduler crashed: the finding says so
         run.drive(MAX_STEPS)

@@ -1,15 +1,16 @@
-"""Runs the case of a finding again: does it still happen?"""
+"""Runs the cases of findings again, here or on other releases: do they still happen, and since when?"""
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.hunt.releases import released, unpacked, with_packages
 from workbench.hunt.target import Fault, Refused, find_target
 from workbench.simulation.workload import read_json_workload
 
@@ -24,7 +25,7 @@ def replay(folder: Path) -> tuple[dict[str, Any], Fault | None, str]:
         ValueError: The folder holds no finding, or the scheduler refuses its workload.
         OSError: A file cannot be read.
     """
-    finding = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+    finding = _finding(folder)
     target = find_target(finding["scheduler"], finding.get("policy") or None)
     try:
         fault = target.run(dict(read_json_workload(folder / "workload.json")))
@@ -33,35 +34,85 @@ def replay(folder: Path) -> tuple[dict[str, Any], Fault | None, str]:
     return finding, fault, target.version
 
 
-def replay_against(folder: Path, against: str) -> int:
-    """Run it on another version: in a folder with packages, or installed from PyPI without its dependencies.
+def replay_against(folders: Sequence[Path], against: str) -> int:
+    """Run them on another version: in a folder with packages, or a release.
 
     Args:
-        folder: The folder of the finding.
-        against: A folder that is put in front of the import path, or a version.
+        folders: The folders of findings in one scheduler.
+        against: A folder that is put in front of the import path, a version, or "A..B": the releases from A to B are
+            bisected, and each report tells since when.
 
     Returns:
-        The exit status of ``workbench hunt replay`` there.
+        1 if one of them happens there, or in B; else 0.
 
     Raises:
-        ValueError: The version cannot be installed.
+        ValueError: There is no such version.
     """
-    if Path(against).is_dir():
-        return _replay_with(folder, Path(against))
-    finding = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-    package = str(finding["scheduler"]).partition(":")[0]
-    with tempfile.TemporaryDirectory() as packages:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages]
-        done = subprocess.run([*command, f"{package}=={against}"], capture_output=True, text=True)
+    package = str(_finding(folders[0])["scheduler"]).partition(":")[0]
+    first, is_range, last = against.partition("..")
+    if Path(against).is_dir() or not is_range:
+        packages = Path(against) if Path(against).is_dir() else unpacked(package, against)
+        command = [sys.executable, "-m", "workbench", "hunt", "replay", *map(str, folders)]
+        return subprocess.run(command, env=with_packages(packages)).returncode
+    versions = released(package, first, last)
+
+    @functools.cache
+    def happening(version: str) -> list[bool]:
+        command = [sys.executable, "-m", "workbench.hunt.replay", *map(str, folders)]
+        done = subprocess.run(command, env=with_packages(unpacked(package, version)), stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise ValueError(f"--against {against}: {package} cannot be installed: {last}")
-        return _replay_with(folder, Path(packages))
+            raise ValueError(f"{package} {version} cannot be driven")
+        return list(json.loads(done.stdout.splitlines()[-1]))
+
+    for index, folder in enumerate(folders):
+        sentence = since(versions, lambda version, index=index: happening(version)[index])  # type: ignore[misc]
+        print(f"{folder.name}: {sentence}")
+        _tell(folder, sentence)
+    return int(any(happening(last)))
 
 
-def _replay_with(folder: Path, packages: Path) -> int:
-    ours = str(Path(__file__).parents[2])
-    paths = [str(packages.resolve()), ours, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, "-m", "workbench", "hunt", "replay", str(folder)]
-    return subprocess.run(command, env=environment).returncode
+def since(versions: Sequence[str], happens: Callable[[str], bool]) -> str:
+    """Since when something happens, by bisection, as a sentence.
+
+    Args:
+        versions: From old to new.
+        happens: Tells it of a version.
+    """
+    first, last = versions[0], versions[-1]
+    if not happens(last):
+        return f"Not in {last}."
+    if happens(first):
+        return f"In {first} already, and in {last}."
+    without, has = 0, len(versions) - 1
+    while has - without > 1:
+        middle = (without + has) // 2
+        without, has = (without, middle) if happens(versions[middle]) else (middle, has)
+    return f"Since {versions[has]}; not in {versions[without]}."
+
+
+def _tell(folder: Path, sentence: str) -> None:
+    """Write since when into the finding and its report, instead of an earlier sentence."""
+    facts = _finding(folder) | {"since": sentence}
+    (folder / "finding.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    report = folder / "report.md"
+    lines = report.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if not line.startswith("**Since**")]
+    place = next((place for place, line in enumerate(lines, 1) if line.startswith("**Version**")), len(lines))
+    report.write_text("\n".join([*lines[:place], f"**Since**: {sentence}", *lines[place:], ""]), encoding="utf-8")
+
+
+def _finding(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "finding.json").read_text(encoding="utf-8")))
+
+
+def _happens(folder: Path) -> bool:
+    """Whether the law of a finding is still broken; not if the scheduler refuses the workload."""
+    try:
+        finding, fault, _ = replay(folder)
+    except ValueError:
+        return False
+    return fault is not None and fault.law == finding["law"]
+
+
+if __name__ == "__main__":
+    print(json.dumps([_happens(Path(folder)) for folder in sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""The search: Hypothesis draws workloads, and shrinks and remembers those that break a law.
+"""The search: Hypothesis draws workloads and shrinks those that break a law, and its database remembers them.
 
 A fault is known by its law, its place, and its shape: the features that its smallest case needs. A run that breaks a
 known law at a known place with at least these features counts as the same fault.
@@ -11,18 +11,25 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.hunt.progress import UNSERVABLE, obstacle
 from workbench.hunt.shrink import shrink
-from workbench.hunt.target import ALL_FREE, Fault, Refused, Target
-from workbench.hunt.workloads import CONFIG_BYTES, MAX_REQUESTS, REQUEST_BYTES, make_workload
+from workbench.hunt.target import ALL_FREE, Fault, Refused, Tally, Target
+from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
 
 BATCH = 250
 """Workloads that are drawn before findings are written and known."""
 
-SHRINK_SECONDS = 4.0
-"""Time in which Hypothesis shrinks a case; afterwards the smallest one so far is taken."""
+SHRINK_SECONDS = 0.5
+"""Processor time in which Hypothesis shrinks a case; afterwards the smallest one so far is taken."""
+
+
+_KEY = b"workloads"
+"""Key of the remembered cases in the database."""
 
 
 @dataclass
@@ -72,7 +79,7 @@ class Search:
 
     Attributes:
         pairs: Pairs of features that a workload had.
-        dropped: Settings that the scheduler under test does not have.
+        tally: The processor time and its parts, and the settings that the scheduler under test does not have.
     """
 
     target: Target
@@ -85,16 +92,15 @@ class Search:
     found: list[Found] = field(default_factory=list)
     num_workloads: int = 0
     num_refused: int = 0
-    in_target: float = 0.0
     pairs: set[tuple[str, str]] = field(default_factory=set)
-    dropped: set[str] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self.started = time.monotonic()
+        self.started, self._began = time.monotonic(), time.process_time()
         self._first_seen = (0, 0.0)
         self._shrinking: tuple[str, str] | None = None
         self._shrinks_until = 0.0
-        self._tried: dict[tuple[bytes, ...], _Interesting | None] = {}
+        self._tried: dict[bytes, _Interesting | None] = {}
 
     @property
     def elapsed(self) -> float:
@@ -109,68 +115,84 @@ class Search:
         return self.workloads is not None and self.num_workloads >= self.workloads
 
     def run(self) -> list[Found]:
-        """Search until it is over."""
+        """Search until it is over, after the cases that the database remembers."""
+        self._retry()
         batch = 0
         while not self.over:
             if (problem := self._batch(batch)) is not None:
                 self._note(problem)
+            self.tally.whole = time.process_time() - self._began
             self.tell(self, None)
             batch += 1
         return self.found
+
+    def _retry(self) -> None:
+        """Try the remembered cases, and forget those without a fault. Hypothesis itself keeps none of a seeded run."""
+        if (kept := self._kept_cases()) is None:
+            return
+        for choices in sorted(kept.fetch(_KEY)):
+            if (problem := self._try(make_workload(choices, self.target.features))) is not None:
+                self._note(problem)
+            else:
+                kept.delete(_KEY, choices)
+
+    def _kept_cases(self) -> ExampleDatabase | None:
+        from hypothesis.database import DirectoryBasedExampleDatabase
+
+        return DirectoryBasedExampleDatabase(self.database) if self.database else None
 
     def _batch(self, batch: int) -> _Interesting | None:
         """Draw workloads until one breaks a law that is not known, and shrink it."""
         from hypothesis import HealthCheck, Phase, given, seed, settings
         from hypothesis import strategies as st
-        from hypothesis.database import DirectoryBasedExampleDatabase
 
-        config = st.binary(min_size=CONFIG_BYTES, max_size=CONFIG_BYTES)
-        request = st.binary(min_size=REQUEST_BYTES, max_size=REQUEST_BYTES)
+        # One draw: Hypothesis takes half of the time that it takes for a draw per request.
+        choices = st.binary(min_size=WORKLOAD_BYTES, max_size=WORKLOAD_BYTES)
         left = BATCH if self.workloads is None else min(BATCH, self.workloads - self.num_workloads)
         limits = settings(
             max_examples=left,
-            database=DirectoryBasedExampleDatabase(self.database) if self.database else None,
+            database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=(Phase.reuse, Phase.generate, Phase.shrink),
+            phases=(Phase.generate, Phase.shrink),
             report_multiple_bugs=False,
             print_blob=False,
         )
-        examined = given(config, st.lists(request, min_size=1, max_size=MAX_REQUESTS))(self._examine)
+        examined = given(choices)(self._examine)
         self._shrinking, self._tried, self._shrinks_until = None, {}, 0.0
         try:
             seed(f"{self.seed}:{batch}")(limits(examined))()
         except _Interesting as problem:
+            if (kept := self._kept_cases()) is not None:
+                kept.save(_KEY, next(choices for choices, tried in self._tried.items() if tried is problem))
             return problem
         return None
 
-    def _examine(self, config: bytes, requests: list[bytes]) -> None:
-        drawn = (config, *requests)
+    def _examine(self, choices: bytes) -> None:
         if self._shrinking is None:
             if self.over:
                 return
-            problem = self._try(make_workload(config, requests, self.target.features))
+            problem = self._try(make_workload(choices, self.target.features))
             if problem is not None:
                 self._shrinking, self._shrinks_until = (
                     (problem.fault.law, problem.fault.place),
-                    time.monotonic() + SHRINK_SECONDS,
+                    time.process_time() + SHRINK_SECONDS,
                 )
-        elif drawn in self._tried or time.monotonic() > self._shrinks_until:
-            problem = self._tried.get(drawn)
+        elif choices in self._tried or time.process_time() > self._shrinks_until:
+            problem = self._tried.get(choices)
         else:
-            problem = self._again(make_workload(config, requests, self.target.features), self._shrinking)
+            problem = self._again(make_workload(choices, self.target.features), self._shrinking)
         if self._shrinking is not None:
-            self._tried[drawn] = problem
+            self._tried[choices] = problem
         if problem is not None:
             raise problem
 
     def _try(self, workload: dict[str, Any]) -> _Interesting | None:
         """Run a workload; its fault, unless it is known."""
-        began, has = time.monotonic(), shape(workload)
+        has = shape(workload)
         self.num_workloads += 1
         self.pairs.update(combinations(sorted(has), 2))
         fault = self.fault(workload)
-        self.in_target += time.monotonic() - began
         if fault is None:
             return None
         if (same := self._explained((fault.law, fault.place), has)) is not None:
@@ -194,7 +216,7 @@ class Search:
             place: The place that a fault of progress is asked for, which is tried alone; "" to find it.
         """
         try:
-            fault = self.target.run(workload, self.laws, dropped=self.dropped)
+            fault = self.target.run(workload, self.laws, tally=self.tally)
         except Refused:
             self.num_refused += 1
             return None
@@ -256,6 +278,8 @@ def shape(workload: dict[str, Any]) -> frozenset[str]:
         "unchunked": config.get("enable_chunked_prefill", True) is False,
         "partial_prefills": config.get("max_num_partial_prefills"),
         "aborts": any(request.get("abort_step") is not None for request in requests),
+        "grammars": any("grammar" in request for request in requests),
+        "loads": any("remote" in request for request in requests),
         "stops": any(request.get("stop_at") is not None for request in requests),
     }
     return frozenset(name for name, used in names.items() if used)

@@ -15,7 +15,7 @@ from typing import Any
 from workbench.hunt.workloads import length_of
 
 SECONDS = 6.0
-"""Time limit."""
+"""Limit of processor time."""
 
 _DROPPED = (
     "watermark",
@@ -36,6 +36,19 @@ _DROPPED = (
 )
 """Settings that may be left out."""
 
+_DROPPED_OF_A_REQUEST = (
+    "grammar",
+    "remote",
+    "abort_step",
+    "stop_at",
+    "priority",
+    "accepts",
+    "cache_salt",
+    "arrival_step",
+    "arrival_time",
+)
+"""Fields of a request that may be left out."""
+
 _LOWERED = {
     "num_speculative_tokens": 1,
     "max_num_seqs": 1,
@@ -54,15 +67,15 @@ def shrink(workload: dict[str, Any], still: Callable[[dict[str, Any]], bool]) ->
         workload: The workload; it is left as it is.
         still: Tells whether it is true of a workload.
     """
-    until = time.monotonic() + SECONDS
+    until = time.process_time() + SECONDS
     shrinks = True
-    while shrinks and time.monotonic() < until:
+    while shrinks and time.process_time() < until:
         shrinks = False
         for smaller in _smaller(workload):
             if size(smaller) < size(workload) and still(smaller):
                 workload, shrinks = smaller, True
                 break
-            if time.monotonic() > until:
+            if time.process_time() > until:
                 break
     return workload
 
@@ -101,13 +114,25 @@ def _smaller(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 plain = {key: value for key, value in group.items() if key != name}
                 yield _with(workload, config={"kv_cache_groups": [*groups[:index], plain, *groups[index + 1 :]]})
     for index, request in enumerate(requests):
-        for name in ("abort_step", "stop_at", "priority", "accepts", "cache_salt", "arrival_step", "arrival_time"):
+        for name in _DROPPED_OF_A_REQUEST:
             if name in request:
                 yield _with(workload, index, {name: None})
         yield from _smaller_request(workload, index, request)
     for name, least in _LOWERED.items():
         for less in _less(config.get(name) or least, least):
             yield _with(workload, config={name: less})
+    if len(requests) > 1:
+        yield from _smaller_with_its_blocks(workload)
+
+
+def _smaller_with_its_blocks(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A request and some of its blocks less, so that the pool is as short as before."""
+    config, requests = workload["config"], workload["requests"]
+    for index, request in enumerate(requests):
+        rest = {**workload, "requests": requests[:index] + requests[index + 1 :]}
+        most = -(-(length_of(request["prompt"]) + request["max_tokens"]) // config["block_size"])
+        for fewer in range(1, min(most, config["num_blocks"] - 2) + 1):
+            yield _with(rest, config={"num_blocks": config["num_blocks"] - fewer})
 
 
 def _smaller_request(workload: dict[str, Any], index: int, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,6 +140,13 @@ def _smaller_request(workload: dict[str, Any], index: int, request: dict[str, An
     if "parts" in request["prompt"]:
         for seed in (request["id"], "A"):
             yield _with(workload, index, {"prompt": {"len": length, "seed": seed}})
+        parts = request["prompt"]["parts"]
+        for place, part in enumerate(parts):
+            rest = [*parts[:place], *parts[place + 1 :]]
+            yield _with(workload, index, {"prompt": {"parts": rest} if len(rest) > 1 else rest[0]})
+            for shorter in _less(part["len"]):
+                changed = [*parts[:place], {**part, "len": shorter}, *parts[place + 1 :]]
+                yield _with(workload, index, {"prompt": {"parts": changed}})
     else:
         for shorter in _less(length):
             yield _with(workload, index, {"prompt": {**request["prompt"], "len": shorter}})

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
+import threading
+import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.hunt.drive import Run
 from workbench.hunt.watch import BrokenLaw, Watch
 from workbench.hunt.workloads import FEATURES, length_of
+from workbench.laws import EXCEPTIONS
 
 MAX_STEPS = 600
 """Steps after which a run is given up as undecided; a small workload takes a tenth of it."""
+
+MAX_SECONDS = 4.0
+"""CPU time after which a step is said not to end; a small workload takes a hundredth of it."""
 
 ALL_FREE = "requests wait forever while every block is free"
 """The place of a run that makes no progress although nobody holds a block."""
 
 _PLAIN = ("caching", "caps")
+
+_WITH_LOADS = ("crash", "limits", "exactly_once", "progress")
+"""The laws that are judged while KV comes from elsewhere; the others do not know of it."""
 
 
 class Fault(NamedTuple):
@@ -41,8 +52,61 @@ class Fault(NamedTuple):
     request_id: str
 
 
+@dataclass
+class Tally:
+    """Totals of a search, in seconds of processor time.
+
+    Attributes:
+        whole: The search.
+        seconds: Its runs, the laws included.
+        in_laws: The laws.
+        dropped: Settings that the scheduler under test does not have.
+    """
+
+    whole: float = 0.0
+    seconds: float = 0.0
+    in_laws: float = 0.0
+    dropped: set[str] = field(default_factory=set)
+
+    def add(self, scheduler: Any, seconds: float, in_laws: float) -> None:
+        """Add a run."""
+        self.seconds += seconds
+        self.in_laws += in_laws
+        self.dropped.update(getattr(scheduler, "dropped", ()))
+
+    def merge(self, other: Tally) -> None:
+        """Add the totals of another search."""
+        self.whole += other.whole
+        self.seconds += other.seconds
+        self.in_laws += other.in_laws
+        self.dropped |= other.dropped
+
+
 class Refused(Exception):
     """The scheduler does not accept the workload."""
+
+
+class Endless(Exception):
+    """A step does not end."""
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise Endless in what takes too much CPU time, where timers exist and this is the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Endless("a step does not end")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS, MAX_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @dataclass(frozen=True)
@@ -54,9 +118,10 @@ class Target:
         version: Its version, "" if it has none.
         make: Makes it for a configuration.
         features: Its features, of `workbench.hunt.workloads.FEATURES`.
-        is_ours: Workbench's own, which may use the named exceptions.
+        is_ours: Workbench's own.
         folders: The folders of its code.
         policy: "module:Class" of Workbench's policy; "" for vLLM's rules.
+        allows: The names of the exceptions that it may use.
     """
 
     name: str
@@ -66,6 +131,7 @@ class Target:
     is_ours: bool = False
     folders: tuple[str, ...] = field(default=())
     policy: str = ""
+    allows: Collection[str] = ()
 
     def run(
         self,
@@ -73,7 +139,7 @@ class Target:
         laws: Collection[str] | None = None,
         max_steps: int = MAX_STEPS,
         *,
-        dropped: set[str] | None = None,
+        tally: Tally | None = None,
     ) -> Fault | None:
         """Run a workload.
 
@@ -81,7 +147,7 @@ class Target:
             workload: The workload.
             laws: Names of the laws to check; None for all.
             max_steps: Steps after which the run is given up.
-            dropped: Gets the settings that the scheduler does not have.
+            tally: Takes the time, and the settings that the scheduler does not have.
 
         Returns:
             The first broken law; None if all hold, or the run was given up.
@@ -92,18 +158,22 @@ class Target:
         max_model_len = workload["config"].get("max_model_len")
         if max_model_len and any(length_of(request["prompt"]) >= max_model_len for request in workload["requests"]):
             raise Refused("a prompt leaves no room for a token")
+        if any("remote" in request for request in workload["requests"]):
+            laws = [law for law in _WITH_LOADS if not laws or law in laws]
+            if not laws:
+                return None
+        began = time.process_time()
         try:
             scheduler = self.make(workload["config"])
         except Exception as problem:
             if self.is_ours and not isinstance(problem, ValueError):
-                raise
+                return _crash(problem, 0, self.folders)
             raise Refused(str(problem)) from None
-        if dropped is not None:
-            dropped.update(getattr(scheduler, "dropped", ()))
-        watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.is_ours)
+        watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.allows)
         run = Run(scheduler, workload, watch)
         try:
-            end = run.drive(max_steps)
+            with time_limit():
+                end = run.drive(max_steps)
         except BrokenLaw as problem:
             return _broken(problem.broken, run)
         except Exception as problem:
@@ -113,6 +183,8 @@ class Target:
         finally:
             if hasattr(scheduler, "close"):
                 scheduler.close()
+            if tally is not None:
+                tally.add(scheduler, time.process_time() - began, watch.seconds)
         if end != "stuck" or (laws and "progress" not in laws):
             return None
         first = next(iter(run.requests))
@@ -135,45 +207,54 @@ def _crash(problem: Exception, step: int, folders: tuple[str, ...]) -> Fault:
     frames = traceback.extract_tb(problem.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename.startswith(folders)), frames[-1])
     line = (frame.line or "").strip()
-    place = f"{Path(frame.filename).name}: {line}"
+    place = str(problem) if isinstance(problem, Endless) else f"{Path(frame.filename).name}: {line}"
     said = f"{type(problem).__name__}: {problem} at {Path(frame.filename).name}:{frame.lineno}: {line}"
     return Fault("crash", re.sub(r"\s+", " ", place), said, step, "")
 
 
-def find_target(name: str, policy: str | None = None) -> Target:
+def find_target(name: str, policy: str | None = None, allow: Collection[str] | None = None) -> Target:
     """The scheduler of a name.
 
     Args:
-        name: "workbench", "vllm", "vllm:module:Class" or "module:factory".
+        name: "workbench", "engine", "vllm", "vllm:module:Class" or "module:factory".
         policy: "module:Class", a policy object for Workbench's scheduler.
+        allow: The names of the exceptions that it may use; None for every one if it is Workbench's, else for none.
 
     Raises:
         ValueError: There is no such scheduler.
     """
-    if policy and name != "workbench":
-        raise ValueError(f"--policy is for --scheduler workbench, got --scheduler {name}")
-    if name == "workbench":
-        return _own(policy)
+    if policy and name not in ("workbench", "engine"):
+        raise ValueError(f"--policy is for --scheduler workbench or engine, got --scheduler {name}")
+    known = [exception.name for exception in EXCEPTIONS]
+    if unknown := sorted(set(allow or ()).difference(known)):
+        raise ValueError(f"--allow names {unknown[0]!r}; the exceptions are {', '.join(known)}")
+    target = _find(name, policy)
+    return replace(target, allows=tuple((known if target.is_ours else ()) if allow is None else allow))
+
+
+def _find(name: str, policy: str | None) -> Target:
+    if name in ("workbench", "engine"):
+        return _own(name, policy)
     if name == "vllm" or name.startswith("vllm:"):
         return _vllm(name)
     factory = _import(name)
     module = importlib.import_module(factory.__module__)
-    folder = str(Path(module.__file__ or ".").parent)
+    folders = (str(Path(module.__file__ or ".").parent),)
     version = str(getattr(module, "__version__", ""))
-    return Target(name, version, factory, tuple(getattr(factory, "features", _PLAIN)), folders=(folder,))
+    features = tuple(getattr(factory, "features", _PLAIN))
+    return Target(name, version, factory, features, folders=getattr(factory, "folders", folders))
 
 
-def _own(policy: str | None) -> Target:
+def _own(name: str, policy: str | None) -> Target:
     import workbench
-    from workbench.hunt.own import OwnScheduler
 
+    kind: Any = _import("workbench.hunt." + ("own:OwnScheduler" if name == "workbench" else "engine:EngineScheduler"))
     made = _import(policy) if policy else None
-    folder = str(Path(workbench.__file__).parent / "scheduler")
-    features = tuple(feature for feature in FEATURES if feature != "too_large")
+    root = Path(workbench.__file__).parent
+    folders = (str(root / "scheduler"), str(root / "engine"))
+    features = getattr(kind, "features", tuple(each for each in FEATURES if each not in ("too_large", "loads")))
     version = workbench.__version__
-    return Target(
-        "workbench", version, lambda config: OwnScheduler(config, made), features, True, (folder,), policy or ""
-    )
+    return Target(name, version, lambda config: kind(config, made), features, True, folders, policy or "")
 
 
 def _vllm(name: str) -> Target:
@@ -184,8 +265,12 @@ def _vllm(name: str) -> Target:
     from workbench.hunt.vllm_scheduler import VllmScheduler
 
     chosen = _import(name.partition(":")[2]) if ":" in name else None
+    try:  # imports most of vLLM, before the time of a hunt runs
+        VllmScheduler({}, chosen).close()
+    except Exception as problem:
+        raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
     folder = str(Path(vllm.__file__ or "").parent / "v1")
-    features = tuple(feature for feature in FEATURES if feature != "partial_prefills")
+    features = tuple(feature for feature in FEATURES if feature not in ("partial_prefills", "evictions"))
     version = str(vllm.__version__)
     return Target(name, version, lambda config: VllmScheduler(config, chosen), features, folders=(folder,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from time import process_time
 from typing import Any
 
 from workbench.hunt.drive import LiveRequest, Run
@@ -29,14 +30,16 @@ class Seen:
     """
 
     def __init__(self, request: LiveRequest, known: Any, counters: Counters | None) -> None:
-        self.request_id = request.request_id
-        told = counters or Counters(request.token_ids, request.status, known.computed)
+        self.request_id, self._known = request.request_id, known
+        told = counters or Counters(request.token_ids, request.status, None)
         self.token_ids = told.token_ids
         self.status = request.status if request.status == "preempted" == told.status else told.status
-        self.num_kv_computed = told.num_kv_computed
-        self.num_output_placeholders = _first(told.num_output_placeholders, known.placeholders)
-        self.num_in_flight_tokens = _first(told.num_in_flight_tokens, known.in_flight)
-        self.num_stale_output_tokens = _first(told.num_stale_output_tokens, known.stale)
+        self._counts = told[2:]
+
+    num_kv_computed = property(lambda self: _first(self._counts[0], self._known.computed))
+    num_output_placeholders = property(lambda self: _first(self._counts[1], self._known.placeholders))
+    num_in_flight_tokens = property(lambda self: _first(self._counts[2], self._known.in_flight))
+    num_stale_output_tokens = property(lambda self: _first(self._counts[3], self._known.stale))
 
 
 def _first(told: int | None, counted: int) -> int:
@@ -50,11 +53,14 @@ class Watch:
         scheduler: The driven scheduler.
         config: The workload's configuration.
         laws: Names of the laws to check; None for all.
-        allow_exceptions: Leave out what a named exception allows.
+        allow_exceptions: Leave out what a named exception allows, or one of those named here.
 
     Attributes:
         checker: Checks the laws.
+        seconds: Processor time that it took so far.
     """
+
+    seconds = 0.0
 
     def __init__(
         self,
@@ -62,11 +68,12 @@ class Watch:
         config: Mapping[str, Any],
         *,
         laws: Collection[str] | None = None,
-        allow_exceptions: bool = False,
+        allow_exceptions: bool | Collection[str] = False,
     ) -> None:
         self.scheduler = scheduler
         self.limits = scheduler.limits if hasattr(scheduler, "limits") else Limits.of(whole_config(config))
         self._counters = getattr(scheduler, "counters", None)
+        self._allows = tuple(getattr(scheduler, "allows", ()))
         self.checker = Checker(
             self.limits, allow_exceptions=allow_exceptions, laws=laws, names_changes=hasattr(scheduler, "state")
         )
@@ -74,20 +81,26 @@ class Watch:
     def added(self, request: LiveRequest) -> None:
         """Let the laws know a request that arrives."""
         tokens = self._counters(request.request_id)[0] if self._counters else request.token_ids
-        self.checker.add(request, tokens)
+        self.checker.add(request, tokens, stops=request.stop_token_ids)
 
     def scheduled(self, run: Run, plan: Any) -> None:
         """Check a step that was just scheduled."""
-        self._stop_at(self.checker.scheduled(plan, self._state(run)))
+        began = process_time()
+        broken = self.checker.scheduled(plan, self._state(run))
+        self.seconds += process_time() - began
+        self._stop_at(broken)
 
     def updated(self, run: Run, plan: Any, latest: Any, ended: Mapping[str, str]) -> None:
         """Check a step whose output was just taken in."""
-        self._stop_at(self.checker.updated(plan, latest, ended, self._state(run)))
+        began = process_time()
+        broken = self.checker.updated(plan, latest, ended, self._state(run))
+        self.seconds += process_time() - began
+        self._stop_at(broken)
 
-    @staticmethod
-    def _stop_at(broken: list[Broken]) -> None:
-        if broken:
-            raise BrokenLaw(broken[0])
+    def _stop_at(self, broken: list[Broken]) -> None:
+        for each in broken:
+            if not each.message.startswith(self._allows):
+                raise BrokenLaw(each)
 
     def _state(self, run: Run) -> SchedulerState:
         scheduler = self.scheduler

@@ -7,14 +7,16 @@ feature out. A feature draws limits close to each other, because faults live whe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
+from workbench.config import EVICTIONS
 from workbench.hunt.recipes import RECIPES, Recipe
 
-CONFIG_BYTES = 44
-REQUEST_BYTES = 20
+CONFIG_BYTES = 45
+REQUEST_BYTES = 25
 MAX_REQUESTS = 8
+WORKLOAD_BYTES = CONFIG_BYTES + MAX_REQUESTS * REQUEST_BYTES
 RECIPE_SHARE = 0.3
 """Share of the workloads that follow a recipe."""
 
@@ -30,8 +32,12 @@ FEATURES = (
     "unchunked",
     "too_large",
     "partial_prefills",
+    "evictions",
+    "grammars",
+    "loads",
 )
-"""Features of schedulers. ``too_large``: it accepts requests that its whole pool cannot hold."""
+"""Features of schedulers. ``too_large``: it accepts requests that its whole pool cannot hold. ``loads``: KV of a prompt
+may come from elsewhere."""
 
 
 class Bytes:
@@ -53,29 +59,34 @@ class Bytes:
         return next(self._bytes, 0) >= 256 - round(256 * share)
 
 
-def make_workload(config: bytes, requests: Sequence[bytes], features: Collection[str]) -> dict[str, Any]:
+def make_workload(choices: bytes, features: Collection[str]) -> dict[str, Any]:
     """A workload in the format of ``simulate()``.
 
     Args:
-        config: The choices of the configuration.
-        requests: Those of each request.
+        choices: WORKLOAD_BYTES of them: those of the configuration, then those of each request.
         features: The features of the scheduler, of FEATURES.
     """
-    draw = Bytes(config)
+    draw = Bytes(choices[:CONFIG_BYTES])
+    num_requests = draw.upto(MAX_REQUESTS, 1)
     recipe = _recipe(draw, features)
     made = _config(draw, features)
     if recipe:
         recipe.config(draw, made)
     longest = _longest(draw, made)
+    waits = {name for name in ("grammars", "loads") if draw.chance(0.1) and name in features}
     prompts: list[Any] = []
     listed = []
-    for index, each in enumerate(requests):
-        choices = Bytes(each)
-        listed.append(_request(choices, index, made, longest, prompts))
+    for index in range(num_requests):
+        own = Bytes(choices[CONFIG_BYTES + index * REQUEST_BYTES :][:REQUEST_BYTES])
+        listed.append(_request(own, index, made, longest, prompts))
         if recipe:
-            recipe.request(choices, index, made, listed[-1])
+            recipe.request(own, index, made, listed[-1])
+        _add_waits(own, made, listed[-1], waits)
     made["num_blocks"] = _num_blocks(draw, made, listed, features, recipe)
+    if "evictions" in features and made["enable_prefix_caching"] and draw.chance(0.2):
+        made["eviction"] = draw.pick(*EVICTIONS)
     defaults = {"long_prefill_token_threshold": 0, "num_speculative_tokens": 0, "policy": "fcfs", "watermark": 0.0}
+    defaults["eviction"] = "lru"
     return {
         "config": {name: value for name, value in made.items() if defaults.get(name) != value},
         "requests": listed,
@@ -204,6 +215,21 @@ def _request(draw: Bytes, index: int, config: dict[str, Any], longest: int, prom
     elif draw.chance(0.06) and config["enable_prefix_caching"]:
         request["cache_salt"] = "s"
     return request
+
+
+def _add_waits(draw: Bytes, config: dict[str, Any], request: dict[str, Any], waits: set[str]) -> None:
+    """Let a request wait for its grammar, or for KV of its prompt from elsewhere."""
+    arrival, length, block = request.get("arrival_step", 0), length_of(request["prompt"]), config["block_size"]
+    if "grammars" in waits and not (config.get("num_speculative_tokens") and config.get("async_scheduling")):
+        if draw.chance(0.6):
+            request["grammar"] = {"ready_step": arrival + draw.pick(0, 1, 2, 4, 8)}
+    elif "loads" in waits and length > block and "kv_cache_groups" not in config and draw.chance(0.6):
+        request["remote"] = {
+            "num_tokens": block * draw.upto((length - 1) // block, 1),
+            "num_steps": draw.pick(1, 2, 3, 6, 0),
+        }
+        if draw.chance(0.3) and request["remote"]["num_steps"]:
+            request["remote"]["fails"] = True
 
 
 def _prompt(index: int, length: int, shared: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -86,8 +87,11 @@ class RecordsSteps(_Scheduler):
             if cached.req_ids == recorder.last_ids and output.total_num_scheduled_tokens == recorder.last_num_requests:
                 computed, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
                 free_blocks = recorder.num_free_blocks()
-                step = ("schedule", id(output), started, ended, free_blocks, None, computed, new_block_ids)
-                recorder.messages.append((*step, (), (), None, None, {}, {}, recorder.take_pool_news()))
+                if news := recorder.take_pool_news():
+                    recorder.messages.append(news)
+                recorder.messages.append(
+                    ("schedule", id(output), started, ended, free_blocks, None, computed, new_block_ids)
+                )
             else:
                 recorder.scheduled(output, started, ended)
         except Exception as problem:
@@ -106,10 +110,9 @@ class RecordsSteps(_Scheduler):
         try:
             if ended < recorder.quiet_until and scheduler_output.total_num_scheduled_tokens:
                 free_blocks = recorder.num_free_blocks()
-                pool = recorder.take_pool_news()
-                recorder.messages.append(
-                    ("update", id(scheduler_output), started, ended, free_blocks, (), (), (), pool)
-                )
+                if news := recorder.take_pool_news():
+                    recorder.messages.append(news)
+                recorder.messages.append(("update", id(scheduler_output), started, ended, free_blocks))
             else:
                 recorder.updated(scheduler_output, model_runner_output, started, ended, num_given)
         except Exception as problem:
@@ -220,6 +223,10 @@ def describe_vllm(scheduler: Any) -> Setup:
         versions={"vllm": version},
         created=created,
         start=start,
+        run=str(os.getppid()) if getattr(scheduler.parallel_config, "data_parallel_size", 1) > 1 else "",
+        num_hash_lookahead_tokens=getattr(scheduler, "num_hash_lookahead_tokens", 0),
+        pid=os.getpid(),
+        thread=threading.get_native_id(),
         kv_cache_group=0 if _kv_cache_groups(scheduler) else _kv_cache_group(scheduler),
         samples=getattr(scheduler, "num_sampled_tokens_per_step", 1) > 0,
     )

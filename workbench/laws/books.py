@@ -5,6 +5,7 @@ The changes of a step are compared after it; everything is compared every few st
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from workbench.laws.history import History
@@ -81,31 +82,38 @@ def _compare_tables(history: History, state: SchedulerState, *, names_changes: b
 
 
 def _compare_pool(history: History, state: SchedulerState, *, everything: bool) -> None:
-    held, touched, free = history.tables.held, history.tables.touched, state.free_blocks
+    held, free, counts = history.tables.held, state.free_blocks, state.ref_counts
     num_usable, num_free = state.num_blocks - 1, free if isinstance(free, int) else len(free)
     if num_free + len(held) != num_usable:
         history.find("references", "", f"{num_free} are free and {len(held)} held of {num_usable}")
-    counts = state.ref_counts
-    for block in range(state.num_blocks) if everything else touched:
+    elif not isinstance(free, int) and (0 in free or not held.keys().isdisjoint(free)):
+        block = 0 if 0 in free else next(block for block in held if block in free)
+        what = "free" if block == 0 else "held and free"
+        history.find("references", _holder(history, block), f"block {block} is {what}")
+    cached = state.cached_blocks
+    for block in _to_recount(state, held) if everything else history.tables.touched:
         count = held.get(block, 0)
-        if not isinstance(free, int) and (block in free) is (count > 0 or block == 0):
-            fault = "held and free" if count else "free" if block == 0 else "neither held nor free"
-            history.find("references", _holder(history, block), f"block {block} is {fault}")
-            break
         if counts and counts[block] != count:
             what = f"block {block} counts {counts[block]} references, {count} tables hold it"
-            history.find("references", _holder(history, block), what)
-            break
-        if count > 1 and state.cached_blocks is not None and block not in state.cached_blocks:
-            history.find(
-                "references", _holder(history, block), f"block {block} is shared and is not in the prefix cache"
-            )
-            break
-    if everything and state.blocks_by_hash is not None and state.cached_blocks is not None:
+        elif count > 1 and cached is not None and block not in cached:
+            what = f"block {block} is shared and is not in the prefix cache"
+        else:
+            continue
+        history.find("references", _holder(history, block), what)
+        break
+    if everything and state.blocks_by_hash is not None and cached is not None:
         found = {block: digest for digest, blocks in state.blocks_by_hash.items() for block in blocks}
-        if found != state.cached_blocks:
-            block = next(iter(found.items() ^ state.cached_blocks.items()))[0]
+        if found != cached:
+            block = next(iter(found.items() ^ cached.items()))[0]
             history.find("prefix_cache", "", f"block {block} is found by another hash than the one it has")
+
+
+def _to_recount(state: SchedulerState, held: Mapping[int, int]) -> Iterable[int]:
+    """The blocks whose references have to be looked at one by one: none that are held by nobody and counted so."""
+    counts = state.ref_counts
+    if not counts or len(counts) - counts.count(0) == len(held):
+        return held
+    return range(len(counts))
 
 
 def _holder(history: History, block: int) -> str:
@@ -131,7 +139,7 @@ def _compare_requests(history: History, state: SchedulerState) -> None:
     for request in waiting:
         if request.status == "running":
             history.find("one_queue", request.request_id, "it waits, and its status is 'running'")
-    history.check_queues([request.request_id for request in running], [request.request_id for request in waiting])
+    history.check_queues(tuple([each.request_id for each in running]), tuple([each.request_id for each in waiting]))
 
 
 def _in_flight(request: RequestState) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.laws.books import Moment, compare, compare_record
 from workbench.laws.history import History
-from workbench.laws.law import LAWS, Broken
+from workbench.laws.law import EXCEPTIONS, LAWS, Broken
 from workbench.laws.rules import RULES
 from workbench.laws.state import Limits, SchedulerState, Step
 
@@ -22,7 +22,7 @@ class Checker:
 
     Args:
         limits: The limits in force.
-        allow_exceptions: Leave out what a named exception allows; for our schedules.
+        allow_exceptions: Leave out what a named exception allows, for our schedules; or the names of those that do.
         laws: Names of the laws to check; None for all.
         whole: The first step checked is the first of the run.
         with_tokens: Whether records hold the ids of the tokens.
@@ -46,7 +46,7 @@ class Checker:
         self,
         limits: Limits,
         *,
-        allow_exceptions: bool = True,
+        allow_exceptions: bool | Collection[str] = True,
         laws: Collection[str] | None = None,
         whole: bool = True,
         with_tokens: bool = True,
@@ -58,7 +58,8 @@ class Checker:
         self.broken: list[Broken] = []
         self.history = History(limits, whole=whole)
         self._laws = names if laws is None else laws
-        self._allow_exceptions = allow_exceptions
+        every = [exception.name for exception in EXCEPTIONS] if allow_exceptions is True else []
+        self._allowed = every if isinstance(allow_exceptions, bool) else allow_exceptions
         self._with_tokens = with_tokens
         self._names_changes = names_changes
         self._told: set[tuple[str, str]] = set()
@@ -85,18 +86,19 @@ class Checker:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def add(self, request: Any, token_ids: list[int] | None = None) -> None:
+    def add(self, request: Any, token_ids: list[int] | None = None, *, stops: Collection[int] | None = None) -> None:
         """A request arrives, before the step that may schedule it first.
 
         Args:
             request: Has ``request_id``, ``num_prompt_tokens``, ``max_tokens``, ``priority``, ``arrival_time`` and
                 ``cache_salt``: a `workbench.trace.RequestInfo`, or a scheduler's request.
             token_ids: The scheduler's list of its tokens, to which it appends; None to begin with ``prompt_token_ids``.
+            stops: All tokens that end it; None if others may, or text does.
         """
         feeds = token_ids is None
         if token_ids is None and self._with_tokens and request.prompt_token_ids:
             token_ids = list(request.prompt_token_ids)
-        self.history.add(request, token_ids, feeds=feeds)
+        self.history.add(request, token_ids, feeds=feeds).stops = stops
 
     def abort(self, request_id: str) -> None:
         """A request is aborted. Only needed if its blocks are given back before the next step, which names it."""
@@ -130,7 +132,7 @@ class Checker:
         first = len(self.broken)
         self.scheduled(record)
         for request_id, reason in record.finish_reasons.items():
-            if reason == "error":
+            if reason == "error" and request_id not in record.waiting:  # that was refused, and never ran
                 self.crashed(record.step, "its step failed", request_id)
         self._take_output(record)
         self.history.next_aborted = next_aborted
@@ -231,7 +233,7 @@ class Checker:
         for name in sorted(found, key=_PLACE.__getitem__):
             rule = RULES[_PLACE[name]]
             for request_id, detail, exception in found[name] if rule.law in self._laws else ():
-                if (exception and self._allow_exceptions) or (name, request_id) in self._told:
+                if exception in self._allowed or (name, request_id) in self._told:
                     continue
                 self._told.add((name, request_id))
                 new.append(Broken(rule.law, step, request_id, f"{rule.message}: {detail}", exception))

@@ -94,6 +94,11 @@ class Contents:
                 writing.num_places = last
                 self._enter(writing, first, table[first:last])
 
+    def load(self, known: Known, first: int, blocks: Sequence[int], step: int) -> None:
+        """Note blocks whose content came from the second tier, from a place of a request's table on."""
+        size, last = self._groups[0][2], first + len(blocks)
+        self._enter(Writing(known, 0, first * size, last, step, last * size), first, blocks)
+
     def _enter(self, writing: Writing, first: int, blocks: Sequence[int]) -> None:
         """Note the blocks that a writing reaches for the first time, from a place on."""
         contents, known = self._of, writing.known
@@ -144,8 +149,8 @@ class Contents:
         """
         if known is other:
             return None
-        if known.salt != other.salt:
-            return f"which holds tokens of {other.request_id!r}, whose cache_salt is another"
+        if known.sharing != other.sharing:
+            return f"which holds tokens of {other.request_id!r}, whose cache_salt or adapter is another"
         begin = agreed.get(other, 0)
         if known.tokens is None or other.tokens is None or known.tokens[begin:end] == other.tokens[begin:end]:
             agreed[other] = end

@@ -64,6 +64,7 @@ class History:
         self.next_aborted: Sequence[str] = ()
         self.num_usable_blocks = None if limits.num_blocks is None else limits.num_blocks - 1
         self._running_ids: tuple[str, ...] | None = ()
+        self._queued: object = None  # the queues that were found right, as long as nobody comes or goes
         self._next_arrival = self._next_admission = self._num_preemptions = 0
         self.limits = limits
 
@@ -103,6 +104,7 @@ class History:
             self.find("ends_once", request_id, "it arrives while it is unfinished")
         known = Known(request, tokens, self._next_arrival, len(self.limits.groups), whole=whole, feeds=feeds)
         self.requests[request_id] = known
+        self._queued = None
         self._next_arrival += 1
         self.delivered_since = True
         return known
@@ -138,6 +140,9 @@ class History:
             in_order = [chunk.request_id for chunk in step.chunks if chunk.request_id in let_in]
             for request_id in (*in_order, *let_in.difference(in_order)):
                 self._admit(request_id, first=request_id in step.admitted)
+        for load in step.loads:
+            if (loading := requests.get(load.request_id)) is not None:
+                self.contents.load(loading, len(load.hit_ids), load.block_ids, step.step)
         flights: dict[str, Flight] = {}
         num_tokens, cap = 0, step.long_prefill_cap or _NO_LIMIT
         for chunk in step.chunks:
@@ -168,9 +173,12 @@ class History:
 
     def check_queues(self, running: Sequence[str], waiting: Sequence[str]) -> None:
         """Every unfinished request waits or runs, and not both."""
-        requests = self.requests
+        requests, queued = self.requests, (running, waiting)
+        if queued == self._queued:
+            return
         names = {*running, *waiting}
         if len(running) + len(waiting) == len(requests) and names == requests.keys():
+            self._queued = queued
             return
         for name, count in Counter((*running, *waiting)).items():
             if count > 1:
@@ -261,13 +269,16 @@ class History:
                 self._check_length(flight.known)
         for request_id, reason in finish_reasons.items():
             known = self.requests.get(request_id)
-            if known is None or (known.status == "waiting" and known.num_tokens is not None):
+            refused = reason == "error"  # its grammar cannot be compiled
+            if known is None or (known.status == "waiting" and known.num_tokens is not None and not refused):
                 self.find("ends_once", request_id, f"it ends ({reason}) and is not unfinished")
             elif reason == "length" and known.num_tokens is not None:
                 limit = self.limits.max_model_len
                 if known.num_output_tokens < known.max_tokens and known.num_tokens < (limit or _NO_LIMIT):
                     what = f"it ends with {known.num_output_tokens} of max_tokens {known.max_tokens}"
                     self.find("delivered_once", request_id, what)
+            elif reason == "stop" and known.tokens and known.stops is not None and known.tokens[-1] not in known.stops:
+                self.find("ends_once", request_id, f"it ends at token {known.tokens[-1]}, which does not end it")
             self.end(request_id)
 
     def _take_output(self, flight: Flight, chunk: Chunk, reason: str | None, *, with_tokens: bool) -> None:
@@ -317,7 +328,7 @@ class History:
         """A request ends."""
         known = self.requests.pop(request_id, None)
         if known is not None:
-            self.delivered_since = True
+            self.delivered_since, self._queued = True, None
             self.tables.drop(known)
             if known.status == "running":
                 self.running = [other for other in self.running if other is not known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 
@@ -51,6 +52,7 @@ class Known:
         scheduled_in: The step that scheduled it last, by the history's count; 0 for none.
         hashes: Hashes of its blocks, kept by ``SchedulerState.block_keys``.
         writings: The positions that it has written since its latest admission, for each KV cache group.
+        stops: Tokens that end it; None if they are not known.
         feeds: Delivered tokens are added to its tokens; else these are the scheduler's list, which grows without help.
     """
 
@@ -71,10 +73,11 @@ class Known:
         "preemption",
         "priority",
         "request_id",
-        "salt",
         "scheduled_in",
+        "sharing",
         "stale",
         "status",
+        "stops",
         "tables",
         "tokens",
         "waited_as",
@@ -89,9 +92,10 @@ class Known:
         self.num_prompt_tokens: int = request.num_prompt_tokens
         self.num_tokens: int | None = self.num_prompt_tokens if whole else None
         self.max_tokens: int = request.max_tokens
+        self.stops: Collection[int] | None = None
         self.priority: int = request.priority
         self.arrival_time: float = request.arrival_time
-        self.salt: str = request.cache_salt
+        self.sharing: tuple[str, str] = (request.cache_salt, getattr(request, "adapter", ""))
         self.computed = self.placeholders = self.in_flight = self.stale = self.generation = self.scheduled_in = 0
         self.arrival = arrival
         self.admission = self.preemption = -1

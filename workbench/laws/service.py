@@ -6,6 +6,13 @@ from workbench.laws.history import History
 from workbench.laws.known import Known
 from workbench.laws.state import Limits, Step
 
+
+def _is_blocked(step: Step, name: str) -> bool:
+    """Whether a waiting request waits for its grammar, its KV, or a slot of its adapter: others may overtake it."""
+    reason = step.passed_over.get(name)
+    return reason is not None and reason.kind in ("grammar", "transfer", "adapter")
+
+
 # -- order -----------------------------------------------------------------------------------------------------
 
 
@@ -35,7 +42,7 @@ def overtaking(history: History, step: Step) -> None:
     lowest = max((known for known in new if known.preemption < 0), default=None, key=lambda known: known.priority)
     for name in step.waiting:
         known = history.requests.get(name)
-        if known is None or known.stale or name in step.preempted:
+        if known is None or known.stale or name in step.preempted or _is_blocked(step, name):
             continue
         if history.rank(known) < last.waited_as:
             history.find("overtaking", name, f"it waits, and {last.request_id!r} behind it is admitted")
@@ -47,15 +54,24 @@ def overtaking(history: History, step: Step) -> None:
 
 
 def skipped(history: History, step: Step) -> None:
-    """A running request that could continue gets nothing while one behind it does."""
+    """A running request that could continue gets nothing while one behind it does, or while budget is left."""
     limits, now, gone = history.limits, history.num_steps, False
     if len(step.chunks) >= len(history.running):
         return
+    num_left = limits.token_budget - sum(chunk.num_tokens for chunk in step.chunks)
+    is_left = bool(step.chunks) and num_left > limits.num_drafts * (1 + len(step.chunks))  # else it is `empty_step`
     for known in reversed(history.before):
         if known.scheduled_in == now:
             gone = True
-        elif gone and known.status == "running" and _can_continue(known, limits):
-            history.find("skipped", known.request_id, "it gets no token, and one that was admitted later does")
+        elif known.status == "preempted" and not gone:
+            is_left = False  # it may be the one that found no block, which ends the turn of those behind it
+    gone = False
+    for known in reversed(history.before):
+        if known.scheduled_in == now:
+            gone = True
+        elif (gone or is_left) and known.status == "running" and _can_continue(known, limits):
+            what = "one that was admitted later does" if gone else f"{num_left} tokens of the budget are left"
+            history.find("skipped", known.request_id, f"it gets no token, and {what}")
 
 
 def _can_continue(known: Known, limits: Limits) -> bool:
@@ -90,7 +106,9 @@ def inversion(history: History, step: Step) -> None:
     lowest = max(running, key=lambda known: known.priority)
     for name in step.waiting:
         known = history.requests.get(name)
-        if known is not None and known.priority < lowest.priority and name not in step.preempted:
+        if known is None or name in step.preempted or _is_blocked(step, name):
+            continue
+        if known.priority < lowest.priority:
             what = f"priority {known.priority} waits for a seat, and {lowest.request_id!r} runs with {lowest.priority}"
             history.find("inversion", name, what, "priority_waits_at_full_seats")
 
@@ -148,21 +166,25 @@ def empty_step(history: History, step: Step) -> None:
         if _can_continue(known, limits):
             what = f"nothing is scheduled, and it has {known.num_left} tokens to compute"
             return history.find("empty_step", known.request_id, what)
-    if not step.waiting or (head := history.requests.get(step.waiting[0])) is None or head.stale:
+    first = next((name for name in step.waiting if not _is_blocked(step, name)), "")
+    if (head := history.requests.get(first)) is None or head.stale:
+        return
+    if head.num_tokens is None:
+        return
+    num_slots = head.num_tokens + 2 * limits.num_drafts
+    needed = sum(-(-num_slots // group.block_size) + limits.num_drafts + 1 for group in limits.groups)
+    needed = -(-num_slots // limits.block_size) if limits.is_plain else needed
+    if needed > step.free_blocks - (limits.num_watermark_blocks if step.running else 0):
         return
     if limits.max_running is not None and len(step.running) >= limits.max_running:
         exception = "finished_rows_keep_seats" if limits.asynchronous else ""
         what = "nothing is scheduled, and requests that are done hold its seat"
         history.find("empty_step", head.request_id, what, exception)
-    elif head.num_tokens is not None and not limits.caches_states and limits.token_budget > limits.num_drafts + 1:
-        num_slots = head.num_tokens + 2 * limits.num_drafts
-        needed = sum(-(-num_slots // group.block_size) + limits.num_drafts + 1 for group in limits.groups)
-        needed = -(-num_slots // limits.block_size) if limits.is_plain else needed
-        reserve = limits.num_watermark_blocks if step.running else 0
-        fits = limits.chunked_prefill or num_slots <= limits.token_budget
-        if fits and needed <= step.free_blocks - reserve:
-            what = f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
-            history.find("empty_step", head.request_id, what)
+        return
+    fits = limits.chunked_prefill or num_slots <= limits.token_budget
+    if fits and not limits.caches_states and limits.token_budget > limits.num_drafts + 1:
+        what = f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
+        history.find("empty_step", head.request_id, what)
 
 
 # -- progress --------------------------------------------------------------------------------------------------
@@ -174,7 +196,7 @@ def livelock(history: History, step: Step) -> None:
         history.seen.clear()
         history.delivered_since = False
         return
-    if not history.requests:
+    if not history.requests or any(_is_blocked(step, name) for name in step.passed_over):
         return
     progress = tuple([(known.request_id, known.computed, known.in_flight) for known in history.running])
     present = (progress, tuple(step.waiting), step.free_blocks, bool(step.chunks))

@@ -124,6 +124,8 @@ class Tables:
             unscheduled.update(blocks)
             for change in step.unscheduled_changes.get(request_id, ()):
                 unscheduled.update(change.new_block_ids)
+        for load in step.loads:
+            unscheduled.update(load.hit_ids, load.block_ids)
         self._compare(step.pool, step.cached_block_ids[:num_cached], {*unscheduled, *step.withdrawn_block_ids})
 
     def updated(self, step: Step, *, failed: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workbench.ground.on_demand import imported
-from workbench.models.file_limit import keep_file_limit
+from workbench.models.mlx_lm_import import prepare_import
 
 if TYPE_CHECKING:
     from workbench.models.bundled import fetch_bundled
@@ -22,7 +22,7 @@ _HOMES = {
 __all__ = ["LoadedModel", "Tokenizer", "fetch_bundled", "load_model"]
 
 
-keep_file_limit()
+prepare_import()
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
 from workbench.attention.options import AttentionOptions
+from workbench.attention.stored import from_stored, stored_dim, to_stored
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class LayerKV:
         num_kv_heads: Number of KV heads.
         k_head_dim: Elements of a key per head.
         v_head_dim: Elements of a value per head; differs from the keys' in latent attention.
-        dtype: Element type.
+        dtype: Element type in the pool; int8 stands for codes with a scale, see `workbench.attention.stored`.
         window: Sliding window in tokens, the token itself included; -1 for full attention.
         mask_excess: Tokens by which the masks that the model asks for are wider than the window.
     """
@@ -54,7 +55,12 @@ class LayerKV:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's key and value."""
-        return self.num_kv_heads * (self.k_head_dim + self.v_head_dim) * self.dtype.size
+        return self.num_kv_heads * sum(self.stored_dims) * self.dtype.size
+
+    @property
+    def stored_dims(self) -> tuple[int, int]:
+        """Elements of a key and of a value per head, as the pool stores them."""
+        return stored_dim(self.k_head_dim, self.dtype), stored_dim(self.v_head_dim, self.dtype)
 
     def with_window(self, window: int) -> LayerKV:
         """The same layer under another sliding window."""
@@ -87,7 +93,7 @@ class AttentionCall:
 
 
 Memory = tuple[mx.array, mx.array]
-"""Keys and values of every slot, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+"""Keys and values of every slot, [num_blocks, block_size, num_kv_heads, stored_dim] each."""
 
 Tap = Callable[[AttentionCall], None]
 """A function that is called with each attention call of a layer."""
@@ -115,7 +121,7 @@ class LayerStep:
 class LayerCache(ABC):
     """One layer's part of the KV pool, and the step it serves.
 
-    K and V are one array each, [num_blocks, block_size, num_kv_heads, head_dim], and nothing else may refer to
+    K and V are one array each, [num_blocks, block_size, num_kv_heads, stored_dim], and nothing else may refer to
     their memory (no view is kept, nothing is passed to ``mx.async_eval``): MLX copies a whole array on a write
     when anything else holds its buffer.
 
@@ -257,9 +263,9 @@ class GatheredLayerCache(LayerCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write [T, num_kv_heads, 1, head_dim], return [T, num_kv_heads, longest context, head_dim]."""
         self.num_reads += 1
-        self.k_cache[self.metadata.write_index] = keys.squeeze(2)
-        self.v_cache[self.metadata.write_index] = values.squeeze(2)
-        return self._fetch(self.k_cache), self._fetch(self.v_cache)
+        self.k_cache[self.metadata.write_index] = to_stored(keys.squeeze(2), self.k_cache.dtype)
+        self.v_cache[self.metadata.write_index] = to_stored(values.squeeze(2), self.v_cache.dtype)
+        return self._fetch(self.k_cache).astype(keys.dtype), self._fetch(self.v_cache).astype(values.dtype)
 
     def make_mask(self, _num_tokens: int, window_size: int | None = None, return_array: bool = False) -> mx.array:
         """True for the gathered keys that a row may see, bool [T, 1, ..., 1, longest context] of ``mask_ndim`` axes."""
@@ -273,6 +279,6 @@ class GatheredLayerCache(LayerCache):
         return seen if window < 0 else seen & (column > row - window)
 
     def _fetch(self, cache: mx.array) -> mx.array:
-        rows = cache[self._current.row_table].flatten(1, 2).swapaxes(1, 2)
+        rows = from_stored(cache[self._current.row_table].flatten(1, 2)).swapaxes(1, 2)
         # Slots past a row's position, and before its window, may hold anything, even NaN, and 0 * NaN is NaN.
         return mx.where(self._visible(self.layer.reach)[:, None, :, None], rows, mx.zeros((), rows.dtype))

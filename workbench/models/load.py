@@ -350,10 +350,10 @@ def _common_dtype(model: nn.Module) -> mx.Dtype:
 
 
 def _count_parameters(model: nn.Module) -> int:
-    from mlx_lm.utils import get_total_parameters
-
     packed = [module for module in model.modules() if hasattr(module, "num_packed_weights")]
     if not packed:
+        from mlx_lm.utils import get_total_parameters
+
         return int(get_total_parameters(model))
     others = sum(array.size for array in dict(tree_flatten(model.parameters())).values())
     return others + sum(module.num_packed_weights for module in packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,13 @@ from workbench.models.layer_cache import (
     Memory,
     PagedLayerCache,
 )
-from workbench.models.state_cache import LayerState, StateLayerCache, StateSlots, StateStep
+from workbench.models.state_cache import LayerState, StateLayerCache, States, StateStep
 
 CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]
 """Contents of an entry of a model's cache argument; a tuple for an entry that is a list of caches."""
+
+Kept = tuple[Collection[Hashable], Sequence[Callable[[int], bool]]]
+"""Requests whose recurrent states have to stay, and for each KV cache group whether a block's has to."""
 
 
 def flat_caches(specs: Sequence[CacheSpec]) -> list[LayerKV | LayerState]:
@@ -43,7 +46,6 @@ class PagedKVCache:
         backend: The attention backend that reads and writes the pool, which needs `workbench.models.patch`; None to
             gather the context for the model's own attention.
         groups: KV cache group of each cache; None for one group.
-        num_states: Maximum number of requests that have a state.
         mask_ndim: Axes of the masks without a backend: 4 for MLX's attention, 5 if the model groups its query heads
             itself.
 
@@ -63,7 +65,6 @@ class PagedKVCache:
         block_size: int,
         backend: AttentionBackend | None,
         groups: Sequence[int] | None = None,
-        num_states: int = 0,
         mask_ndim: int = 4,
     ) -> None:
         wanted = flat_caches(specs)
@@ -72,13 +73,13 @@ class PagedKVCache:
         flat: list[LayerCache | StateLayerCache] = []
         for one, place, group in zip(wanted, _places(wanted, groups), groups):
             if isinstance(one, LayerState):
-                flat.append(StateLayerCache(one, num_states, group))
+                flat.append(StateLayerCache(one, group))
                 continue
             assert place is not None
             if place not in arrays:
                 slots = (num_blocks, block_size, one.num_kv_heads)
-                keys = mx.zeros((*slots, one.k_head_dim), dtype=one.dtype)
-                arrays[place] = keys, mx.zeros((*slots, one.v_head_dim), dtype=one.dtype)
+                keys, values = (mx.zeros((*slots, dim), dtype=one.dtype) for dim in one.stored_dims)
+                arrays[place] = keys, values
             if backend is None:
                 flat.append(GatheredLayerCache(one, arrays[place], mask_ndim, group))
             else:
@@ -91,7 +92,7 @@ class PagedKVCache:
         self.states = [one for one in flat if isinstance(one, StateLayerCache)]
         self.backend = backend
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._slots = {state.group: StateSlots(num_states) for state in self.states}
+        self._kept = {state.group: States() for state in self.states}
         index: dict[int, int] = {}
         self._indices = [
             tuple(index.setdefault(id(array), len(index)) for array in layer.state) for layer in self.layers
@@ -105,7 +106,7 @@ class PagedKVCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every array once, for ``mx.eval`` (never for ``mx.async_eval``)."""
+        """Every array that a step writes, once, for ``mx.eval`` (never for ``mx.async_eval``)."""
         keys_and_values = {id(array): array for layer in self.layers for array in layer.state}
         return [*keys_and_values.values(), *(array for state in self.states for array in state.arrays)]
 
@@ -116,31 +117,39 @@ class PagedKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool."""
-        return sum(array.nbytes for array in self.arrays)
+        """Bytes of the whole pool, and of the states that are kept."""
+        arrays = {id(array): array.nbytes for layer in self.layers for array in layer.state}
+        return sum(arrays.values()) + sum(states.nbytes for states in self._kept.values())
 
     def begin_step(
         self,
         positions: np.ndarray | mx.array,
         *metadata: AttentionMetadata,
-        held: Sequence[Collection[int]] | None = None,
+        names: Sequence[Hashable] = (),
+        num_kept: np.ndarray | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """Serve a packed batch.
 
         Args:
             positions: int32 [T].
             *metadata: The batch with the tables of each KV cache group.
-            held: For each group the blocks that requests hold, in this step or not; see `StateSlots.place`.
+            names: The name of each sequence; for recurrent layers, as the rest, see `StateStep`.
+            num_kept: For each sequence the number of its last rows whose states are kept; None for one.
+            kept: The states that have to stay; None for all.
         """
         rows = mx.array(positions)
         steps = [LayerStep(rows, of_group) for of_group in metadata]
         for layer in self.layers:
             layer.begin_step(steps[layer.group])
-        of_states = {}
-        for group, slots in self._slots.items():
-            blocks = metadata[group].block_table[:, 0].tolist()
-            placed = slots.place(blocks, held[group] if held is not None else None)
-            of_states[group] = StateStep(metadata[group], placed)
+        if not self.states:
+            return
+        if num_kept is None:
+            num_kept = np.ones(metadata[0].num_seqs, np.int32)
+        of_states = {
+            group: StateStep(metadata[group], states, names, num_kept, kept and (kept[0], kept[1][group]))
+            for group, states in self._kept.items()
+        }
         for state in self.states:
             state.begin_step(of_states[state.group])
 

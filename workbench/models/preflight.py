@@ -20,12 +20,14 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
+from workbench.attention.stored import STORED_DTYPES
 from workbench.ground.short_traceback import ShortTraceback
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.layer_cache import LayerKV
+from workbench.models.mixers import MixerPatch, find_mixers
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
-from workbench.models.state_cache import LayerState, MixerPatch, find_mixers
+from workbench.models.state_cache import LayerState
 from workbench.models.trial_steps import (
     BLOCK_SIZE,
     CONTROL_STEP,
@@ -41,7 +43,7 @@ from workbench.models.trial_steps import (
 
 log = logging.getLogger("workbench")
 
-TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2, mx.int8: 5e-2}
 """Largest error of a typical row of logits that rounding explains, by the KV cache's dtype: root mean square, relative
 to the logits' spread. One row may be ten times worse, because a mixture of experts may choose another expert at a near
 tie."""
@@ -97,6 +99,11 @@ class PreflightResult:
         return tuple(one for one in flat_caches(self.caches) if isinstance(one, LayerState))
 
     @property
+    def bound(self) -> float:
+        """Largest error of a typical row of logits that rounding explains, in units of `max_error`."""
+        return error_bound(self.caches)
+
+    @property
     def num_layers(self) -> int:
         """Number of layers that keep keys and values."""
         return len(self.layers)
@@ -107,14 +114,27 @@ class PreflightResult:
         return tuple(layer.window for layer in self.layers)
 
 
+def error_bound(caches: Sequence[CacheSpec]) -> float:
+    """Largest error of a typical row of logits that rounding explains, by the types that the caches store."""
+    flat = flat_caches(caches)
+    dtypes = [dtype for one in flat for dtype in (one.dtypes if isinstance(one, LayerState) else (one.dtype,))]
+    bound = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
+    return bound if mx.default_device() == mx.cpu else max(bound, TOLERANCE_FLOAT32_GPU)
+
+
 class _Mismatch(Exception):
     """One way to serve the model does not give the plain model's logits; the message says how they differ."""
 
 
-def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
+def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str = "auto") -> PreflightResult:
     """Find out how ``model`` can be served with an attention backend.
 
     The model is unchanged afterwards.
+
+    Args:
+        model: The model.
+        backend: The attention backend.
+        kv_cache_dtype: Element type of the pool, such as "float16"; "auto" for that of the model's keys and values.
 
     Raises:
         UnsupportedModelError: It cannot be served; the message gives the reason.
@@ -148,6 +168,9 @@ def preflight(model: nn.Module, backend: AttentionBackend) -> PreflightResult:
             continue
         window = windows[id(cache)]
         kept.append(_layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window))
+    if kv_cache_dtype != "auto":
+        stored = STORED_DTYPES[kv_cache_dtype]
+        kept = [replace(one, dtype=stored) if isinstance(one, LayerKV) else one for one in kept]
     rest = iter(kept)
     specs = tuple(
         tuple(next(rest) for _ in entry.caches) if isinstance(entry, CacheList) else next(rest) for entry in entries
@@ -275,7 +298,7 @@ class _Trial:
         narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
         patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
         reader = backend if mode == "kernel" else None
-        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, NUM_SEQS, mask_ndim)
+        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim)
         if mode == "kernel":
             patches += patch_model(self.model, backend)
         else:
@@ -284,13 +307,11 @@ class _Trial:
                 _narrow(layer_cache, window)
         try:
             final_norm, errors = self._with_any_norm(kv_cache)
-            if paths:
-                self._step_errors(kv_cache, STEPS[0], None)  # the control continues from its states
             control_error = float(np.median(self._step_errors(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)))
         finally:
             for patch in patches:
                 patch.restore()
-        if not control_error > max(self.tolerance, 4 * np.median(errors)):
+        if not control_error > max(error_bound(self.caches), 4 * np.median(errors)):
             raise _Mismatch(
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
                 "tell right from wrong"
@@ -308,15 +329,6 @@ class _Trial:
             mask_ndim,
             self.caches if self.caches != layers else (),
         )
-
-    @property
-    def tolerance(self) -> float:
-        """Largest error of a typical row that rounding explains."""
-        flat = flat_caches(self.caches)
-        dtypes = [dtype for one in flat for dtype in (one.dtypes if isinstance(one, LayerState) else (one.dtype,))]
-        tolerance = max(TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
-        on_cpu = mx.default_device() == mx.cpu
-        return tolerance if on_cpu else max(tolerance, TOLERANCE_FLOAT32_GPU)
 
     def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:
         """The first norm that can select rows, or None, and the errors of the rows when it does."""
@@ -338,7 +350,8 @@ class _Trial:
         """
         errors = np.concatenate([self._step_errors(kv_cache, step, final_norm) for step in STEPS])
         typical, worst = float(np.median(errors)), float(errors.max())
-        if not (typical <= self.tolerance and worst <= WORST_ROW * self.tolerance):  # also true of a NaN
+        bound = error_bound(self.caches)
+        if not (typical <= bound and worst <= WORST_ROW * bound):  # also true of a NaN
             raise _Mismatch(
                 f"logits differ from the plain model's by {typical:.1e} of their spread, and by {worst:.1e} in one row"
             )
@@ -353,10 +366,10 @@ class _Trial:
     ) -> np.ndarray:
         """Errors of the logits of each chunk's last row, in one packed step.
 
-        With ``shift``, positions are shifted and each sequence gets the recurrent state of a neighbour.
+        With ``shift``, positions are shifted and no sequence gets its recurrent state.
         """
         metadata, positions, token_ids = pack_probe(step, self.token_ids)
-        states = replace(metadata, block_table=np.roll(metadata.block_table, 1, axis=0)) if shift else metadata
+        states = replace(metadata, seqused_k=metadata.query_lens) if shift else metadata
         shifted = positions + np.int32(shift)
         try:
             computed = packed_logits(self.model, kv_cache, metadata, shifted, token_ids, states, final_norm)

@@ -17,7 +17,7 @@ from workbench.models.remembered import NOTHING
 from workbench.models.state_cache import LayerState
 
 
-def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightResult:
+def preflight_once(loaded: LoadedModel, backend: AttentionBackend, kv_cache_dtype: str = "auto") -> PreflightResult:
     """`preflight` of a loaded model, which runs once for the same weights.
 
     A second engine over a model starts at once, and so does the first one if an earlier start has found the result:
@@ -27,22 +27,22 @@ def preflight_once(loaded: LoadedModel, backend: AttentionBackend) -> PreflightR
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
     weights = list(dict(tree_flatten(loaded.model.parameters())).values())
-    key = (backend, str(mx.default_device()))
+    key = (backend, kv_cache_dtype, str(mx.default_device()))
     seen, result = loaded.preflights.get(key, ((), None))
     # Weak references: the result must not keep an old array alive, and a new array may get an old one's id.
     if result is None or len(seen) != len(weights) or any(ref() is not array for ref, array in zip(seen, weights)):
-        result = _remembered_or_new(loaded, backend)
+        result = _remembered_or_new(loaded, backend, kv_cache_dtype)
         loaded.preflights[key] = (tuple(map(weakref.ref, weights)), result)
     return result
 
 
-def _remembered_or_new(loaded: LoadedModel, backend: AttentionBackend) -> PreflightResult:
+def _remembered_or_new(loaded: LoadedModel, backend: AttentionBackend, kv_cache_dtype: str) -> PreflightResult:
     own = type(backend).__module__.startswith("workbench")  # the key has no sources of others
     remembered = loaded.remembered if own else NOTHING
-    name = f"preflight, {backend.name}"
+    name = f"preflight, {backend.name}, {kv_cache_dtype}"
     if (found := remembered.get(name)) is not None:
         return from_json(found)
-    result = preflight(loaded.model, backend)
+    result = preflight(loaded.model, backend, kv_cache_dtype)
     remembered.put(name, to_json(result))
     return result
 

@@ -13,6 +13,7 @@ from workbench.attention.backend import AttentionBackend
 from workbench.attention.dtypes import dtype_name
 from workbench.attention.metadata import AttentionMetadata
 from workbench.config import EngineConfig
+from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.preflight import PreflightResult
@@ -32,6 +33,7 @@ class ServedModel:
         final_norm: Selects the rows before the head; None to project all rows.
         config: The configuration of the pool.
         remembered: Comparisons that were passed in an earlier start.
+        adapters: The adapters (LoRA) of requests.
         computes_all: Compute the whole model in a step that samples nothing too, for a model whose layers wait for
             other processes.
     """
@@ -42,6 +44,7 @@ class ServedModel:
     backend: AttentionBackend
     final_norm: FinalNorm | None
     config: EngineConfig
+    adapters: Adapters
     remembered: Remembered = NOTHING
     computes_all: bool = False
 

@@ -4,28 +4,22 @@ Everywhere else a token is a batch row, [T, 1]. A recurrent layer's mixer passes
 rows are laid out by sequence for this one call: all decodes as one batch [B, 1, ...] with their states stacked, each
 chunk of a prompt as [1, L, ...] with the state that the chunk before left. The results are laid back in the order of
 the rows.
-
-A mixer is a module that is handed a layer's state and hands it to no other module. `find_mixers` watches the plain
-model run to find them, so there is no list of them. A mixer's class is replaced by a subclass until `restore`; with
-mlx-lm's own caches it does what it did before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import ArraysCache
 
 from workbench.attention.metadata import AttentionMetadata
-from workbench.models.class_patch import ClassPatch, subclass_that_calls
 
 
 @dataclass(frozen=True)
@@ -48,62 +42,167 @@ class LayerState:
         return sum(int(np.prod(shape)) * dtype.size for shape, dtype in zip(self.shapes, self.dtypes))
 
 
-class StateSlots:
-    """The places of requests' states in the arrays of a KV cache group's layers, by the block that stands for a state.
+class StateBatch:
+    """The states that one call of the mixers leaves for each of its sequences.
 
-    The pool of blocks is larger than the number of states that requests can have at a time, so a block has a slot only
-    while a request holds it.
+    Attributes:
+        arrays: For each layer its arrays, with an axis of sequences in front; None for one that was not written yet.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))[::-1]
-        self._slot_of: dict[int, int] = {}
+    def __init__(self) -> None:
+        self.arrays: dict[StateLayerCache, list[mx.array | None]] = {}
 
-    def place(self, blocks: Sequence[int], held: Collection[int] | None) -> np.ndarray:
-        """The slots of a step's sequences, int32.
 
-        Args:
-            blocks: The block that stands for each sequence's state.
-            held: Blocks that any request holds, in this step or not; the slots of others are free. None keeps all.
-        """
-        if held is not None:
-            for block in self._slot_of.keys() - {*held, *blocks}:
-                self._free.append(self._slot_of.pop(block))
-        for block in blocks:
-            if block not in self._slot_of:
-                self._slot_of[block] = self._free.pop()
-        return np.array([self._slot_of[block] for block in blocks], dtype=np.int32)
+class State(NamedTuple):
+    """The state of one sequence after some token: a row of a batch of states."""
+
+    batch: StateBatch
+    row: int
+
+
+class States:
+    """The states of a KV cache group that a later step may begin from.
+
+    A request continues from the state after its last token, and a request with a hit in the prefix cache from the
+    state at the end of a block. With drafts there is a state after each of them, because it is not known yet how many
+    will be accepted. A state is found by the number of tokens that it covers, so a stale one is never taken.
+    """
+
+    def __init__(self) -> None:
+        self._of_request: dict[Hashable, dict[int, State]] = {}
+        self._of_block: dict[int, State] = {}
 
     @property
-    def num_free(self) -> int:
-        """Slots without a block."""
-        return len(self._free)
+    def nbytes(self) -> int:
+        """Bytes of the states that are kept."""
+        kept = [*self._of_request.values(), self._of_block]
+        batches = {id(state.batch): state.batch for states in kept for state in states.values()}
+        return sum(
+            array.nbytes
+            for batch in batches.values()
+            for arrays in batch.arrays.values()
+            for array in arrays
+            if array is not None
+        )
+
+    def find(self, name: Hashable, num_tokens: int, block: int | None) -> State | None:
+        """The state after the first ``num_tokens`` tokens of a request, None if it is not kept.
+
+        ``block`` is the block that ends with them, None if they end inside one.
+        """
+        if block is not None and (state := self._of_block.get(block)) is not None:
+            return state
+        return self._of_request.get(name, {}).get(num_tokens)
+
+    def forget(self, names: Collection[Hashable], is_cached: Callable[[int], bool]) -> None:
+        """Drop the states of requests other than these, and of blocks that are not cached."""
+        for name in self._of_request.keys() - names:
+            del self._of_request[name]
+        for block in [block for block in self._of_block if not is_cached(block)]:
+            del self._of_block[block]
+
+    def keep(self, name: Hashable, states: dict[int, State], blocks: Mapping[int, int]) -> None:
+        """Take the states of a step.
+
+        Args:
+            name: The request.
+            states: Its states, by the number of tokens that they cover; those of the step before are dropped.
+            blocks: The block that ends after a number of tokens.
+        """
+        self._of_request[name] = states
+        for num_tokens, block in blocks.items():
+            self._of_block[block] = states[num_tokens]
+
+
+class MixerCall(NamedTuple):
+    """A part of a packed batch for which a mixer is called once.
+
+    Attributes:
+        rows: The rows of the batch: a range of one sequence's rows, or one row of each of several sequences.
+        gathered: ``rows`` for the second kind; None for the first.
+        reads: The states that its sequences begin with; None for a sequence without a token before.
+        writes: The states that it leaves.
+    """
+
+    rows: np.ndarray
+    gathered: mx.array | None
+    reads: Sequence[State] | None
+    writes: StateBatch
 
 
 class StateStep:
     """The rows of a packed batch by sequence, for all recurrent layers of a KV cache group.
 
+    Decodes are one call of a mixer, and each chunk of a prompt is one. A sequence with drafts is called for its rows
+    one after another, so that the state after each is kept, together with the other sequences that have drafts.
+
     Args:
         metadata: The batch.
-        slots: Slot of each sequence's state.
+        states: The states of the group, which get those of this step.
+        names: The name of each sequence, by which its state is found in the next step.
+        num_kept: For each sequence the number of last rows whose states are kept: one, and one more for each draft.
+        kept: Names whose states are still needed, and whether a block's is; None keeps all.
+
+    Raises:
+        RuntimeError: The state that a sequence continues from is not there.
     """
 
-    def __init__(self, metadata: AttentionMetadata, slots: np.ndarray) -> None:
-        lengths = metadata.query_lens
-        begins = metadata.seqused_k == lengths  # no token of the sequence has run before
-        decodes = np.flatnonzero((lengths == 1) & ~begins)
-        chunks = np.flatnonzero((lengths > 1) | ((lengths == 1) & begins))
-        first_rows = metadata.cu_seqlens_q[:-1]
+    def __init__(
+        self,
+        metadata: AttentionMetadata,
+        states: States,
+        names: Sequence[Hashable],
+        num_kept: np.ndarray,
+        kept: tuple[Collection[Hashable], Callable[[int], bool]] | None = None,
+    ) -> None:
+        size = metadata.block_size
         self.num_rows = metadata.num_tokens
-        self.decode_rows = mx.array(first_rows[decodes]) if len(decodes) else None
-        self.decode_slots = mx.array(slots[decodes])
-        self.chunks = [
-            (int(first_rows[seq]), int(first_rows[seq] + lengths[seq]), int(slots[seq]), bool(begins[seq]))
-            for seq in chunks.tolist()
-        ]
-        order = [first_rows[decodes], *(np.arange(start, stop) for start, stop, _, _ in self.chunks)]
-        rows = np.concatenate(order)
+        reads: list[State | None] = []
+        starts = (metadata.seqused_k - metadata.query_lens).tolist()
+        for name, table, start in zip(names, metadata.block_table, starts, strict=True):
+            block = int(table[start // size - 1]) if start % size == 0 else None
+            found = states.find(name, start, block) if start else None
+            if start and found is None and (kept is None or name in kept[0]):  # a request that has ended needs none
+                raise RuntimeError(f"request {name!r} has no recurrent state after its first {start} tokens")
+            reads.append(found)
+        if kept is not None:
+            states.forget(*kept)
+        self.calls: list[MixerCall] = []
+        made: list[dict[int, State]] = [{} for _ in names]
+        ends = metadata.cu_seqlens_q[1:] - num_kept  # the row of the first state that is kept
+        alone = (ends == metadata.cu_seqlens_q[:-1]) & np.array([state is not None for state in reads])
+        self._add(np.flatnonzero(alone), ends, reads, made, metadata)
+        for seq in np.flatnonzero(~alone).tolist():
+            batch = StateBatch()
+            first, state = int(metadata.cu_seqlens_q[seq]), reads[seq]
+            rows = np.arange(first, int(ends[seq]) + 1)
+            self.calls.append(MixerCall(rows, None, None if state is None else [state], batch))
+            made[seq][starts[seq] + len(rows)] = reads[seq] = State(batch, 0)
+        for draft in range(1, int(num_kept.max())):
+            self._add(np.flatnonzero(num_kept > draft), ends + draft, reads, made, metadata)
+        for name, table, of_sequence in zip(names, metadata.block_table, made):
+            blocks = {length: int(table[length // size - 1]) for length in of_sequence if length % size == 0}
+            states.keep(name, of_sequence, {length: block for length, block in blocks.items() if block})
+        rows = np.concatenate([call.rows for call in self.calls])
         self.order = None if (rows == np.arange(len(rows))).all() else mx.array(np.argsort(rows).astype(np.int32))
+
+    def _add(
+        self,
+        sequences: np.ndarray,
+        rows: np.ndarray,
+        reads: list[State | None],
+        made: list[dict[int, State]],
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Add a call for one row of each of these sequences; they continue from the states that it leaves."""
+        if not len(sequences):
+            return
+        batch, chosen = StateBatch(), rows[sequences]
+        before = [state for seq in sequences.tolist() if (state := reads[seq]) is not None]
+        self.calls.append(MixerCall(chosen, mx.array(chosen), before, batch))
+        lengths = metadata.seqused_k - (metadata.cu_seqlens_q[1:] - rows) + 1
+        for row, seq in enumerate(sequences.tolist()):
+            made[seq][int(lengths[seq])] = reads[seq] = State(batch, row)
 
 
 class StateLayerCache:
@@ -111,13 +210,11 @@ class StateLayerCache:
 
     Attributes:
         layer: Shapes and element types.
-        arrays: The states of all slots, [num_slots, ...] each.
         group: Index of the layer's KV cache group.
     """
 
-    def __init__(self, layer: LayerState, num_slots: int, group: int = 0) -> None:
+    def __init__(self, layer: LayerState, group: int = 0) -> None:
         self.layer = layer
-        self.arrays = [mx.zeros((num_slots, *shape), dtype) for shape, dtype in zip(layer.shapes, layer.dtypes)]
         self.group = group
         self._num_calls = 0
         self._step: StateStep | None = None
@@ -139,8 +236,14 @@ class StateLayerCache:
         """Calls per mixer since the step began; 1 if the model is served correctly."""
         return self._num_calls / len(self.layer.mixers)
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The states that the step in progress has written."""
+        calls = self._step.calls if self._step is not None else ()
+        return [array for call in calls for array in call.writes.arrays.get(self, ()) if array is not None]
+
     def run(self, mixer: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a mixer once for all decodes and once for each chunk.
+        """Call a mixer once for all decodes and once for each chunk, see `StateStep`.
 
         Args:
             mixer: The model's own code, which is called with an ArraysCache in place of this object.
@@ -157,58 +260,61 @@ class StateLayerCache:
         if step is None:
             raise RuntimeError("no step is in progress: call the model through ModelRunner.forward")
         self._num_calls += 1
-        results = []
-        states: list[mx.array | None]
-        if step.decode_rows is not None:
-            states = [array[step.decode_slots] for array in self.arrays]
-            results.append(
-                self._call(mixer, args, kwargs, partial(_take, step, step.decode_rows), states, step.decode_slots)
-            )
-        for start, stop, slot, begins in step.chunks:
-            states = [None if begins else array[slot : slot + 1] for array in self.arrays]
-            made = self._call(mixer, args, kwargs, partial(_cut, step, start, stop), states, mx.array([slot]))
-            results.append(tree_map(lambda array: array.swapaxes(0, 1) if _is_rows(array) else array, made))
-        return _laid_back(results, step.order)
+        return _laid_back([self._call(mixer, args, kwargs, call, step.num_rows) for call in step.calls], step.order)
 
     def _call(
-        self,
-        mixer: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        part: Callable[[Any], Any],
-        states: Sequence[mx.array | None],
-        slots: mx.array,
+        self, mixer: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: MixerCall, num_rows: int
     ) -> Any:
         """Call a mixer for a part of the rows, and keep the states that it leaves."""
-        given = ArraysCache(len(states))
-        for place, state in enumerate(states):
+        made = call.writes.arrays.setdefault(self, [None] * len(self.layer.shapes))
+        before = [
+            self._read(call.reads, place) if written is None and call.reads is not None else written
+            for place, written in enumerate(made)
+        ]
+        given = ArraysCache(len(before))
+        for place, state in enumerate(before):
             given[place] = state
+        rows = call.gathered
+        part = partial(_take, rows, num_rows) if rows is not None else partial(_cut, call.rows, num_rows)
         result = mixer(
             *(given if value is self else part(value) for value in args),
             **{name: given if value is self else part(value) for name, value in kwargs.items()},
         )
-        for array, before, after in zip(self.arrays, states, given.cache):
-            if after is not before and after is not None:
-                array[slots] = after.astype(array.dtype)
+        for place, (state, after) in enumerate(zip(before, given.cache)):
+            if after is not state and after is not None:
+                made[place] = mx.contiguous(after)  # not a view, which would keep the rows of a whole chunk
+        if rows is None:
+            return tree_map(lambda array: array.swapaxes(0, 1) if _is_rows(array) else array, result)
         return result
+
+    def _read(self, states: Sequence[State], place: int) -> mx.array | None:
+        """One of the arrays of several sequences' states; None if no mixer has written it."""
+        parts = []
+        for batch, group in groupby(states, key=lambda state: state.batch):
+            array, rows = batch.arrays[self][place], [state.row for state in group]
+            if array is None:
+                return None
+            parts.append(array if rows == list(range(len(array))) else array[mx.array(rows)])
+        return mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _is_rows(value: Any) -> bool:
     return isinstance(value, mx.array) and value.ndim >= 2
 
 
-def _take(step: StateStep, rows: mx.array, value: Any) -> Any:
-    """An argument for the decodes: the rows of an array."""
-    return value[rows] if isinstance(value, mx.array) and value.ndim and value.shape[0] == step.num_rows else value
+def _take(rows: mx.array, num_rows: int, value: Any) -> Any:
+    """An argument for one row of each sequence: the rows of an array."""
+    return value[rows] if isinstance(value, mx.array) and value.ndim and value.shape[0] == num_rows else value
 
 
-def _cut(step: StateStep, start: int, stop: int, value: Any) -> Any:
+def _cut(rows: np.ndarray, num_rows: int, value: Any) -> Any:
     """An argument for a chunk: its rows as one sequence, [1, L, ...]; of positions, [T], the first."""
-    if not isinstance(value, mx.array) or value.ndim == 0 or value.shape[0] != step.num_rows:
+    if not isinstance(value, mx.array) or value.ndim == 0 or value.shape[0] != num_rows:
         return value
+    start = int(rows[0])
     if value.ndim == 1:
         return value[start : start + 1]
-    return value[start:stop].swapaxes(0, 1)
+    return value[start : start + len(rows)].swapaxes(0, 1)
 
 
 def _laid_back(results: Sequence[Any], order: mx.array | None) -> Any:
@@ -224,83 +330,3 @@ def _laid_back(results: Sequence[Any], order: mx.array | None) -> Any:
     if isinstance(results[0], mx.array):
         return whole[0][1]
     return type(results[0])(tree_unflatten(whole))
-
-
-# -- mixers ---------------------------------------------------------------------------------------------------
-
-
-class MixerPatch(ClassPatch):
-    """A hold on the mixers of a model, whose calls go through a `StateLayerCache` if they are given one.
-
-    Args:
-        model: The model.
-        paths: Dotted names of the mixers.
-    """
-
-    def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
-        modules = dict(model.named_modules())
-        super().__init__([modules[path] for path in paths], _by_sequence)
-
-
-@cache
-def _by_sequence(mixer_class: type[nn.Module]) -> type[nn.Module]:
-    """A subclass of a mixer that leaves the layout of its rows to the layer's cache."""
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, StateLayerCache):
-                return value.run(partial(mixer_class.__call__, self), args, kwargs)
-        return mixer_class.__call__(self, *args, **kwargs)
-
-    return subclass_that_calls(mixer_class, call)
-
-
-@contextmanager
-def find_mixers(model: nn.Module, caches: Sequence[Any]) -> Iterator[list[list[str]]]:
-    """Watch the model run inside the block.
-
-    Args:
-        model: The model; unchanged afterwards.
-        caches: The state caches that it is given in the block.
-
-    Yields:
-        For each cache the dotted names of its mixers, complete when the block ends.
-    """
-    found: list[list[str]] = [[] for _ in caches]
-    handed_on: list[set[int]] = []  # for each module that is running, the caches that it has handed to another one
-    seen = [set[str]() for _ in caches]
-
-    def call(path: str, base: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        given = [i for i, one in enumerate(caches) if any(value is one for value in (*args, *kwargs.values()))]
-        if handed_on:
-            handed_on[-1].update(given)
-        handed_on.append(set())
-        result = base(module, *args, **kwargs)
-        below = handed_on.pop()
-        if handed_on:
-            handed_on[-1].update(below)
-        for index in given:
-            if index not in below and path not in seen[index]:
-                seen[index].add(path)
-                found[index].append(path)
-        return result
-
-    watched = []
-    for path, module in model.named_modules():
-        if path:
-            watched.append((module, type(module)))
-            module.__class__ = _watched(type(module), partial(call, path))
-    try:
-        yield found
-    finally:
-        for module, original in reversed(watched):
-            module.__class__ = original
-
-
-def _watched(base: type[nn.Module], call: Callable[..., Any]) -> type[nn.Module]:
-    """A subclass whose calls go through a function."""
-
-    def watch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return call(base.__call__, self, args, kwargs)
-
-    return subclass_that_calls(base, watch)

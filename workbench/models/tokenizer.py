@@ -121,6 +121,11 @@ class HuggingFaceTokenizer:
         self.has_chat_template = bool(getattr(tokenizer, "has_chat_template", tokenizer.chat_template))
         self._templates: dict[str, ChatTemplate] = {}
 
+    def serialized(self) -> str | None:
+        """The tokenizer in the format of PyPI ``tokenizers``; None if it is none of these."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return backend.to_str() if backend is not None else None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens in the text are recognised; none are added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))

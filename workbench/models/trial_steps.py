@@ -62,8 +62,9 @@ def packed_logits(
     states: AttentionMetadata | None = None,
     final_norm: FinalNorm | None = None,
 ) -> np.ndarray:
-    """Logits of each chunk's last row in a packed step; ``states`` has the tables of recurrent states."""
-    kv_cache.begin_step(positions, metadata, metadata if states is None else states)
+    """Logits of each chunk's last row in a packed step; ``states`` is the batch as recurrent layers see it."""
+    names = metadata.block_table[:, 0].tolist()
+    kv_cache.begin_step(positions, metadata, metadata if states is None else states, names=names)
     try:
         logits = forward_rows(model, token_ids, kv_cache, metadata.cu_seqlens_q[1:] - 1, final_norm)
         mx.eval(logits, kv_cache.arrays)

@@ -14,12 +14,16 @@ from workbench.config import EngineConfig
 from workbench.playground import presets, runtime
 from workbench.playground.bytecode import compiled
 from workbench.viz.bundle import bundle
+from workbench.viz.glossary import TERMS
 
 PACKAGE = Path(workbench.__file__).parent
 PAGE = Path(__file__).parent / "page"
 
-ROOMS = ("", "attention", "playground", "scheduler", "simulation", "trace", "viz", "viz/layout")
-"""Folders of the package whose modules run in the page; of ``attention`` only the names of backends are used."""
+ROOMS = (
+    *(".", "ground", "trace", "readings", "costs", "scheduler", "simulation", "analysis"),
+    *("viz", "viz/layout", "playground"),
+)
+"""Folders of the package whose modules run in the page."""
 
 ARCHIVE = "package.zip"
 STANDARD_LIBRARY = "python_stdlib.zip"
@@ -61,6 +65,7 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
         "presets": {name: preset._asdict() for name, preset in presets.PRESETS.items()},
         "policies": presets.POLICIES,
         "defaults": EngineConfig().to_dict(),
+        "glossary": TERMS,
     }
     files["presets.json"] = json.dumps(listed, separators=(",", ":")).encode()
     wheel = f"pyodide/{runtime.MSGSPEC_WHEEL}"

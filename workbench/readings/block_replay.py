@@ -122,10 +122,10 @@ class BlockReplay:
         """Apply a step up to the end of scheduling."""
         for request_id in (*record.aborted, *record.preempted):
             self._release(request_id)
-        for chunk in record.chunks:
+        for chunk in [c for c in record.chunks if c.new_block_ids or c.removed or c.other_groups]:
             if chunk.removed or chunk.other_groups:
                 self._change_groups(chunk)
-            elif chunk.new_block_ids:
+            else:
                 hits = chunk.num_cached_tokens // self._groups[0].block_size
                 self._take(chunk.request_id, chunk.new_block_ids, hits)
         if self._progress:

@@ -284,6 +284,13 @@ def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -
                 f"the prompts of request {request_id!r} differ: token {index} is {tokens[0][index]} in a, "
                 f"{tokens[1][index]} in b"
             )
+        if _hash_key(a) == _hash_key(b) and in_a.block_hashes != in_b.block_hashes and _hash_key(a):
+            raise TraceError(f"the prompts of request {request_id!r} differ, as their block hashes show")
+
+
+def _hash_key(trace: Trace) -> str:
+    made = trace.meta.prefix_hashes
+    return made.key_id if made else ""
 
 
 def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
@@ -304,6 +311,8 @@ def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
     ]
     if changed:
         notes.append(f"config: {', '.join(changed)}")
+    if _hash_key(a) != _hash_key(b) and _hash_key(a) and _hash_key(b):
+        notes.append("block hashes were made with different keys: prefixes shared across the two runs are unknown")
     one_sided = [known for known in (_known_only("a", a, b), _known_only("b", b, a)) if known]
     if one_sided:
         notes.append(f"config, in one trace only: {'; '.join(one_sided)}")

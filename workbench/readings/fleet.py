@@ -208,7 +208,8 @@ def _is_of_earlier_run(
     """Whether another recording began after this one was last written; ranks of one server start a little apart."""
     for other in recordings:
         is_same = (other.host, other.rank) == (files.host, files.rank)
-        if created[other.prefix] - (0 if is_same else START_SECONDS) > files.written:
+        # A file system's clock is a little behind: a file may be written before the moment that its own header names.
+        if other is not files and created[other.prefix] - (0 if is_same else START_SECONDS) > files.written:
             return True
     return False
 

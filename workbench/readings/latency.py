@@ -20,12 +20,12 @@ prompt, and a token whose predecessor is not in the trace has no latency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from workbench.trace.records import Chunk, StepRecord
+    from workbench.trace.records import Chunk
 
 FAILED = ("error", "abort")
 """Finish reasons of requests that got no token from the step in which they ended."""
@@ -71,6 +71,29 @@ class _Arriving(Protocol):
     def arrival_time(self) -> float: ...
 
 
+class _Step(Protocol):
+    """A StepRecord or a scheduler's batch that is complete, as far as latencies depend on it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def time(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def timings(self) -> Mapping[str, float]: ...
+    @property
+    def chunks(self) -> Sequence[Any]: ...
+    @property
+    def admitted(self) -> tuple[str, ...]: ...
+    @property
+    def aborted(self) -> tuple[str, ...]: ...
+    @property
+    def finished(self) -> tuple[str, ...]: ...
+    @property
+    def finish_reasons(self) -> Mapping[str, str]: ...
+
+
 class _Histogram(Protocol):
     """Counts values."""
 
@@ -89,12 +112,14 @@ class RequestTimes:
         since: Start of the latency of its latest token: its arrival for the first token, the time of the token before
             for the others; None when that token is not in the trace.
         end: Its end.
+        tokens: The time of each of its tokens; None if they are not kept.
     """
 
-    __slots__ = ("end", "first_scheduled", "first_token", "last_token", "request", "since")
+    __slots__ = ("end", "first_scheduled", "first_token", "last_token", "request", "since", "tokens")
 
-    def __init__(self, request: _Arriving) -> None:
+    def __init__(self, request: _Arriving, *, keeps_tokens: bool = False) -> None:
         self.request = request
+        self.tokens: list[Timestamp] | None = [] if keeps_tokens else None
         self.first_scheduled: Timestamp | None = None
         self.first_token: Timestamp | None = None
         self.since: Timestamp | None = None
@@ -179,25 +204,40 @@ class LatencyAccumulator:
 
     Requests that have not been passed to ``arrive`` are ignored.
 
+    Args:
+        keeps_tokens: Keep the time of every token, in the request's timestamps.
+
     Attributes:
         timed: Whether a record had a time. Until then the run has no clock, and seconds have no meaning.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_tokens: bool = False) -> None:
         self.timed = False
+        self._keeps_tokens = keeps_tokens
         self._open: dict[str, RequestTimes] = {}
         self._previous_end = Timestamp(0, 0.0)
 
     def arrive(self, request: _Arriving) -> RequestTimes:
         """Add a request before the first record that names it, and return its timestamps, which ``add`` fills in."""
-        times = self._open[request.request_id] = RequestTimes(request)
+        times = self._open[request.request_id] = RequestTimes(request, keeps_tokens=self._keeps_tokens)
         return times
 
     def get(self, request_id: str) -> RequestTimes | None:
         """The timestamps of a request that has not ended; None when there is no such request."""
         return self._open.get(request_id)
 
-    def add(self, record: StepRecord) -> StepTimes:
+    def add_decodes(self, record: _Step, ends: Sequence[float]) -> None:
+        """Add the steps before the next record that it stands for: each of its chunks got a token at each end."""
+        if not ends:
+            return
+        tokens = [Timestamp(record.step, end) for end in ends]
+        for times in [self._open[chunk.request_id] for chunk in record.chunks]:
+            times.last_token = tokens[-1]
+            if times.tokens is not None:
+                times.tokens += tokens
+        self._previous_end = tokens[-1]
+
+    def add(self, record: _Step) -> StepTimes:
         """Add the next record."""
         open_requests = self._open
         self.timed = self.timed or record.end > 0 or bool(record.timings)
@@ -211,6 +251,7 @@ class LatencyAccumulator:
                     times.first_scheduled = start
         first_tokens: dict[str, RequestTimes] = {}
         num_following = 0
+        keeps_tokens = self._keeps_tokens
         previous_tokens: list[Timestamp] = []
         previous_end, self._previous_end = self._previous_end, end
         for chunk in record.chunks:
@@ -219,6 +260,8 @@ class LatencyAccumulator:
                 continue
             times.since = previous = times.last_token
             times.last_token = end
+            if keeps_tokens:
+                times.tokens.append(end)  # type: ignore[union-attr]
             if previous is previous_end:
                 num_following += 1
             elif previous is not None:
@@ -228,7 +271,10 @@ class LatencyAccumulator:
                 times.since = times.arrival
                 first_tokens[chunk.request_id] = times
             if chunk.sampled_before:  # accepted drafts: further tokens at the same time
-                previous_tokens.extend([end] * len(chunk.sampled_before))
+                further = [end] * len(chunk.sampled_before)
+                previous_tokens.extend(further)
+                if keeps_tokens:
+                    times.tokens.extend(further)  # type: ignore[union-attr]
         for request_id in record.finished:
             times = open_requests.get(request_id)
             # An asynchronous step is scheduled before the last output of the one before it is known: the request ended
@@ -244,7 +290,7 @@ class LatencyAccumulator:
                 ended[request_id] = times
 
 
-def _token_left_out(chunk: Chunk, record: StepRecord, request: _Arriving) -> bool:
+def _token_left_out(chunk: Chunk, record: _Step, request: _Arriving) -> bool:
     """Whether a chunk gave its request a token whose id the recording omits."""
     if chunk.is_partial_prefill or chunk.discarded or request.prompt_token_ids:
         return False

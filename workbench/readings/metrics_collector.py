@@ -51,11 +51,9 @@ class _RequestProgress:
         self.num_preemptions = 0
         self.finish_reason = ""
         self.finish_step: int | None = None
-        self.token_steps = array("q")
-        self.token_times = array("d")
 
     def metrics(self, timed: bool) -> RequestMetrics:
-        info, times = self.info, self.times
+        info, times, tokens = self.info, self.times, self.times.tokens or ()
 
         def latency(found: Latency | None) -> Latency | None:
             return found if timed or found is None else found._replace(seconds=None)
@@ -70,8 +68,8 @@ class _RequestProgress:
             arrival_step=info.arrival_step,
             first_scheduled_step=times.first_scheduled.steps if times.first_scheduled else None,
             finish_step=self.finish_step,
-            token_steps=tuple(self.token_steps),
-            token_times=tuple(self.token_times) if timed else (),
+            token_steps=tuple([token.steps - 1 for token in tokens]),  # a timestamp is the end of its step
+            token_times=tuple([token.seconds for token in tokens]) if timed else (),
             queue=latency(times.queue),
             prefill=latency(times.prefill),
             ttft=latency(times.ttft),
@@ -91,8 +89,9 @@ class MetricsCollector:
         self._trace = trace
         self._lock = threading.Lock()
         self._num_read = 0
+        self._latest: TraceMetrics | None = None
         self._requests: dict[str, _RequestProgress] = {}
-        self._latencies = LatencyAccumulator()
+        self._latencies = LatencyAccumulator(keeps_tokens=True)
         self._speculation = SpeculationCounter()
         self._blocks = BlockReplay.at_start_of(trace)
         self._floats: dict[str, array[Any]] = {name: array("d") for name in ("time", "duration")}
@@ -102,6 +101,8 @@ class MetricsCollector:
         """The metrics up to the latest step."""
         with self._lock:
             num_steps = len(self._trace)  # before the requests, which then include those of every step that is read
+            if self._latest and num_steps == self._num_read and len(self._trace.requests) == len(self._requests):
+                return self._latest
             for request_id, info in self._trace.requests.items():
                 if request_id not in self._requests:
                     self._add_request(info)
@@ -113,29 +114,27 @@ class MetricsCollector:
             requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
             summary = _summarise(requests, columns, timed)
             speculation = self._speculation.metrics()
-            return TraceMetrics(summary, requests, columns, self._trace.block_size, speculation, self._trace)
+            block_size = self._trace.block_size
+            self._latest = TraceMetrics(summary, requests, columns, block_size, speculation, self._trace)
+            return self._latest
 
     def _read(self, record: StepRecord) -> None:
-        end = self._latencies.add(record).end
+        self._latencies.add(record)
         self._speculation.add(record)
-        blocks, requests, admitted = self._blocks, self._requests, record.admitted
+        blocks, requests, chunks = self._blocks, self._requests, record.chunks
         blocks.schedule(record)
-        num_tokens = num_decode = num_recomputed = num_cached = 0
-        for chunk in record.chunks:
+        num_tokens = num_decode = len(chunks)
+        num_recomputed = num_cached = 0
+        # A decode of one token, as most chunks are, computes nothing again and has no hit.
+        for chunk in [chunk for chunk in chunks if chunk.arm != "decode" or chunk.num_tokens > 1]:
+            num_tokens += chunk.num_tokens - 1
+            num_decode += chunk.num_tokens - 1 if chunk.arm == "decode" else -1
             progress = requests.get(chunk.request_id) or self._unknown(chunk.request_id)
-            if progress.times.last_token is end:
-                for _ in range(1 + len(chunk.sampled_before)):
-                    progress.token_steps.append(record.step)
-                    progress.token_times.append(end.seconds)
-            num_tokens += chunk.num_tokens
-            if chunk.arm == "decode":
-                num_decode += chunk.num_tokens
-            if chunk.num_recomputed_tokens:
-                num_recomputed += chunk.num_recomputed_tokens
-                progress.num_recomputed_tokens += chunk.num_recomputed_tokens
+            num_recomputed += chunk.num_recomputed_tokens
+            progress.num_recomputed_tokens += chunk.num_recomputed_tokens
             if chunk.num_cached_tokens:
                 num_cached += chunk.num_cached_tokens
-                if chunk.request_id in admitted:
+                if chunk.request_id in record.admitted:
                     progress.num_cached_tokens = chunk.num_cached_tokens
         self._floats["time"].append(record.time)
         self._floats["duration"].append(record.duration)

@@ -88,14 +88,14 @@ class SpeculationCounter:
     def add(self, record: StepRecord) -> None:
         """Count a step."""
         counts = self._counts
-        for chunk in record.chunks:
-            if chunk.discarded:
-                counts["discarded"] += chunk.num_tokens
-            elif chunk.sampled is not None:
-                counts["chunks"] += 1
-                counts["tokens"] += 1 + len(chunk.sampled_before)
-                if chunk.drafts:
-                    self._add_drafts(chunk)
+        sampling = [chunk for chunk in record.chunks if chunk.sampled is not None and not chunk.discarded]
+        counts["chunks"] += len(sampling)
+        counts["tokens"] += len(sampling)
+        for chunk in [chunk for chunk in sampling if chunk.drafts or chunk.sampled_before]:
+            counts["tokens"] += len(chunk.sampled_before)
+            if chunk.drafts:
+                self._add_drafts(chunk)
+        counts["discarded"] += sum([chunk.num_tokens for chunk in record.chunks if chunk.discarded])
 
     def _add_drafts(self, chunk: Chunk) -> None:
         counts, num_drafts = self._counts, len(chunk.drafts)

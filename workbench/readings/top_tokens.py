@@ -41,12 +41,17 @@ class TopTokens(msgspec.Struct, frozen=True):
         sampled: The token that was sampled; None before sampling.
         candidates: The most likely tokens by the model, most likely first, and the sampled one.
         how: The way in which the token was chosen, as a phrase.
+        num_allowed: Tokens that the request's grammar allows here, the most likely of which are candidates too; None
+            without a grammar.
+        removed: The model's probability of all others.
     """
 
     request: str
     sampled: Count | None
     candidates: tuple[Candidate, ...]
     how: str = ""
+    num_allowed: Count | None = None
+    removed: Probability | None = None
 
     def with_texts(self, decode: Callable[[list[int]], str]) -> TopTokens:
         """The same with the texts of the candidates.

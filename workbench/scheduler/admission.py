@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from workbench.config import EngineConfig
+from workbench.ground.field_checks import FieldError
 from workbench.trace.kv_groups import KVCacheGroup
 
 
@@ -28,7 +29,7 @@ def check_servable(config: EngineConfig, num_prompt_tokens: int, max_tokens: int
     """
     if not config.enable_chunked_prefill and num_prompt_tokens > config.longest_chunk:
         needed = num_prompt_tokens + config.max_num_batched_tokens - config.longest_chunk
-        raise ValueError(
+        raise FieldError(
             f"max_num_batched_tokens={config.max_num_batched_tokens} is too small for {name}: a step computes "
             f"{config.longest_chunk} tokens of it, and with enable_chunked_prefill=False its prompt of "
             f"{num_prompt_tokens} tokens has to fit into one; raise the budget to {needed}, or turn chunked prefill on"
@@ -41,10 +42,11 @@ def check_servable(config: EngineConfig, num_prompt_tokens: int, max_tokens: int
         return
     needed = fewest_blocks(config, num_computed)
     if needed > config.num_usable_blocks:
-        raise ValueError(
+        raise FieldError(
             f"num_blocks={config.num_blocks} is too small for {name}: {num_prompt_tokens} prompt tokens and "
             f"max_tokens={max_tokens} need {needed} blocks of {config.block_size}, the pool has "
-            f"{config.num_usable_blocks}: shorten the prompt, lower max_tokens or raise num_blocks to {needed + 1}"
+            f"{config.num_usable_blocks} ({config.num_usable_blocks * config.block_size:,} tokens): shorten the "
+            f"prompt, lower max_tokens or raise num_blocks to {needed + 1}"
         )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from workbench.scheduler.request import Request
+from workbench.scheduler.request import FinishReason, Request
 from workbench.trace.fields import EMPTY
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import Reason
-from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, StepRecord, TableChange
+from workbench.trace.records import Arm, Chunk, KernelLaunch, Layout, LimitedBy, Load, StepRecord, TableChange
+
+Sampled = Sequence[int | Sequence[int] | None]
+"""For each chunk its token, or its tokens; None for a chunk that does not sample."""
 
 
 class ScheduledChunk(msgspec.Struct, gc=False):
@@ -73,6 +77,36 @@ class ScheduledChunk(msgspec.Struct, gc=False):
         """More of the prompt follows in a later step."""
         return not self.samples
 
+    @property
+    def num_kv(self) -> int:
+        """Length of the request's KV as its last row saw it."""
+        return self.start - self.ahead + self.num_tokens
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Its first rows whose logits are wanted because the token behind each of them is one of the prompt."""
+        if self.request.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, min(self.start + self.num_tokens, self.request.num_prompt_tokens - 1) - self.start)
+
+    @property
+    def num_logits(self) -> int:
+        """Number of last rows whose logits are wanted: one for the next token and for each draft, or all."""
+        return self.num_tokens if self.num_prompt_rows else (1 + len(self.drafts) if self.samples else 0)
+
+    def check_output(self, tokens: int | Sequence[int] | None, finish: Mapping[str, FinishReason]) -> None:
+        """Check that tokens fit this chunk; see `ScheduledBatch.check_outputs`."""
+        name, most = self.request_id, 1 + len(self.drafts)
+        if (tokens is None) is self.samples and finish.get(name) != "error":
+            what = "samples and needs a token" if self.samples else "samples nothing and takes no token"
+            raise ValueError(f"the chunk of request {name!r} {what}, got {tokens!r}")
+        if isinstance(tokens, Sequence) and not 1 <= len(tokens) <= most:
+            drafts = f"from 1 to {most} tokens: its accepted drafts and the token after them"
+            allowed = drafts if most > 1 else "1 token"
+            raise ValueError(
+                f"the chunk of request {name!r} has {most - 1} drafts and gives {allowed}, got {len(tokens)}"
+            )
+
 
 @dataclass(slots=True)
 class ScheduledBatch:
@@ -89,7 +123,10 @@ class ScheduledBatch:
         unscheduled_changes: Blocks that a preempted request had been given in this very step in the groups after the
             first.
         withdrawn_block_ids: Blocks that were cached in this step for chunks that were taken out of the batch again.
+        loads: KV that was loaded from the second tier.
         prefill_continued: A running request that was in the middle of its prompt is in the batch, or was.
+        end: The end of the step, and
+        timings: the seconds of its phases: set by a simulation, which knows both.
     """
 
     step: int
@@ -116,11 +153,19 @@ class ScheduledBatch:
     tables: list[list[tuple[list[int], int]]] | None = None
     unscheduled_changes: dict[str, tuple[TableChange, ...]] = field(default_factory=dict)
     withdrawn_block_ids: tuple[int, ...] = ()
+    loads: tuple[Load, ...] = ()
     pool: PoolChange = NO_CHANGE
     pool_end: PoolChange = NO_CHANGE
     num_cached_end: int = 0
     prefill_continued: bool = False
+    end: float = 0.0
+    timings: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     _chunk_of: dict[str, ScheduledChunk] | None = None
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """Requests that ended with this step, in order."""
+        return tuple(self.finish_reasons)
 
     def chunk_of(self, request: Request) -> ScheduledChunk | None:
         """The chunk of a request; None when it has none."""
@@ -142,6 +187,20 @@ class ScheduledBatch:
     def has_prefill(self) -> bool:
         """True when any chunk is more than the next token of a request whose prefill is complete."""
         return any(chunk.arm != "decode" for chunk in self.chunks)
+
+    def check_outputs(self, sampled: Sampled, finish: Mapping[str, FinishReason]) -> None:
+        """Check that tokens and ends fit the batch.
+
+        Raises:
+            ValueError: They do not.
+        """
+        if len(sampled) != len(self.chunks):
+            raise ValueError(f"sampled has {len(sampled)} entries, the batch has {len(self.chunks)} chunks")
+        for chunk, tokens in zip(self.chunks, sampled):
+            if type(tokens) is not int or not chunk.samples:  # not the one token that most chunks give
+                chunk.check_output(tokens, finish)
+        if unknown := set(finish).difference(chunk.request_id for chunk in self.chunks) if finish else ():
+            raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
 
     def explain_preemption(self) -> None:
         """Give every waiting request its reason in a step that preempted some, and therefore admitted nobody."""
@@ -172,7 +231,7 @@ class ScheduledBatch:
             unscheduled_block_ids=self.unscheduled_block_ids or EMPTY,
             unscheduled_changes=self.unscheduled_changes or EMPTY, free_blocks=self.free_blocks,
             free_blocks_end=self.free_blocks_end, cached_block_ids=self.cached_block_ids,
-            withdrawn_block_ids=self.withdrawn_block_ids, pool=self.pool, pool_end=self.pool_end,
+            withdrawn_block_ids=self.withdrawn_block_ids, loads=self.loads, pool=self.pool, pool_end=self.pool_end,
             num_cached_end=self.num_cached_end, token_budget=self.token_budget,
             long_prefill_cap=self.long_prefill_cap, kernel=kernel,
             **(times if "time" in times else {"time": self.time, **times}),

@@ -34,16 +34,17 @@ def extend_block_hashes(
     block_size: int,
     num_lookahead_tokens: int = 0,
     cache_salt: str = "",
+    adapter: str = "",
 ) -> None:
     """Append the hashes of full blocks until there are ``num_blocks`` of them.
 
     A block's hash covers its tokens and its parent's hash, so that equal hashes mean equal prefixes. A collision would
     serve another prompt's KV; sha256 rules it out. It also covers the ``num_lookahead_tokens`` after the block: the KV
-    of an EAGLE drafter depends on them. The hashes of requests with different values of ``cache_salt``
-    differ.
+    of an EAGLE drafter depends on them. The hashes of requests with different values of ``cache_salt``, or
+    with different adapters, whose names have no null character, differ.
     """
     for index in range(len(hashes), num_blocks):
-        parent = hashes[-1] if hashes else _ROOT_HASH + cache_salt.encode("utf-8", "surrogatepass")
+        parent = hashes[-1] if hashes else _ROOT_HASH + f"{adapter}\0{cache_salt}".encode("utf-8", "surrogatepass")
         tokens = array("q", token_ids[index * block_size : (index + 1) * block_size + num_lookahead_tokens])
         hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
 

@@ -10,12 +10,12 @@ from typing import Any
 from workbench.config import EngineConfig
 from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
 from workbench.laws.known import Known
-from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.batch import Sampled, ScheduledBatch
 from workbench.scheduler.block_pool import extend_block_hashes
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import FinishReason, Request
-from workbench.scheduler.scheduler import Sampled, Scheduler
+from workbench.scheduler.scheduler import Scheduler
 
 
 def raise_broken(broken: Sequence[Broken]) -> None:
@@ -29,7 +29,7 @@ def state_of(scheduler: Scheduler) -> SchedulerState:
     pool = kv_cache.block_pool
     return SchedulerState(
         pool.num_blocks,
-        pool._free,
+        pool._free.keys(),
         {name: request.block_tables for name, request in queues.requests.items()},
         queues.requests,
         queues.running,
@@ -47,7 +47,7 @@ def _block_keys(kv_cache: KVCacheManager, known: Known, group: int, place: int) 
     assert known.tokens is not None
     num_hashes = manager.hashes_per_block
     last = min(max(0, len(known.tokens) - lookahead) // unit, (place + 1) * num_hashes)
-    extend_block_hashes(known.hashes, known.tokens, last, unit, lookahead, known.salt)
+    extend_block_hashes(known.hashes, known.tokens, last, unit, lookahead, *known.sharing)
     return [digest + manager._suffix for digest in known.hashes[place * num_hashes : last]], num_hashes
 
 
@@ -119,7 +119,8 @@ class CheckedScheduler(Scheduler):
         """Take in a step's output, and check the laws."""
         if self.checker is None:
             return super().update(batch, sampled, finish=finish)
-        self._check_update(batch, sampled, finish)
+        self._check_in_flight(batch)
+        batch.check_outputs(sampled, finish)
         latest = self._in_flight[-1]
         ended = set(latest.finish_reasons)
         try:

@@ -148,29 +148,28 @@ class Ttl(Eviction):
 
     def __init__(self, ttl: int = 64) -> None:
         self._ttl = integer("ttl", ttl, 0)
-        self._released: OrderedDict[int, int] = OrderedDict()
+        self._time_of: dict[int, int] = {}  # of each released block
+        self._released: OrderedDict[int, OrderedDict[int, None]] = OrderedDict()  # by that time, in order
 
     def release(self, block: int, digest: bytes) -> None:
         """See `Eviction.release`."""
-        self._released[block] = self.time
+        self._time_of[block] = self.time
+        self._released.setdefault(self.time, OrderedDict())[block] = None
 
     def remove(self, block: int, digest: bytes) -> None:
         """See `Eviction.remove`."""
-        self._released.pop(block, None)
+        if (time := self._time_of.pop(block, None)) is not None:
+            del self._released[time][block]
+            if not self._released[time]:
+                del self._released[time]
 
     def victim(self) -> int:
         """See `Eviction.victim`."""
-        oldest = next(iter(self._released))
-        if self.time - self._released[oldest] > self._ttl:
-            return oldest
-        latest = next(reversed(self._released))
+        time = next(iter(self._released))
+        if self.time - time <= self._ttl:
+            time = next(reversed(self._released))
         # The blocks of one request were released from its last to its first: its last goes before its first.
-        same = self._released[latest]
-        for block in reversed(self._released):
-            if self._released[block] != same:
-                break
-            latest = block
-        return latest
+        return next(iter(self._released[time]))
 
     def __repr__(self) -> str:
         return f"Ttl(ttl={self._ttl})"
@@ -229,19 +228,31 @@ class Session(Eviction):
         self._latest: dict[bytes, int] = {}  # time of each conversation's latest use
         self._released: dict[bytes, OrderedDict[int, None]] = {}
         self._conversation: dict[int, bytes] = {}  # of each released block
+        self._heap: list[tuple[int, int, bytes]] = []  # times of use of conversations with released blocks, also old
+        self._num_pushed = 0
+        self._valid: dict[bytes, int] = {}  # the number of the entry that counts
 
     def admit(self, digests: Sequence[bytes]) -> None:
         """See `Eviction.admit`."""
         super().admit(digests)
         if digests:
             self._latest[digests[0]] = self.time
+            if digests[0] in self._released:
+                self._push(digests[0])
             self._first.update(dict.fromkeys(digests, digests[0]))
+
+    def _push(self, first: bytes) -> None:
+        self._num_pushed += 1
+        self._valid[first] = self._num_pushed
+        heapq.heappush(self._heap, (self._latest[first], self._num_pushed, first))
 
     def release(self, block: int, digest: bytes) -> None:
         """See `Eviction.release`."""
         first = self._first.get(digest, digest)
         self._latest.setdefault(first, self.time)
         self._conversation[block] = first
+        if first not in self._released:
+            self._push(first)
         self._released.setdefault(first, OrderedDict())[block] = None
 
     def remove(self, block: int, digest: bytes) -> None:
@@ -249,20 +260,22 @@ class Session(Eviction):
         if (first := self._conversation.pop(block, None)) is not None:
             del self._released[first][block]
             if not self._released[first]:
-                del self._released[first]
+                del self._released[first], self._valid[first]
 
     def victim(self) -> int:
         """See `Eviction.victim`."""
-        oldest = min(self._released, key=self._latest.__getitem__)
-        return next(iter(self._released[oldest]))
+        while True:
+            _, number_of, oldest = self._heap[0]
+            if self._valid.get(oldest) == number_of:
+                return next(iter(self._released[oldest]))
+            heapq.heappop(self._heap)
 
 
 class S3Fifo(Eviction):
     """Three queues (Yang et al., SOSP 2023): a small one for newcomers, a main one, and a memory of those that went.
 
     New content enters the small queue. It moves to the main one if it is used again before it leaves, or soon after it
-    left. The
-    main queue gives content that was used a second chance.
+    left. The main queue gives content that was used a second chance.
 
     Args:
         small: Share of the blocks that the small queue may hold.

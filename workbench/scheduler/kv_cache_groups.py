@@ -19,6 +19,9 @@ from workbench.scheduler.request import Request
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.records import TableChange
 
+NUM_HASH_BYTES = 32
+"""Length of the hash of a block's tokens; in the prefix cache the number of the group follows."""
+
 Found = tuple[list[list[int]], int]
 """The cached blocks of each of several groups, and the tokens of the hit that they make."""
 
@@ -194,6 +197,11 @@ class GroupManager(ABC):
         return places
 
     # -- prefix cache ----------------------------------------------------------------------------------------
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a block is cached as one of this group."""
+        digest = self._pool.hash_of(block)
+        return digest is not None and digest[NUM_HASH_BYTES:] == self._suffix
 
     def key(self, request: Request, block: int) -> bytes:
         """The hash under which a block of a request is cached."""

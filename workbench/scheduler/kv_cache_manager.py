@@ -226,6 +226,32 @@ class KVCacheManager:
             request.block_boundary = len(request.block_tables[0]) * self.block_size
         return changes
 
+    def take_in(self, request: Request, num_tokens: int) -> tuple[list[int], list[int]]:
+        """Take KV of a request's full blocks into the prefix cache, as if it had been computed here.
+
+        Args:
+            request: A request that holds no blocks.
+            num_tokens: Its first tokens, whose KV has come.
+
+        Returns:
+            The blocks of its prefix that were here before, and those after them that were taken in: all that found a
+            place.
+        """
+        hit = self.get_computed_blocks(request)
+        room = self.num_free_blocks // len(self.groups) - len(hit.blocks[0])
+        num_tokens = min(num_tokens, hit.num_tokens + room * self.block_size) // self.alignment * self.alignment
+        first = hit.num_tokens // self.block_size
+        if num_tokens <= hit.num_tokens:
+            return [], []
+        for group in self.groups:
+            group.add_cached_blocks(request, hit)
+        if self.allocate_slots(request, num_tokens) is not None:
+            self.cache_full_blocks(request, num_tokens)
+        blocks = request.block_tables[0][: num_tokens // self.block_size]
+        self.free(request)
+        request.reset_blocks(len(self.groups))
+        return blocks[:first], blocks[first:]
+
     def free(self, request: Request, *, keep_cached: bool = True) -> None:
         """Give back all blocks of a request; its block tables stay readable.
 
@@ -239,9 +265,12 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> PrefixHit:
         """Cached blocks with which a request can begin.
 
-        The last token is never taken from the cache: its row has to run, because its logits are needed.
+        The last token is never taken from the cache: its row has to run, because its logits are needed. With
+        ``prompt_logprobs`` those of all rows are.
         """
-        if not self.enable_prefix_caching or (request.frugal and self._states):  # a state of a hit is one block more
+        if not self.enable_prefix_caching or request.sampling.prompt_logprobs is not None:
+            return self._no_hit
+        if request.frugal and self._states:  # a state of a hit is one block more
             return self._no_hit
         num_tokens = len(request.token_ids)
         self._extend_hashes(request, (num_tokens - self.num_hash_lookahead_tokens) // self._hash_block_size)
@@ -327,7 +356,7 @@ class KVCacheManager:
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
         hashes, tokens = request.block_hashes, request.token_ids
         size, lookahead = self._hash_block_size, self.num_hash_lookahead_tokens
-        extend_block_hashes(hashes, tokens, num_blocks, size, lookahead, request.cache_salt)
+        extend_block_hashes(hashes, tokens, num_blocks, size, lookahead, request.cache_salt, request.adapter)
 
     def evict_newly_cached(self, blocks: Iterable[int]) -> set[int]:
         """Evict the blocks among these that were cached in this step: their KV will not be computed.

@@ -24,7 +24,7 @@ have in first-come-first-served order, for any arrivals.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from workbench.config import EngineConfig
@@ -110,7 +110,7 @@ class PartialPrefills(ServiceOrder):
         self.share = max(1, for_prompts // num_shares)
         return [*self._in_progress, *(request for request in order if not request.is_prefill)]
 
-    def waiting_order(self, batch: ScheduledBatch, budget: int, num_seats: int) -> Sequence[Request]:
+    def waiting_order(self, batch: ScheduledBatch, budget: int, num_seats: int) -> Iterable[Request]:
         """Waiting requests in the order of admission, as many as one step may look at."""
         self._in_progress = [request for request in self._in_progress if request.is_prefill]
         self._long = [request for request in self._long if request.is_prefill]

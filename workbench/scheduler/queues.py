@@ -177,7 +177,7 @@ class ServiceOrder:
         """Running requests in the order of service, in a new list: a preemption shortens the running list itself."""
         return self.queues.running.copy()
 
-    def waiting_order(self, batch: ScheduledBatch, budget: int, num_seats: int) -> Sequence[Request]:
+    def waiting_order(self, batch: ScheduledBatch, budget: int, num_seats: int) -> Iterable[Request]:
         """Waiting requests in the order of admission, ``num_seats`` of them or more if there are as many."""
         return list(islice(self.queues.waiting, num_seats))
 

@@ -139,8 +139,15 @@ class StateBoundaries:
         self._keeps_boundaries = self._block_size <= min(config.token_budget, limit)
         self._drops_last_block = config.speculation.drops_last_cached_block
 
-    def shorten(self, request: Request, start: int, num_tokens: int) -> int:
-        """Tokens of a chunk that begins at ``start``; 0 when no state can be reached."""
+    def shorten(self, request: Request, start: int, num_tokens: int, longest: int) -> int:
+        """Tokens of a chunk that begins at ``start``; 0 to wait for a step with room up to the next state.
+
+        Args:
+            request: Its request.
+            start: Its first position.
+            num_tokens: The tokens that it may have.
+            longest: The tokens that a policy allows in every step: a state further away is not waited for.
+        """
         size = self._block_size
         prompt_end = max(request.num_prompt_tokens, request.num_tokens - 1)  # a resumed request replays its output
         if start >= prompt_end:
@@ -149,7 +156,7 @@ class StateBoundaries:
         if end < prompt_end:
             aligned = end // size * size
             next_end = min(prompt_end, (start // size + 1) * size)
-            if aligned > start or (self._keeps_boundaries and next_end - start <= self._longest_chunk):
+            if aligned > start or (self._keeps_boundaries and next_end - start <= min(self._longest_chunk, longest)):
                 end = aligned
         if self._drops_last_block:
             last_state = max(0, request.num_tokens // size * size - size)

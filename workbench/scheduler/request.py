@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from workbench.config import SamplingParams
 
@@ -13,6 +13,25 @@ if TYPE_CHECKING:
 
 RequestStatus = Literal["waiting", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "error", "abort"]
+
+
+class Grammar(Protocol):
+    """The rules of a request's output, as far as the scheduler sees them.
+
+    Attributes:
+        is_ready: Whether it has been compiled. Its request waits until then.
+        error: Why it cannot be compiled, which ends its request; "" if nothing is wrong.
+    """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been compiled."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be compiled."""
+        ...
 
 
 class Request:
@@ -62,10 +81,13 @@ class Request:
         furthest: The most tokens known, and computed, when it lost its blocks although no other request ran.
         num_lost_in_vain: Times in a row that it has lost them so and had come no further.
         cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
+        adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
+        grammar: The rules of its output; None if it is free.
         stop_token_ids: Tokens that end the request: its own, and the model's unless ``ignore_eos``.
     """
 
     __slots__ = (
+        "adapter",
         "arrival_step",
         "arrival_time",
         "block_boundary",
@@ -76,6 +98,7 @@ class Request:
         "finish_reason",
         "frugal",
         "furthest",
+        "grammar",
         "is_prefill",
         "max_num_tokens",
         "max_tokens",
@@ -110,6 +133,7 @@ class Request:
         arrival_step: int = 0,
         eos_token_ids: Collection[int] = frozenset(),
         cache_salt: str = "",
+        adapter: str = "",
     ) -> None:
         sampling = sampling or SamplingParams()
         self.request_id = request_id
@@ -139,6 +163,8 @@ class Request:
         self.furthest = (0, 0)
         self.num_lost_in_vain = 0
         self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.grammar: Grammar | None = None
         eos = () if sampling.ignore_eos else eos_token_ids
         self.stop_token_ids: frozenset[int] = frozenset((*sampling.stop_token_ids, *eos))
 
@@ -207,4 +233,5 @@ class Request:
             priority=self.priority,
             sampling=self.sampling.non_default(),
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
         )

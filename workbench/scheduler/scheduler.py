@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -25,11 +24,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from workbench.config import EngineConfig
-from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
-from workbench.scheduler.kv_cache_groups import PrefixHit
+from workbench.scheduler.batch import Sampled, ScheduledBatch, ScheduledChunk
 from workbench.scheduler.kv_cache_manager import KVCacheManager
+from workbench.scheduler.outputs import only, take_output
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
+from workbench.scheduler.starvation import note_loss, num_fitting, starving
 from workbench.trace.fields import EMPTY
 from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
@@ -38,10 +38,8 @@ if TYPE_CHECKING:
     from workbench.scheduler.partial_prefills import PartialPrefills
     from workbench.scheduler.policy import SchedulingPolicy
     from workbench.scheduler.recurrent_state import StateBoundaries
+    from workbench.scheduler.second_tier import SecondTier
     from workbench.trace.lines import Keyframe
-
-Sampled = Sequence[int | Sequence[int] | None]
-"""For each chunk its token, or its tokens; None for a chunk that does not sample."""
 
 
 class Scheduler:
@@ -66,6 +64,7 @@ class Scheduler:
         kv_cache: The KV blocks.
         order: The order of service: vLLM's, a policy's, or that of the limits on partial prefills.
         partial_prefills: The limits on concurrent partial prefills; None with both of them off.
+        second_tier: The second tier of the prefix cache; None without one.
     """
 
     def __init__(
@@ -82,8 +81,11 @@ class Scheduler:
         self.kv_cache = KVCacheManager(config)
         self.policy = policy
         self.partial_prefills: PartialPrefills | None = None
+        self.second_tier: SecondTier | None = None
         self.clock = clock
         self._in_flight: deque[ScheduledBatch] = deque()
+        self._overtakable: list[Request] = []
+        self._refused: list[Request] = []
         self._configure(config)
 
     def _configure(self, config: EngineConfig) -> None:
@@ -120,6 +122,11 @@ class Scheduler:
 
             num_computed = self.partial_prefills.num_computed if self.partial_prefills is not None else 0
             self.order = self.partial_prefills = PartialPrefills(*owned, self.order, num_computed)
+        if config.second_tier is not None:
+            from workbench.scheduler.second_tier import SecondTier, TransferOrder
+
+            self.second_tier = self.second_tier or SecondTier(config.second_tier, config.block_size)
+            self.order = TransferOrder(*owned, self.order, self.second_tier)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -157,6 +164,15 @@ class Scheduler:
         """True while any request waits or runs."""
         return bool(self.queues.requests)
 
+    def waits_for_grammars(self) -> bool:
+        """Whether there are requests, and all of them wait for their grammars."""
+        if not self._overtakable:
+            return False
+        grammars = [request.grammar for request in self.queues.requests.values()]
+        return bool(grammars) and all(
+            grammar is not None and not (grammar.is_ready or grammar.error) for grammar in grammars
+        )
+
     def add_request(self, request: Request) -> None:
         """Queue a request for the next step. If no schedule can serve it (`check_servable`), it waits forever.
 
@@ -169,6 +185,8 @@ class Scheduler:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
         if len(self.kv_cache.groups) > 1:
             request.reset_blocks(len(self.kv_cache.groups))
+        if request.grammar is not None or request.adapter:
+            self._overtakable.append(request)
         self.queues.add(request)
 
     def abort_request(self, request_id: str) -> bool:
@@ -219,8 +237,10 @@ class Scheduler:
         budget = self._schedule_running(batch, batch.token_budget)
         if not batch.preempted:  # blocks were short for running requests: nobody is admitted
             budget = self._schedule_waiting(batch, budget)
-        if not (queues.running or batch.preempted or self.as_vllm) and queues.waiting:
-            budget = self._unblock(batch, budget)
+        nothing_moves = queues.waiting and not (queues.running or batch.preempted or self.as_vllm)
+        if nothing_moves and (head := starving(self.order.waiting_order(batch, budget, 1 + len(self._overtakable)))):
+            head.frugal = True
+            budget = self._schedule_waiting(batch, budget)
         if self.partial_prefills is not None:
             budget = self.partial_prefills.use_up(batch, budget, self._advance, self._schedule_waiting)
         if queues.waiting:
@@ -288,11 +308,11 @@ class Scheduler:
                 continue
             changes: Sequence[TableChange] | None = ()
             if start + num_tokens > request.block_boundary:
-                if request.frugal and request.num_in_flight_tokens and not self._num_fitting(request, start, 1):
+                if request.frugal and request.num_in_flight_tokens and not num_fitting(kv_cache, request, start, 1):
                     continue  # its step in flight holds blocks that it does not need after that
                 removed = kv_cache.remove_skipped_blocks(request)
-                if request.frugal and (num_fitting := self._num_fitting(request, start, num_tokens)) < num_tokens:
-                    num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
+                if request.frugal and (fitting := num_fitting(kv_cache, request, start, num_tokens)) < num_tokens:
+                    num_tokens, limited_by = max(1, fitting), "kv_blocks"
                 while (changes := kv_cache.allocate_slots(request, start + num_tokens, removed=removed)) is None:
                     num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
                     budget += self._make_room(batch, budget, request, num_new_blocks)
@@ -326,12 +346,15 @@ class Scheduler:
         batch.waiting_reason = None
         num_seats = max(0, self.max_running - len(queues.running))
         any_continued = bool(batch.chunks)
-        for request in self.order.waiting_order(batch, budget, num_seats):
+        if self._overtakable:
+            self._overtakable = [request for request in self._overtakable if request.status != "finished"]
+        for request in self.order.waiting_order(batch, budget, num_seats + len(self._overtakable)):
             available = self._available(batch, budget) if self._draft_slots else budget
             if available <= 0 or len(queues.running) >= self.max_running:
                 break
-            if request.num_stale_output_tokens:
-                batch.passed_over[request.request_id] = Reason("output_in_flight", "async_scheduling", True)
+            may_wait = request.grammar is not None or request.num_stale_output_tokens or request.adapter
+            if may_wait and (obstacle := self._obstacle(request)) is not None:
+                batch.passed_over[request.request_id] = obstacle
                 continue
             hit = kv_cache.get_computed_blocks(request)
             start, request.shared_prefix_boundary = hit.num_tokens, hit.shared_prefix_boundary
@@ -348,9 +371,9 @@ class Scheduler:
             if refusal is None:
                 num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available)
                 if request.frugal:
-                    num_fitting = self._num_fitting(request, start, num_tokens, hit)
-                    if num_fitting < num_tokens:
-                        num_tokens, limited_by = max(1, num_fitting), "kv_blocks"
+                    fitting = num_fitting(kv_cache, request, start, num_tokens, hit, others_run=bool(queues.running))
+                    if fitting < num_tokens:
+                        num_tokens, limited_by = max(1, fitting), "kv_blocks"
                 elif self._states is not None and num_tokens < num_wanted and num_uncached == 1:
                     num_wanted, num_tokens = 1, min(num_tokens, 1)
                 if num_tokens <= 0:
@@ -387,6 +410,22 @@ class Scheduler:
             budget -= num_tokens
         return budget
 
+    def _obstacle(self, request: Request) -> Reason | None:
+        """The reason of a waiting request that others may overtake; None if nothing but a limit of the step is left."""
+        if request.grammar is not None and not request.grammar.is_ready:
+            if error := request.grammar.error:
+                self._refused.append(request)
+            return Reason("grammar", text=error)
+        if request.num_stale_output_tokens:
+            return Reason("output_in_flight", "async_scheduling", True)
+        limit = self.config.max_loras
+        if not request.adapter or not limit:
+            return None
+        users = {other.adapter: other.request_id for other in self.queues.running if other.adapter}
+        if request.adapter in users or len(users) < limit:
+            return None
+        return Reason("adapter", "max_loras", limit, 1, 0, requests=tuple(users.values()))
+
     def _over_budget(self, needed: int, available: int, rule: Rule = "", kind: Kind = "token_budget") -> Reason:
         """The reason of a request that the rest of the budget is too small for."""
         spent = self._budget_spent
@@ -401,29 +440,6 @@ class Scheduler:
         if self.policy is not None:
             return Reason("policy", "policy", self.config.policy, text=repr(self.policy))
         return UNKNOWN if self.partial_prefills is None else Reason("partial_prefills", rule="not_considered")
-
-    def _unblock(self, batch: ScheduledBatch, budget: int) -> int:
-        """Serve the head of the queue frugally if nothing runs and it is not admitted: in vLLM it waits forever.
-
-        Returns:
-            Tokens left in the budget.
-        """
-        head = next(iter(self.order.waiting_order(batch, budget, 1)), None)
-        if head is None or head.frugal or head.num_stale_output_tokens:
-            return budget
-        head.frugal = True
-        return self._schedule_waiting(batch, budget)
-
-    def _num_fitting(self, request: Request, start: int, num_tokens: int, hit: PrefixHit | None = None) -> int:
-        """Tokens of a chunk for which blocks are free; ``hit`` is given for an admission."""
-        kv_cache = self.kv_cache
-
-        def lacks(count: int) -> bool:
-            if hit is not None:
-                return kv_cache.refuse(request, hit, start + count, others_run=bool(self.queues.running)) is not None
-            return kv_cache.num_new_blocks(request, start + count) > kv_cache.num_free_blocks
-
-        return bisect_left(range(1, num_tokens + 1), True, key=lacks)
 
     def _available(self, batch: ScheduledBatch, budget: int) -> int:
         """Tokens that the next chunk may have: the rest of the budget, less a draft model's rows, one per request."""
@@ -449,12 +465,13 @@ class Scheduler:
         limited_by: LimitedBy = "complete"
         if not request.frugal or self._states is None:  # with a single state, the whole prompt has to be one chunk
             num_tokens, limited_by = self.order.limit_chunk(request, num_wanted, "complete", batch, budget)
+        longest = num_tokens if limited_by == "policy" else sys.maxsize
         if budget < num_tokens:
             num_tokens, limited_by = budget, "token_budget"
         if room < num_tokens:
             num_tokens, limited_by = room, "max_model_len"
         if self._states is not None and not request.frugal:
-            shorter = self._states.shorten(request, start, num_tokens)
+            shorter = self._states.shorten(request, start, num_tokens, longest)
             if shorter < num_tokens:
                 return shorter, "state_boundary"
         return num_tokens, limited_by
@@ -522,19 +539,11 @@ class Scheduler:
                 batch.unscheduled_changes[victim.request_id] = chunk.other_groups
             batch.chunks.remove(chunk)
         if len(self.queues.running) == 1 and not self.as_vllm:
-            self._note_loss(victim)
+            note_loss(victim)
         self._preempt(victim)
         batch.preempted += (victim.request_id,)
         batch.preempt_reasons[victim.request_id] = reason
         return refund
-
-    def _note_loss(self, request: Request) -> None:
-        """Note that a request loses its blocks to itself; vLLM lets it do so forever."""
-        reached = (len(request.token_ids), request.num_kv_computed)
-        request.num_lost_in_vain = request.num_lost_in_vain + 1 if reached <= request.furthest else 0
-        request.furthest = max(reached, request.furthest)
-        # The prefix cache may still help the second time.
-        request.frugal |= request.num_lost_in_vain == 2
 
     def _preempt(self, victim: Request) -> None:
         """Take all blocks from a running request and let it wait; it keeps its output and computes it again."""
@@ -562,15 +571,15 @@ class Scheduler:
 
         Args:
             batch: The oldest batch in flight; it is returned complete, for ``to_record()``.
-            sampled: For each chunk its token, or its tokens: the accepted drafts and the token after them. None for a
-                chunk that does not sample.
+            sampled: See `Sampled`; several tokens are the accepted drafts and the token after them.
             finish: Requests that end for a reason only the caller sees: "stop" after a stop string, or "error", which
                 drops the tokens.
 
         Raises:
             ValueError: Another batch, or tokens that do not fit its chunks; nothing has changed then.
         """
-        self._check_update(batch, sampled, finish)
+        self._check_in_flight(batch)
+        batch.check_outputs(sampled, finish)
         iteration, max_model_len, steps_ahead = self._in_flight[-1], self.max_model_len, self._steps_ahead
         for chunk, tokens in zip(batch.chunks, sampled):
             request = chunk.request
@@ -579,10 +588,11 @@ class Scheduler:
                 continue
             reason = finish.get(request.request_id) if finish else None
             if steps_ahead:
-                stops = self._take_output(chunk, None if reason == "error" else tokens)
+                taken = None if reason == "error" else tokens
+                stops = take_output(chunk, taken, iteration, self.kv_cache, max_model_len, is_async=self._is_async)
                 reason = reason or stops
             elif tokens is not None and reason != "error":
-                chunk.sampled = token = tokens if type(tokens) is int else _only(tokens)
+                chunk.sampled = token = tokens if type(tokens) is int else only(tokens)
                 token_ids = request.token_ids
                 token_ids.append(token)
                 length = len(token_ids)
@@ -592,6 +602,11 @@ class Scheduler:
             if reason is not None:
                 iteration.finish_reasons[request.request_id] = reason
                 self._finish(request, reason)
+        for request in self._refused:  # in the iteration that found out, as in vLLM
+            if request.status != "finished":
+                iteration.finish_reasons[request.request_id] = "error"
+                self._finish(request, "error")
+        self._refused.clear()
         if iteration.finish_reasons:
             self.queues.drop_finished()
         iteration.free_blocks_end = self.kv_cache.num_free_blocks
@@ -602,49 +617,6 @@ class Scheduler:
             iteration.num_cached_end += len(newly_cached)
         self._in_flight.popleft()
         return batch
-
-    def _take_output(self, chunk: ScheduledChunk, sampled: int | Sequence[int] | None) -> FinishReason | None:
-        """Append what a chunk gave and take back the drafts it rejected.
-
-        The output of a chunk that was scheduled before a preemption is stale: its tokens count, but nothing that the
-        preemption has reset.
-
-        Returns:
-            Why the request ends with these tokens; None when it does not.
-        """
-        request = chunk.request
-        is_stale = request.num_stale_output_tokens > 0
-        if self._is_async:
-            request.num_in_flight_tokens -= chunk.num_tokens
-            if is_stale:
-                request.num_stale_output_tokens -= chunk.num_tokens
-        if not chunk.samples or sampled is None:
-            return None
-        tokens = (sampled,) if isinstance(sampled, int) else sampled
-        chunk.num_accepted = max(0, len(tokens) - 1)
-        num_rejected = len(chunk.drafts) - chunk.num_accepted
-        if num_rejected and not is_stale:
-            request.num_kv_computed -= num_rejected
-            if self._is_async:
-                request.num_output_placeholders -= num_rejected
-                if (later := self._in_flight[-1].chunk_of(request)) is not None and later is not chunk:
-                    later.ahead += num_rejected
-        reason: FinishReason | None = None
-        num_appended = 0
-        for token in tokens:
-            request.token_ids.append(token)
-            num_appended += 1
-            if (reason := check_stop(request, token, self.max_model_len)) is not None:
-                break
-        if num_appended:
-            chunk.sampled_before, chunk.sampled = tuple(tokens[: num_appended - 1]), tokens[num_appended - 1]
-        if not is_stale:
-            request.num_kv_computed -= len(tokens) - num_appended
-            if self._is_async:
-                request.num_output_placeholders -= len(tokens)
-            if request.status == "running":
-                self.kv_cache.cache_full_blocks(request, request.num_kv_computed - request.num_in_flight_tokens)
-        return reason
 
     def set_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Give requests the drafts that their next chunk verifies; for synchronous scheduling, after ``update()``.
@@ -696,16 +668,6 @@ class Scheduler:
         if not self._in_flight or batch is not self._in_flight[0]:
             raise ValueError(f"batch of step {batch.step} is not in flight: give back what schedule() returned, once")
 
-    def _check_update(self, batch: ScheduledBatch, sampled: Sampled, finish: Mapping[str, FinishReason]) -> None:
-        self._check_in_flight(batch)
-        if len(sampled) != len(batch.chunks):
-            raise ValueError(f"sampled has {len(sampled)} entries, the batch has {len(batch.chunks)} chunks")
-        for chunk, tokens in zip(batch.chunks, sampled):
-            if type(tokens) is not int or not chunk.samples:  # not the one token that most chunks give
-                _check_output(chunk, tokens, finish)
-        if unknown := set(finish).difference(chunk.request.request_id for chunk in batch.chunks) if finish else ():
-            raise ValueError(f"finish names {sorted(unknown)}, which are not in the batch")
-
     # -- the state as a whole --------------------------------------------------------------------------------
 
     def peek_next_batch(self) -> tuple[bool, int]:
@@ -734,7 +696,7 @@ class Scheduler:
     def _rehearsal(self) -> Scheduler:
         """A scheduler in the same state that can be stepped without changing this one."""
         clone = copy.copy(self)
-        clone._in_flight = deque()
+        clone._in_flight, clone._refused = deque(), []
         clone.queues, clone.kv_cache = self.queues.copy(), self.kv_cache.copy()
         clone.order = self.order.rehearsal(clone.queues, clone.kv_cache)
         if self.partial_prefills is not None:
@@ -783,37 +745,6 @@ _FIXED = (
     "speculative",
     "kv_cache_groups",
     "prefix_cache_retention_interval",
+    "second_tier",
 )
 """Fields that blocks in use, or steps in flight, depend on."""
-
-
-def _check_output(
-    chunk: ScheduledChunk, tokens: int | Sequence[int] | None, finish: Mapping[str, FinishReason]
-) -> None:
-    request_id, most = chunk.request.request_id, 1 + len(chunk.drafts)
-    if (tokens is None) is chunk.samples and finish.get(request_id) != "error":
-        what = "samples and needs a token" if chunk.samples else "samples nothing and takes no token"
-        raise ValueError(f"the chunk of request {request_id!r} {what}, got {tokens!r}")
-    if isinstance(tokens, Sequence) and not 1 <= len(tokens) <= most:
-        allowed = f"from 1 to {most} tokens: its accepted drafts and the token after them" if most > 1 else "1 token"
-        raise ValueError(
-            f"the chunk of request {request_id!r} has {most - 1} drafts and gives {allowed}, got {len(tokens)}"
-        )
-
-
-def _only(tokens: int | Sequence[int]) -> int:
-    """The token of a chunk without drafts, which may come in a list."""
-    return tokens[0] if isinstance(tokens, Sequence) else tokens
-
-
-def check_stop(request: Request, token: int, max_model_len: int) -> FinishReason | None:
-    """Why a request ends with ``token``, its latest; None when it does not end.
-
-    A stop token counts before a length limit, as in vLLM.
-    """
-    if token in request.stop_token_ids:
-        return "stop"
-    num_tokens = len(request.token_ids)
-    if num_tokens >= request.max_num_tokens or num_tokens >= max_model_len:
-        return "length"
-    return None

@@ -20,7 +20,7 @@ from workbench.serve.errors import ApiError, too_many_requests, unavailable
 from workbench.serve.preparation import Preparation
 from workbench.serve.prometheus import ServerMetrics
 from workbench.serve.settings import ServeSettings
-from workbench.serve.stream import Delta, Stream
+from workbench.serve.stream import Delta, Echo, Stream
 from workbench.trace import Keyframe, RequestInfo, StepRecord
 from workbench.trace.line_codec import encode_line
 
@@ -109,7 +109,9 @@ class EngineBridge:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        adapter: str = "",
         gone: asyncio.Event | None = None,
+        echo: Echo = "output",
     ) -> list[Stream]:
         """Queue requests, all of them or none.
 
@@ -119,7 +121,9 @@ class EngineBridge:
             priority: Priority of all.
             cache_salt: Cache salt of all. The engine gets a digest of it: the trace shows salts to all clients, and a
                 client that knew another's salt could find out which prompts are cached.
+            adapter: Adapter of all.
             gone: Set when the client has disconnected.
+            echo: The contents of the answers.
 
         Raises:
             ApiError: The queue is full or too short, the server is shutting down, or a request is not valid.
@@ -129,8 +133,9 @@ class EngineBridge:
         streams: list[Stream] = []
         try:
             for request_id, prompt, sampling in requests:
-                stream = Stream(request_id, sampling)
-                add = partial(self._add, prompt, stream, priority=priority, cache_salt=digest_of(cache_salt))
+                stream = Stream(request_id, sampling, echo)
+                fields = {"priority": priority, "cache_salt": digest_of(cache_salt), "adapter": adapter}
+                add = partial(self._add, prompt, stream, **fields)
                 await self.preparation.run(add, length, gone)
                 streams.append(stream)
         except BaseException:

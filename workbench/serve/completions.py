@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,12 +21,14 @@ from workbench.serve.handlers import ApiHandler
 from workbench.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
 from workbench.serve.responses import Answer, joined
 from workbench.serve.stream import Delta, Stream
+from workbench.serve.tools import MessageParser, opens_reasoning, tool_constraint
 
 
 class CompletionsHandler(ApiHandler):
     """/v1/completions, and the base of chat completions."""
 
     chat = False
+    new_parser: Callable[[], MessageParser] = MessageParser
     kind: type[CompletionRequest | ChatRequest] = CompletionRequest
 
     def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
@@ -40,6 +44,8 @@ class CompletionsHandler(ApiHandler):
             prompts, sampling = self.parts(body)
             # Once for all choices; vLLM's TokensPrompt.
             tokenized = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
+            if body.contains != "output" and tokenizer is not None:
+                tokenized = [(text or tokenizer.decode(ids), ids) for text, ids in tokenized]
             return body, [{"prompt": text, "prompt_token_ids": ids} for text, ids in tokenized], sampling
         except ValueError as problem:
             raise ApiError(400, str(problem), param=field_of(str(problem), self.kind)) from None
@@ -56,10 +62,21 @@ class CompletionsHandler(ApiHandler):
             len(self.request.body),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            adapter=body.model if body.model in self.bridge.engine.adapters else "",
             gone=self.gone,
+            echo=body.contains,
         )
         engine = self.bridge.engine
-        answer = Answer(name, engine.name, self.chat, engine.model.tokenizer, streams, bool(body.return_token_ids))
+        parsers = [self.new_parser() for _ in streams]
+        answer = Answer(
+            name,
+            body.model or engine.name,
+            self.chat,
+            engine.model.tokenizer,
+            streams,
+            parsers,
+            bool(body.return_token_ids),
+        )
         work = asyncio.ensure_future(
             self._stream(answer, body, len(prompts)) if body.stream else self._whole(answer, len(prompts))
         )
@@ -80,16 +97,19 @@ class CompletionsHandler(ApiHandler):
 
         results = await asyncio.gather(*(collect(stream) for stream in answer.streams))
         for result in results:
-            _check_end(result)
-        count = sum(len(result.token_ids) for result in results)
+            _check_end(result, answer.model)
+        count = sum(len(result.token_ids) - result.num_echoed for result in results)
         usage = answer.usage(count, num_prompts)
 
         def encode() -> bytes:
             choices = [answer.choice(i, result, chunk=False) for i, result in enumerate(results)]
-            return msgspec.json.encode({**answer.head(chunk=False), "choices": choices, "usage": usage})
+            of_prompt = answer.prompt_logprobs(0) if self.chat else {}
+            return msgspec.json.encode({**answer.head(chunk=False), "choices": choices, "usage": usage, **of_prompt})
 
         # The tokens at thousands of positions would hold up the event loop.
-        has_logprobs = any(result.logprobs for result in results)
+        has_logprobs = any(result.logprobs for result in results) or any(
+            stream.sampling.prompt_logprobs is not None for stream in answer.streams
+        )
         encoded = await asyncio.get_running_loop().run_in_executor(None, encode) if has_logprobs else encode()
         self.answer_encoded(encoded)
 
@@ -113,9 +133,9 @@ class CompletionsHandler(ApiHandler):
             while left:
                 index, delta = await merged.get()
                 left -= delta.finish_reason is not None
-                count += len(delta.token_ids)
+                count += len(delta.token_ids) - delta.num_echoed
                 try:
-                    _check_end(delta)
+                    _check_end(delta, answer.model)
                 except ApiError as problem:  # the status has been sent, so the error is an event
                     self._send_json(problem.body())
                     break
@@ -146,16 +166,30 @@ class ChatCompletionsHandler(CompletionsHandler):
     def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
         """The one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
-        text, token_ids = render_conversation(body.messages, body, self.bridge.engine.model.tokenizer)
-        return [{"prompt": text, "prompt_token_ids": token_ids}], body.sampling(default)
+        tokenizer = self.bridge.engine.model.tokenizer
+        form = body.call_form(tokenizer)
+        text, token_ids = render_conversation(body.messages, body, tokenizer, body.tool_dicts())
+        sampling = body.sampling(default)
+        if form is not None and tokenizer is not None:
+            if sampling[0].structured_outputs:
+                raise ValueError("tools do not work with response_format or structured_outputs: give one of them")
+            parallel = body.parallel_tool_calls is not False
+            constraint = tool_constraint(body.tools, body.tool_choice, form, tokenizer, parallel=parallel)
+            sampling = [params.replace(structured_outputs=constraint) for params in sampling]
+        self.new_parser = partial(MessageParser, form, opens_reasoning(text))
+        return [{"prompt": text, "prompt_token_ids": token_ids}], sampling
 
 
-def _check_end(delta: Delta) -> None:
+def _check_end(delta: Delta, model: str) -> None:
     """Raise an error if a request ended without an answer.
 
     Raises:
         ApiError: The request failed, or the server aborted it.
     """
+    if delta.error.startswith("structured_outputs"):  # a grammar that looked valid, and allows nothing
+        raise ApiError(400, delta.error, param="structured_outputs")
+    if delta.error.startswith(f"AdapterError: adapter {model!r}"):  # its files have changed since the server began
+        raise ApiError(400, f"the files of adapter {model!r} cannot be read: see the server's log", param="model")
     if delta.finish_reason == "error":
         raise internal_error()
     if delta.finish_reason == "abort":

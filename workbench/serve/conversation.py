@@ -127,7 +127,10 @@ class TemplateOptions(Protocol):
 
 
 def render_conversation(
-    messages: Sequence[ChatMessage], options: TemplateOptions, tokenizer: Tokenizer | None
+    messages: Sequence[ChatMessage],
+    options: TemplateOptions,
+    tokenizer: Tokenizer | None,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[str, list[int]]:
     """The text of a conversation and its token ids.
 
@@ -135,6 +138,7 @@ def render_conversation(
         messages: The messages, oldest first.
         options: The fields of the body that change the text.
         tokenizer: The model's tokenizer, or None.
+        tools: The tools that the model may call.
 
     Raises:
         ValueError: Options exclude each other or are outside their ranges, the template refuses the messages or leaves
@@ -151,7 +155,8 @@ def render_conversation(
         )
 
     def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+        given = {"tools": tools} if tools else {}
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **given, **kwargs)
 
     _check_tools_shown(dicts, render)
     if options.continue_final_message:

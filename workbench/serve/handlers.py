@@ -77,9 +77,10 @@ class ApiHandler(RequestHandler):
         Raises:
             ApiError: Status 404.
         """
-        if model is not None and model != self.bridge.engine.name:
+        served = [self.bridge.engine.name, *self.bridge.engine.adapters]
+        if model is not None and model not in served:
             raise ApiError(
-                404, f"model {model[:100]!r} is not served here: use {self.bridge.engine.name!r}",
+                404, f"model {model[:100]!r} is not served here: use {' or '.join(map(repr, served))}",
                 param="model", code="model_not_found",
             )  # fmt: skip
 
@@ -140,23 +141,24 @@ class NoIcon(ApiHandler):
 
 
 class Models(ApiHandler):
-    """/v1/models: the one model."""
+    """/v1/models: the model and its adapters."""
 
     def get(self, name: str | None = None) -> None:
         """The list of models, or one model by name."""
         engine = self.bridge.engine
-        card = {
-            "id": engine.name,
+        base = {
             "object": "model",
             "created": int(engine.trace.meta.created or 0),
             "owned_by": "workbench",
             "max_model_len": engine.config.max_model_len,
         }
+        cards = {engine.name: {"id": engine.name, **base}}
+        cards |= {adapter: {"id": adapter, **base, "parent": engine.name} for adapter in engine.adapters}
         if name is None:
-            self.answer({"object": "list", "data": [card]})
+            self.answer({"object": "list", "data": [*cards.values()]})
         else:
             self.check_model(name)
-            self.answer(card)
+            self.answer(cards[name])
 
 
 class Embeddings(ApiHandler):

@@ -49,8 +49,8 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation("/v1/models", "The one model", shapes.ModelList),
-    Operation("/v1/models/{model}", "The model by its name", shapes.Model),
+    Operation("/v1/models", "The model and its adapters", shapes.ModelList),
+    Operation("/v1/models/{model}", "One of them by its name", shapes.Model),
     Operation("/v1/completions", "Continue prompts", shapes.Completion, CompletionRequest, shapes.Completion),
     Operation(
         "/v1/chat/completions",

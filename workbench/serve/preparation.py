@@ -70,6 +70,7 @@ class Preparation:
             return await asyncio.wait_for(asyncio.shield(future), self._seconds)
         except TimeoutError:
             limited.interrupt()
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, or asyncio logs it
             await asyncio.wait([future], timeout=1.0)
             raise ApiError(400, f"the prompt took more than {self._seconds:g} s to render and tokenize") from None
         except ValueError as problem:

@@ -1,7 +1,7 @@
 """OpenAI's request bodies, checked field by field, and the sampling that they ask the engine for.
 
 Fields that only label a request are accepted and have no effect. Fields that would change the answer and are not
-served (tools, a response format, ...) are unknown, and an unknown field is rejected by name: no answer is better than
+served (audio, a prediction, ...) are unknown, and an unknown field is rejected by name: no answer is better than
 one that silently ignores a field. Fields marked as vLLM's are its additions to OpenAI's.
 """
 
@@ -15,8 +15,12 @@ import msgspec
 
 from workbench.config import SamplingParams
 from workbench.models.tokenizer import Tokenizer
+from workbench.serve.call_forms import CallForm
 from workbench.serve.conversation import Messages, TemplateKwargs, encode, render_conversation
 from workbench.serve.errors import ApiError
+from workbench.serve.stream import Echo
+from workbench.serve.structured import ResponseFormat, StructuredOutputs, constraint_of
+from workbench.serve.tools import MAX_TOOLS, Tool, ToolChoice
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
@@ -64,7 +68,9 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: LogitBias | None = None
     stop: Stop = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's.
+    structured_outputs: StructuredOutputs | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -73,11 +79,17 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # Labels without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    @property
+    def contains(self) -> Echo:
+        """The contents of an answer."""
+        return "output"
 
     def common_sampling(self, max_tokens: int, logprobs: int | None) -> list[SamplingParams]:
         """Sampling of each of the n choices; if there is a seed, choice i uses seed + i.
@@ -103,6 +115,10 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         fields["temperature"] = 1.0 if self.temperature is None else self.temperature
         if self.logit_bias is not None:
             fields["logit_bias"] = {_token_id(name): bias for name, bias in self.logit_bias.items()}
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs does not work with stream=true: ask for the whole answer")
+        fields["prompt_logprobs"] = self.prompt_logprobs
+        fields["structured_outputs"] = constraint_of(self.response_format, self.structured_outputs)
         base = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **fields)
         if self.seed is None:
             return [base] * (self.n or 1)
@@ -119,10 +135,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
             msgspec.Meta(min_length=1, description="Token ids, or a list of prompts."),
         ]
     )
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Choices | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: Literal[""] | None = None
 
     def prompts(self) -> list[str | list[int]]:
@@ -148,7 +164,18 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """Sampling of each choice. OpenAI's default is 16 tokens."""
         if self.best_of not in (None, self.n or 1):
             raise ApiError(400, f"best_of={self.best_of} must equal n: all choices are returned", param="best_of")
-        return self.common_sampling(self.max_tokens or 16, self.logprobs)
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens=0 needs echo=true: the answer would be empty", param="max_tokens")
+        max_tokens = 16 if self.max_tokens is None else max(1, self.max_tokens)
+        sampling = self.common_sampling(max_tokens, self.logprobs)
+        if not self.echo or self.prompt_logprobs is not None:
+            return sampling
+        return [params.replace(prompt_logprobs=self.logprobs) for params in sampling]
+
+    @property
+    def contains(self) -> Echo:
+        """The contents of an answer. As in vLLM, a prompt alone samples a token, which is left out."""
+        return ("prompt" if self.max_tokens == 0 else "both") if self.echo else "output"
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -157,6 +184,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(extra_json_schema={"maxItems": MAX_TOOLS})] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # vLLM's.
@@ -171,6 +201,28 @@ class ChatRequest(SamplingFields, kw_only=True):
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         max_tokens = self.max_completion_tokens or self.max_tokens or default_max_tokens
         return self.common_sampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+
+    def call_form(self, tokenizer: Tokenizer | None) -> CallForm | None:
+        """The form of calls in the answer; None if there are none.
+
+        Raises:
+            ValueError: A choice without tools, too many tools, or tools that the template does not show.
+        """
+        if not self.tools:
+            if self.tool_choice not in (None, "none", "auto"):
+                raise ValueError("tool_choice needs tools")
+            return None
+        _check_size("tools", self.tools, MAX_TOOLS, "tools")
+        if len({tool.function.name for tool in self.tools}) < len(self.tools):
+            raise ValueError("tools: two have the same name")
+        if tokenizer is None:
+            raise ValueError("tools need a tokenizer, and the model came without one")
+        form = CallForm.of(tokenizer, self.tool_dicts() or [])
+        return None if self.tool_choice == "none" else form
+
+    def tool_dicts(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates expect them; None without."""
+        return msgspec.to_builtins(self.tools) if self.tools else None
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.models.tokenizer import Tokenizer
 from workbench.serve.stream import Delta, Stream
+from workbench.serve.tools import MessageParser
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Answer:
         chat: Whether it answers /v1/chat/completions.
         tokenizer: Gives the text of a token; None for a model without a tokenizer.
         streams: The choices, in order.
+        parsers: For each the separation of its text into content, reasoning and calls.
         token_ids: Whether token ids are sent too (vLLM's ``return_token_ids``).
         created: Start of the answer, in seconds since 1970.
     """
@@ -31,6 +33,7 @@ class Answer:
     chat: bool
     tokenizer: Tokenizer | None
     streams: list[Stream]
+    parsers: list[MessageParser]
     token_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -62,27 +65,54 @@ class Answer:
         choice: dict[str, Any] = {"index": index}
         if not self.chat:
             choice["text"] = delta.text
-        elif chunk:
-            choice["delta"] = {"content": delta.text}
+            choice |= {} if chunk else self.prompt_logprobs(index)
         else:
-            choice["message"] = {"role": "assistant", "content": delta.text}
+            added = self.parsers[index].feed(delta.text, final=delta.finish_reason is not None)
+            if chunk:
+                choice["delta"] = added or {"content": ""}
+            else:
+                for call in added.get("tool_calls", ()):
+                    del call["index"]
+                content = None if "tool_calls" in added else ""
+                choice["message"] = {"role": "assistant", "content": content, **added}
         choice["logprobs"] = self._logprobs(delta, offset) if delta.logprobs else None
-        choice["finish_reason"] = delta.finish_reason  # "stop" and "length" are OpenAI's words too
+        has_calls = self.chat and delta.finish_reason == "stop" and self.parsers[index].num_calls > 0
+        choice["finish_reason"] = "tool_calls" if has_calls else delta.finish_reason
         if self.token_ids:
             choice["token_ids"] = list(delta.token_ids)
         return choice
 
+    def prompt_logprobs(self, index: int) -> dict[str, Any]:
+        """The field ``prompt_logprobs`` of a whole answer, as vLLM has it; empty if it was not asked for."""
+        output = self.streams[index].output
+        if output is None or output.prompt_logprobs is None or output.prompt_ranks is None:
+            return {}
+        found: list[dict[str, Any] | None] = []
+        for own, near, own_rank in zip(output.prompt_token_ids, output.prompt_logprobs, output.prompt_ranks):
+            entries = {
+                str(token): {
+                    "logprob": max(logprob, -9999.0),  # JSON has no infinity
+                    "rank": own_rank if token == own else rank,
+                    "decoded_token": self._text(token),
+                }
+                for rank, (token, logprob) in enumerate((near or {}).items(), 1)
+            }
+            found.append(entries or None)
+        return {"prompt_logprobs": found}
+
     def _logprobs(self, delta: Delta, offset: int) -> dict[str, Any]:
         if self.chat:
             return {
-                "content": [self._chat_logprob(token, near) for token, near in zip(delta.token_ids, delta.logprobs)]
+                "content": [
+                    self._chat_logprob(token, near or {}) for token, near in zip(delta.token_ids, delta.logprobs)
+                ]
             }
         tokens = [self._text(token) for token in delta.token_ids]
         offsets = list(accumulate(map(len, tokens), initial=offset))[:-1]
         return {
             "tokens": tokens,
-            "token_logprobs": [near.get(token) for token, near in zip(delta.token_ids, delta.logprobs)],
-            "top_logprobs": [{self._text(t): p for t, p in near.items()} for near in delta.logprobs],
+            "token_logprobs": [near and near.get(token) for token, near in zip(delta.token_ids, delta.logprobs)],
+            "top_logprobs": [near and {self._text(t): p for t, p in near.items()} for near in delta.logprobs],
             "text_offset": offsets,
         }
 
@@ -104,4 +134,6 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         "".join(delta.text for delta in deltas),
         tuple(near for delta in deltas for near in delta.logprobs),
         deltas[-1].finish_reason if deltas else None,
+        deltas[-1].error if deltas else "",
+        sum(delta.num_echoed for delta in deltas),
     )

@@ -38,6 +38,7 @@ from workbench.serve.priority import go_first, go_last
 from workbench.serve.settings import ServeSettings
 from workbench.serve.trace_stream import TraceStream
 from workbench.viz.app import make_app
+from workbench.viz.classroom import Classroom
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -97,7 +98,8 @@ class Server:
             ) from problem
         self.port: int = sockets[0].getsockname()[1]
         # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
-        self.dashboard = Dashboard(make_app(lambda: engine.trace), log_request)
+        self.room = Classroom()
+        self.dashboard = Dashboard(make_app(lambda: engine.trace, room=self.room), log_request)
         api = make_api(self.bridge, self.dashboard, log_request)
         loop = asyncio.get_running_loop()
         if isinstance(loop, FairEventLoop):
@@ -177,7 +179,8 @@ def serve(engine: Engine, settings: ServeSettings) -> None:
         limit_repeats()
         scheme = "http" if settings.tls_cert is None else "https"
         print(
-            f"serving {printable(engine.name)} on {scheme}://{settings.host}:{server.port} (dashboard: {DASHBOARD})",
+            f"serving {printable(engine.name)} on {scheme}://{settings.host}:{server.port} (dashboard: {DASHBOARD}; "
+            f"to teach with it: {DASHBOARD}#teach={server.room.key}, to follow: {DASHBOARD}#follow)",
             flush=True,
         )
         await server.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(TypedDict):
@@ -27,8 +27,20 @@ class CompletionLogprobs(TypedDict):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None]]
+    top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    """A token at a place of the prompt: its log-probability, and its rank among all tokens."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt the likely tokens and itself by token id; null for the first."""
 
 
 class CompletionChoice(TypedDict):
@@ -39,6 +51,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):
@@ -72,11 +85,29 @@ class ChatLogprobs(TypedDict):
     content: list[SampledTokenLogprob]
 
 
+class CalledFunction(TypedDict):
+    """A function that the model calls, and its arguments as JSON; in a stream the next part of them."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class CalledTool(TypedDict):
+    """A call; in a stream its first part has the id and the name, and each part its index."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
 class AssistantMessage(TypedDict):
-    """The model's message."""
+    """The model's message; it has no content if it calls tools without a word."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CalledTool]]
 
 
 class ChatChoice(TypedDict):
@@ -98,13 +129,16 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class MessageDelta(TypedDict):
     """Next part of a message; only the first part has the role."""
 
     role: NotRequired[Literal["assistant"]]
-    content: str
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CalledTool]]
 
 
 class ChatChunkChoice(TypedDict):
@@ -129,13 +163,14 @@ class ChatCompletionChunk(TypedDict):
 
 
 class Model(TypedDict):
-    """The served model."""
+    """The served model, or an adapter, whose parent it is."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["workbench"]
     max_model_len: int | None
+    parent: NotRequired[str]
 
 
 class ModelList(TypedDict):

@@ -34,6 +34,21 @@ OWN_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
+class GrammarArrival:
+    """The grammar of a request's output, as far as the scheduler sees it.
+
+    Attributes:
+        ready_step: First step whose scheduling sees it compiled.
+        valid_drafts: Drafts that it allows in each proposal, from the first again after the last; empty for all.
+        fails: It cannot be compiled, which that step finds out.
+    """
+
+    ready_step: int = 0
+    valid_drafts: tuple[int, ...] = ()
+    fails: bool = False
+
+
+@dataclass(frozen=True)
 class Arrival:
     """A request of a workload.
 
@@ -49,8 +64,10 @@ class Arrival:
             no such limit.
         index: Place in the workload, which decides between requests that are aborted before the same step.
         cache_salt: Only requests with the same salt share prefixes.
+        adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
         session: Its session, by which routers keep requests together; "" if it is alone.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
+        grammar: When the grammar of its output is compiled; None if it has none.
     """
 
     request_id: str
@@ -64,7 +81,9 @@ class Arrival:
     index: int = 0
     accepts: tuple[int, ...] = ()
     cache_salt: str = ""
+    adapter: str = ""
     session: str = ""
+    grammar: GrammarArrival | None = None
 
     def to_request(self) -> Request:
         """A fresh request for a scheduler."""
@@ -76,6 +95,7 @@ class Arrival:
             arrival_time=self.arrival_time,
             arrival_step=self.arrival_step,
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
         )
 
     def check_servable(self, config: EngineConfig, sample_token: Callable[[Request], int]) -> None:
@@ -109,7 +129,9 @@ def arrival_order(arrival: Arrival) -> tuple[int, float]:
     return arrival.arrival_step, arrival.arrives_at or 0.0
 
 
-def timed_arrival(request_id: str, prompt: Sequence[int], max_tokens: int, at: float, *, priority: int = 0) -> Arrival:
+def timed_arrival(
+    request_id: str, prompt: Sequence[int], max_tokens: int, at: float, *, priority: int = 0, session: str = ""
+) -> Arrival:
     """A request that arrives at a time and not before a step.
 
     Args:
@@ -118,8 +140,10 @@ def timed_arrival(request_id: str, prompt: Sequence[int], max_tokens: int, at: f
         max_tokens: Output tokens.
         at: Seconds since the start.
         priority: Smaller is served first under the "priority" policy.
+        session: Its session; "" if it is alone.
     """
-    return Arrival(request_id, prompt, _sampling(max_tokens), priority=priority, arrival_time=at, arrives_at=at)
+    sampling = _sampling(max_tokens)
+    return Arrival(request_id, prompt, sampling, priority, arrival_time=at, arrives_at=at, session=session)
 
 
 @lru_cache(maxsize=4096)
@@ -227,24 +251,33 @@ def read_generated(spec: Mapping[str, Any]) -> Iterator[Arrival]:
     num_requests = integer("generate.num_requests", spec.get("num_requests"), 1)
     prompt = read_lengths("generate.prompt", spec.get("prompt"))
     output = read_lengths("generate.output", spec.get("output"))
-    times = _read_process(spec.get("arrivals") or {"process": "at_once"}, random.Random(f"arrivals {seed}"))
+    process = spec.get("arrivals") or {"process": "at_once"}
+    times = read_process("generate.arrivals", process, random.Random(f"arrivals {seed}"))
     return generate(num_requests, times, prompt, output, random.Random(f"lengths {seed}"))
 
 
-def _read_process(spec: Any, rng: random.Random) -> Iterator[float]:
-    process = json_object("generate.arrivals", spec, ("process", "rate", "size")).get("process")
+def read_process(place: str, spec: Any, rng: random.Random) -> Iterator[float]:
+    """Times of arrival from the description of a process: "poisson", "bursts" (with "size"), "evenly" or "at_once".
+
+    Args:
+        place: Place of the description in the workload, for messages.
+        spec: ``{"process": name, "rate": requests per second}``.
+        rng: Source of the times.
+
+    Raises:
+        ValueError: The description is malformed.
+    """
+    process = json_object(place, spec, ("process", "rate", "size")).get("process")
     if process == "at_once":
         return repeat(0.0)
     if process not in ("poisson", "bursts", "evenly"):
-        raise ValueError(
-            f'generate.arrivals.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}'
-        )
-    rate = number("generate.arrivals.rate", spec.get("rate"), 0.0, low_open=True)
+        raise ValueError(f'{place}.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}')
+    rate = number(f"{place}.rate", spec.get("rate"), 0.0, low_open=True)
     if process == "poisson":
         return poisson(rate, rng)
     if process == "evenly":
         return evenly(rate)
-    return bursts(rate, integer("generate.arrivals.size", spec.get("size"), 1), rng)
+    return bursts(rate, integer(f"{place}.size", spec.get("size"), 1), rng)
 
 
 # -- recorded workloads ------------------------------------------------------------------------------------------------

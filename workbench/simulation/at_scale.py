@@ -19,11 +19,12 @@ from workbench.costs.cost_model import CostModel
 from workbench.ground.on_demand import progress_bar
 from workbench.readings.latency import LatencyAccumulator
 from workbench.readings.metrics import Distribution
+from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.run import SimulatedRun
-from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace import RequestInfo, Trace, TraceMeta
 
 MAX_WINDOWS = 512
 """Maximum number of windows in a time line; beyond it, neighbours are joined and windows get twice as long."""
@@ -153,6 +154,7 @@ class SimulationSummary:
         num_output_tokens: Tokens sampled.
         num_recomputed_tokens: Tokens computed again after preemptions.
         num_cached_tokens: Tokens found in the prefix cache.
+        num_loaded_tokens: Those of them that came from the second tier.
         num_preemptions: Number of preemptions.
         duration: Duration of the run in seconds.
         ttft: Time to first token.
@@ -171,6 +173,7 @@ class SimulationSummary:
     num_output_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_preemptions: int = 0
     duration: float = 0.0
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -244,8 +247,8 @@ def simulate_at_scale(
             if summary.num_steps == max_steps:
                 summary.end = "max_steps"
                 break
-            if (record := summing.step()) is not None:
-                bar.update(len(record.finished) + len(record.aborted))
+            if (batch := summing.step()) is not None:
+                bar.update(len(batch.finished) + len(batch.aborted))
             if run.stuck:
                 summary.end = "stuck"
                 break
@@ -278,8 +281,8 @@ class SummedRun:
         self._record_steps = record_steps
         self._latencies = LatencyAccumulator()
 
-    def step(self) -> StepRecord | None:
-        """Take one step and add its record, if it is complete, to the summary."""
+    def step(self) -> ScheduledBatch | None:
+        """Take one step and add it to the summary once it is complete; a record would take longer than the sums."""
         run, summary = self._run, self.summary
         recording = run.scheduler.step in self._record_steps
         if recording and summary.recorded is None:
@@ -290,39 +293,39 @@ class SummedRun:
             summary.num_requests += 1
             if recorded is not None:
                 recorded.add_request(_without_tokens(request))
-        record = run.step(_sample)
-        if record is not None:
-            self._add(record)
-        return record
+        batch = run.advance(_sample)
+        if batch is not None:
+            self._add(batch)
+        return batch
 
     def rest(self) -> None:
         """Add the steps whose output is still in flight when the run ends, and complete the summary."""
-        for record in self._run.rest(_sample):
-            self._add(record)
+        for batch in self._run.remaining(_sample):
+            self._add(batch)
         summary = self.summary
         summary.duration = self._run.now
         summary.num_output_tokens = summary.ttft.count + summary.itl.count
 
-    def _add(self, record: StepRecord) -> None:
-        if record.step in self._record_steps and self.summary.recorded is not None:
-            self.summary.recorded.append(record)
-        self._add_up(record)
-
-    def _add_up(self, record: StepRecord) -> None:
-        summary, chunks = self.summary, record.chunks
-        times = self._latencies.add(record)
+    def _add(self, batch: ScheduledBatch) -> None:
+        summary, chunks = self.summary, batch.chunks
+        if summary.recorded is not None and batch.step in self._record_steps:
+            summary.recorded.append(batch.to_record(timings=batch.timings))
+        times = self._latencies.add(batch)
         times.add_to(summary.ttft, summary.itl, summary.e2e)
         num_tokens = len(chunks)
-        for chunk in [chunk for chunk in chunks if chunk.arm != "decode" or chunk.drafts]:
-            num_tokens += chunk.num_tokens - 1
-            summary.num_cached_tokens += chunk.num_cached_tokens
-            summary.num_recomputed_tokens += chunk.num_recomputed_tokens
+        for chunk in chunks:
+            if chunk.arm != "decode" or chunk.drafts:
+                num_tokens += chunk.num_tokens - 1
+                summary.num_cached_tokens += chunk.num_cached_tokens
+                summary.num_recomputed_tokens += chunk.num_recomputed_tokens
+        for load in batch.loads:
+            summary.num_loaded_tokens += len(load.block_ids) * batch.block_size
         summary.num_steps += 1
         summary.num_scheduled += len(chunks)
         summary.num_tokens += num_tokens
         summary.num_finished += len(times.ended)
-        summary.num_preemptions += len(record.preempted)
-        summary.time_line.add(record.time, num_tokens, len(chunks), len(record.waiting), record.free_blocks)
+        summary.num_preemptions += len(batch.preempted)
+        summary.time_line.add(batch.time, num_tokens, len(chunks), len(batch.waiting), batch.free_blocks)
 
     def _begin_recording(self) -> Trace:
         """A trace that begins with the current requests and their state."""

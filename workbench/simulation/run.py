@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import StepCost
@@ -13,11 +14,17 @@ from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
-from workbench.simulation.arrivals import Arrival
+from workbench.simulation.arrivals import Arrival, GrammarArrival
 from workbench.trace import StepRecord
+
+if TYPE_CHECKING:
+    from workbench.scheduler.second_tier import SecondTier
 
 STUCK_AFTER = 3
 """Consecutive steps without a token after which the requests that are left cannot proceed by themselves."""
+
+POLL = 0.005
+"""Seconds after which an engine that waits for a transfer looks for new requests, if those are not known before."""
 
 
 class SimulatedRun:
@@ -37,6 +44,7 @@ class SimulatedRun:
         scheduler: The scheduler.
         now: Seconds since the start, at the end of the latest step.
         num_arrived: Requests that have arrived.
+        arrived: Those of them that arrived before the latest step.
         expects_more: Further requests may be given with ``add``, so the run is neither over nor stuck.
     """
 
@@ -53,6 +61,7 @@ class SimulatedRun:
         self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy, as_vllm=as_vllm)
         self.now = 0.0
         self.num_arrived = 0
+        self.arrived: list[Request] = []
         self.expects_more = False
         self._cost_model = cost_model
         self._arrivals = arrivals
@@ -61,10 +70,12 @@ class SimulatedRun:
         self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
         self._num_empty = 0
         self._num_idle = 0
-        self._in_flight: deque[tuple[ScheduledBatch, float]] = deque()  # with the duration of each
+        self._in_flight: deque[ScheduledBatch] = deque()
         self._busy_until = 0.0
         self._num_in_flight = 2 if config.async_scheduling else 1
         self._num_drafts = config.num_speculative_tokens
+        if config.second_tier is not None and cost_model is None:
+            raise ValueError("second_tier needs a clock: give a cost_model")
         self._drafts_are_known = not config.async_scheduling
         self._acceptance: dict[str, _Acceptance] = {}
 
@@ -73,7 +84,7 @@ class SimulatedRun:
         """Every request has arrived and ended, and no output is to come."""
         if self.expects_more or self._upcoming is not None or self.scheduler.has_unfinished_requests():
             return False
-        return not any(batch.chunks for batch, _ in self._in_flight)
+        return not any(batch.chunks for batch in self._in_flight)
 
     @property
     def stuck(self) -> bool:
@@ -110,6 +121,8 @@ class SimulatedRun:
         while (arrival := self._upcoming) is not None and self.is_due(arrival):
             request = arrival.to_request()
             request.arrival_step = scheduler.step
+            if arrival.grammar is not None:
+                request.grammar = ArrivingGrammar(arrival.grammar, scheduler)
             if self._cost_model is not None and arrival.arrives_at is None:
                 request.arrival_time = self.now
             if arrival.abort_step is None and not scheduler.as_vllm:
@@ -118,13 +131,21 @@ class SimulatedRun:
             new.append(request)
             self.num_arrived += 1
             if self._num_drafts:
-                self._acceptance[arrival.request_id] = _Acceptance(arrival.accepts)
+                self._acceptance[arrival.request_id] = _Acceptance(arrival)
             if arrival.abort_step is not None:
                 heappush(self._aborts, (arrival.abort_step, arrival.index, self.num_arrived, arrival.request_id))
             self._upcoming = self._added.popleft() if self._added else next(self._arrivals, None)
         while self._aborts and self._aborts[0][0] <= scheduler.step:
             scheduler.abort_request(heappop(self._aborts)[-1])
+        self.arrived = new
         return new
+
+    def abandon(self) -> None:
+        """Abort every request, and forget those that have not arrived."""
+        self._upcoming = None
+        self._added.clear()
+        for request_id in list(self.scheduler.requests):
+            self.scheduler.abort_request(request_id)
 
     def is_due(self, arrival: Arrival) -> bool:
         """Whether the next step sees a request."""
@@ -141,29 +162,52 @@ class SimulatedRun:
         Returns:
             The record of the step whose output was taken in; None when none was in flight yet.
         """
+        batch = self.advance(sample_token)
+        return None if batch is None else batch.to_record(timings=batch.timings)
+
+    def advance(self, sample_token: Callable[[Request], int]) -> ScheduledBatch | None:
+        """The same as ``step`` without a record: its time is a fifth of the run's, and sums do not need it."""
         batch = self.scheduler.schedule()
         seconds = self._cost_model.step_seconds(batch.chunks) if self._cost_model is not None and batch.chunks else 0.0
         # An asynchronous step is scheduled while the one before it is computed, and begins when that one ends.
         batch.time = max(self.now, self._busy_until)
-        self._busy_until = batch.time + seconds
-        self._in_flight.append((batch, seconds))
-        record = self._complete(sample_token) if len(self._in_flight) == self._num_in_flight else None
+        batch.end = batch.time + seconds
+        if not batch.chunks and (tier := self.scheduler.second_tier) is not None and tier.transfers:
+            self._num_empty, batch.end = -1, self._end_of_wait(tier, batch.time)
+            batch.timings = {"wait": batch.end - batch.time}
+        self._busy_until = batch.end
+        if seconds:
+            batch.timings = {"forward": seconds}
+        self._in_flight.append(batch)
+        done = self._complete(sample_token) if len(self._in_flight) == self._num_in_flight else None
         if batch.chunks:
             self._num_empty = self._num_idle = 0
         else:
             self._num_empty += 1
-            self._num_idle = 0 if batch.arrived or self._something_to_come() else self._num_idle + 1
-        return record
+            waits = self._num_empty == 0
+            self._num_idle = 0 if waits or batch.arrived or self._something_to_come() else self._num_idle + 1
+        return done
+
+    def _end_of_wait(self, tier: SecondTier, now: float) -> float:
+        """The end of a step without tokens: a transfer ends, or a request may have arrived."""
+        arrives = None if self._upcoming is None else self._upcoming.arrives_at
+        ends = [tier.next_end, arrives, now + POLL if self.expects_more else None]
+        return max(now, min(end for end in ends if end is not None))
 
     def rest(self, sample_token: Callable[[Request], int]) -> Iterator[StepRecord]:
         """Take in the output that is still in flight when the run ends."""
+        for batch in self.remaining(sample_token):
+            yield batch.to_record(timings=batch.timings)
+
+    def remaining(self, sample_token: Callable[[Request], int]) -> Iterator[ScheduledBatch]:
+        """The same as ``rest`` without records."""
         while self._in_flight:
             yield self._complete(sample_token)
 
-    def _complete(self, sample_token: Callable[[Request], int]) -> StepRecord:
+    def _complete(self, sample_token: Callable[[Request], int]) -> ScheduledBatch:
         """Take in the output of the oldest step in flight."""
-        batch, seconds = self._in_flight.popleft()
-        self.now = max(self.now, batch.time + seconds)
+        batch = self._in_flight.popleft()
+        self.now = max(self.now, batch.end)
         if self._num_drafts:
             self.scheduler.update(batch, [self._verified(chunk, sample_token) for chunk in batch.chunks])
             if self._drafts_are_known:
@@ -174,7 +218,7 @@ class SimulatedRun:
         else:
             tokens = [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks]
             self.scheduler.update(batch, tokens)
-        return batch.to_record(timings={"forward": seconds} if seconds else {})
+        return batch
 
     def _verified(self, chunk: ScheduledChunk, sample_token: Callable[[Request], int]) -> Sequence[int] | None:
         """The accepted drafts of a chunk and the token after them."""
@@ -187,6 +231,8 @@ class SimulatedRun:
         if chunk.drafts and not chunk.is_padded:
             acceptance = self._acceptance[request.request_id]
             num_accepted = min(acceptance.next, len(chunk.drafts))
+            if not self._drafts_are_known:  # what the grammar does not allow has become padding meanwhile
+                num_accepted = min(num_accepted, acceptance.next_valid(len(chunk.drafts)))
             acceptance.num_verifications += 1
         return _next_tokens(request, num_accepted + 1, sample_token)
 
@@ -198,24 +244,53 @@ class SimulatedRun:
                 continue
             tokens = _next_tokens(chunk.request, self._num_drafts, sample_token)
             wrong = [3 + (token - 3 + 1) % 31997 for token in tokens[acceptance.next :]]
-            drafts[chunk.request.request_id] = tokens[: acceptance.next] + wrong
+            made = tokens[: acceptance.next] + wrong
+            drafts[chunk.request.request_id] = made[: acceptance.next_valid(len(made))]
         self.scheduler.set_drafts(drafts)
 
     def _something_to_come(self) -> bool:
         aborts = any(request_id in self.scheduler.requests for *_, request_id in self._aborts)
-        return self._upcoming is not None or aborts
+        compiles = any(request.grammar is not None for request in self.scheduler.waiting)
+        return self._upcoming is not None or aborts or compiles
+
+
+class ArrivingGrammar:
+    """A grammar that is compiled when the scheduler reaches a step."""
+
+    def __init__(self, arrival: GrammarArrival, scheduler: Scheduler) -> None:
+        self._arrival, self._scheduler = arrival, scheduler
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is compiled."""
+        return not self._arrival.fails and self._scheduler.step >= self._arrival.ready_step
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be compiled; "" if it can."""
+        failed = self._arrival.fails and self._scheduler.step >= self._arrival.ready_step
+        return "the workload says that it fails" if failed else ""
 
 
 class _Acceptance:
-    """The number of drafts that a request accepts in its next verification.
+    """The number of drafts that a request accepts in its next verification, and that its grammar allows.
 
     Args:
-        accepts: That number for each verification, from the first again after the last.
+        arrival: Has these numbers for each verification and proposal, from the first again after the last.
     """
 
-    def __init__(self, accepts: tuple[int, ...]) -> None:
-        self._accepts = accepts or (0,)
+    def __init__(self, arrival: Arrival) -> None:
+        self._accepts = arrival.accepts or (0,)
+        self._valid = arrival.grammar.valid_drafts if arrival.grammar is not None else ()
+        self._num_proposals = 0
         self.num_verifications = 0
+
+    def next_valid(self, num_drafts: int) -> int:
+        """Leading drafts of the next proposal that the grammar allows."""
+        if not self._valid:
+            return num_drafts
+        self._num_proposals += 1
+        return min(num_drafts, self._valid[(self._num_proposals - 1) % len(self._valid)])
 
     @property
     def next(self) -> int:

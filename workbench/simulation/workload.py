@@ -8,7 +8,10 @@
 by default and "eagle" with asynchronous scheduling, and ``disable_lookahead_block_hashes``; null stands for the
 default. With speculation, ``accepts`` of a request says how many drafts are accepted in each of its verifications, from
 the first again after the last. ``stop_at: n`` makes its n-th output token a stop token. Requests share prefixes only
-with requests of the same ``cache_salt``, a string that is empty by default. ``session`` names the requests that the
+with requests of the same ``cache_salt`` and ``adapter``, strings that are empty by default; an adapter is the name of a
+LoRA, of which ``max_loras`` may run together. ``grammar`` of a request, such as
+``{"ready_step": 3, "valid_drafts": [2, 0]}``, says from which step on its grammar is compiled, and how many drafts of
+each proposal it allows; with ``"fails": true`` it cannot be compiled. ``session`` names the requests that the
 routers of a fleet keep together; each has its own by default. A request needs only ``id`` and ``prompt``;
 ``arrival_time`` (seconds) has an effect if the simulation has a clock. A prompt is a list of token ids,
 ``{"len": n, "seed": s}`` (the seed is the request's id by default), or ``{"parts": [prompt, ...]}``, which joins
@@ -29,9 +32,9 @@ from zlib import crc32
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import CostModel
-from workbench.ground.cache_salt import check_salt
-from workbench.ground.field_checks import MAX_INT32, choice, flag, integer, json_object, number, shown
-from workbench.simulation.arrivals import Arrival, arrival_order, read_generated
+from workbench.ground.cache_salt import check_adapter, check_salt
+from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
+from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 
@@ -47,7 +50,9 @@ _REQUEST_FIELDS = (
     "accepts",
     "stop_at",
     "cache_salt",
+    "adapter",
     "session",
+    "grammar",
 )
 
 
@@ -144,6 +149,12 @@ def read_json_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> Ma
     """
     if isinstance(source, Mapping):
         return source
+    if not isinstance(source, str | os.PathLike):
+        fields = ", ".join(_WORKLOAD_FIELDS)
+        raise FieldError(
+            f"workload must be the path of a file or an object with {fields}, got a {type(source).__name__}; a list of "
+            'requests is written {"requests": [...]}'
+        )
     path = Path(source)
     try:
         workload = json.loads(path.read_text(encoding="utf-8"))
@@ -192,15 +203,26 @@ def _read_request(index: int, request: Mapping[str, Any]) -> Arrival:
         abort_step=abort_step,
         arrives_at=arrives_at,
         index=index,
-        accepts=_read_accepts(f"{place}.accepts", given.get("accepts", ())),
+        accepts=_read_counts(f"{place}.accepts", given.get("accepts", ())),
         cache_salt=check_salt(f"{place}.cache_salt", given.get("cache_salt", "")),
+        adapter=check_adapter(f"{place}.adapter", given.get("adapter", "")),
         session=check_salt(f"{place}.session", given.get("session", "")),
+        grammar=_read_grammar(f"{place}.grammar", given["grammar"]) if "grammar" in given else None,
     )
 
 
-def _read_accepts(place: str, given: Any) -> tuple[int, ...]:
+def _read_grammar(place: str, given: Any) -> GrammarArrival:
+    json_object(place, given, ("ready_step", "valid_drafts", "fails"))
+    return GrammarArrival(
+        integer(f"{place}.ready_step", given.get("ready_step", 0), 0, MAX_INT32),
+        _read_counts(f"{place}.valid_drafts", given.get("valid_drafts", ())),
+        flag(f"{place}.fails", given.get("fails", False)),
+    )
+
+
+def _read_counts(place: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list | tuple):
-        raise ValueError(f"{place} must be a list of numbers of accepted drafts, got {shown(given)}")
+        raise ValueError(f"{place} must be a list of numbers of drafts, got {shown(given)}")
     return tuple(integer(f"{place}[{index}]", count, 0, MAX_DRAFTS) for index, count in enumerate(given))
 
 

@@ -7,6 +7,7 @@ allocate arrays by these numbers without another check.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from msgspec.structs import astuple
@@ -68,6 +69,22 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
     return Layout(None, block_size)
 
 
+_NAMES = ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting")
+"""Fields of a record that hold the names of requests."""
+
+_names_of = attrgetter(*_NAMES)
+
+
+class _Held:
+    """A request that holds blocks: its block tables, and the tokens that are computed so far."""
+
+    __slots__ = ("computed", "tables")
+
+    def __init__(self, tables: list[list[int]], computed: int = MAX_TOKENS) -> None:
+        self.tables = tables
+        self.computed = computed
+
+
 class TraceChecker:
     """Checks the lines of a file in order, and gives each record its full block tables.
 
@@ -77,7 +94,7 @@ class TraceChecker:
 
     Args:
         meta: First line of the file.
-        requests: The requests of the lines so far.
+        requests: The requests of the lines so far, by id.
     """
 
     def __init__(self, meta: TraceMeta, requests: Container[str]) -> None:
@@ -86,8 +103,7 @@ class TraceChecker:
         self.layout = layout_of(self.groups, self.block_size)
         self.num_blocks = num_blocks_of(meta) or MAX_BLOCKS
         self._requests = requests
-        self._tables: dict[str, list[list[int]]] = {}
-        self._computed: dict[str, int] = {}
+        self._held: dict[str, _Held] = {}
         self._next_step: int | None = None
         first = self.groups[0]
         self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
@@ -117,8 +133,7 @@ class TraceChecker:
             others = keyframe.other_tables.get(request_id, ())
             for other in others:
                 self._check_block_ids(f"block table of {shown(request_id)}", other)
-            self._tables[request_id] = [list(table), *map(list, others)]
-            self._computed[request_id] = computed
+            self._held[request_id] = _Held([list(table), *map(list, others)], computed)
         self._next_step = keyframe.step
 
     def check(self, record: StepRecord) -> None:
@@ -135,6 +150,8 @@ class TraceChecker:
         self._check_names(record)
         self._check_block_ids("cached_block_ids", record.cached_block_ids)
         self._check_block_ids("withdrawn_block_ids", record.withdrawn_block_ids)
+        for load in record.loads:
+            self._check_block_ids("loads", load.hit_ids + load.block_ids)
         self._check_pool("pool", record.pool)
         self._check_pool("pool_end", record.pool_end)
         if record.num_cached_end > len(record.cached_block_ids):
@@ -144,21 +161,21 @@ class TraceChecker:
             )
         for block_ids in record.unscheduled_block_ids.values():
             self._check_block_ids("unscheduled_block_ids", block_ids)
-        tables, computed = self._tables, self._computed
+        running, tokens_per_place = self._held, self._tokens_per_place
         for request_id in (*record.aborted, *record.preempted):
-            tables.pop(request_id, None)
+            running.pop(request_id, None)
         for request_id in (*record.admitted, *record.resumed):
-            if request_id in tables:
+            if request_id in running:
                 raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
-            tables[request_id] = [[] for _ in self.groups]
-            computed.pop(request_id, None)
+            running[request_id] = _Held([[] for _ in self.groups])
         scheduled = []
         num_tokens = 0
         for chunk in record.chunks:
-            request_id = chunk.request_id
-            held = tables.get(request_id)
-            if held is None:
-                raise TraceError(f"request {shown(request_id)} is scheduled in step {record.step} but not admitted")
+            request = running.get(chunk.request_id)
+            if request is None:
+                name = shown(chunk.request_id)
+                raise TraceError(f"request {name} is scheduled in step {record.step} but not admitted")
+            held = request.tables
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
             table = held[0]
@@ -167,21 +184,21 @@ class TraceChecker:
                 table.extend(chunk.new_block_ids)
             if len(held) > 1:
                 self._change_others(record.step, chunk, held)
-            end = chunk.start + chunk.num_tokens
-            if chunk.start > computed.get(request_id, MAX_TOKENS):
+            start, count = chunk.start, chunk.num_tokens
+            if start > request.computed:
                 raise TraceError(
-                    f"request {shown(request_id)} in step {record.step} starts at {chunk.start}, "
-                    f"computed so far are {computed[request_id]} tokens"
+                    f"request {shown(chunk.request_id)} in step {record.step} starts at {start}, "
+                    f"computed so far are {request.computed} tokens"
                 )
-            if end > len(table) * self._tokens_per_place or chunk.num_cached_tokens > chunk.start:
+            if start + count > len(table) * tokens_per_place or chunk.num_cached_tokens > start:
                 raise TraceError(self._misfit(record.step, chunk, len(table)))
-            if chunk.ahead > chunk.start or len(chunk.drafts) >= chunk.num_tokens:
+            if chunk.ahead > start or len(chunk.drafts) >= count:
                 raise TraceError(
-                    f"request {shown(request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
-                    f"{chunk.num_tokens} tokens, and starts at {chunk.start}, {chunk.ahead} ahead"
+                    f"request {shown(chunk.request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
+                    f"{count} tokens, and starts at {start}, {chunk.ahead} ahead"
                 )
-            computed[request_id] = end
-            num_tokens += chunk.num_tokens
+            request.computed = start + count
+            num_tokens += count
             scheduled.append(held)
         if record.chunks:
             if len({chunk.request_id for chunk in record.chunks}) != len(record.chunks):
@@ -199,7 +216,7 @@ class TraceChecker:
         else:
             record.attach_tables_of_groups(self.layout, [[(table, len(table)) for table in held] for held in scheduled])
         for request_id in record.finished:
-            tables.pop(request_id, None)
+            running.pop(request_id, None)
 
     def _change_others(self, step: int, chunk: Chunk, held: list[list[int]]) -> None:
         """Apply a chunk's changes to the block tables of the groups after the first."""
@@ -225,11 +242,11 @@ class TraceChecker:
             table[place] = 0
 
     def _check_names(self, record: StepRecord) -> None:
-        for field in ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting"):
-            names = getattr(record, field)
-            for name in names:
-                if name not in self._requests:
-                    raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
+        is_known = self._requests.__contains__
+        for field, names in zip(_NAMES, _names_of(record)):
+            if names and not all(map(is_known, names)):
+                name = next(name for name in names if name not in self._requests)
+                raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
@@ -237,7 +254,7 @@ class TraceChecker:
 
     def _check_pool(self, field: str, change: PoolChange | None) -> None:
         if change is not None and change is not NO_CHANGE:
-            for name, runs in zip(change.__struct_encode_fields__, astuple(change)):
+            for name, runs in filter(itemgetter(1), zip(change.__struct_encode_fields__, astuple(change))):
                 self._check_block_ids(f"{field}.{name}", tuple(map(abs, runs)))
                 if length_of(runs) >= self.num_blocks:
                     raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")

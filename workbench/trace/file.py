@@ -36,6 +36,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def is_gzip_path(path: str | os.PathLike[str]) -> bool:
     """Whether a trace written to this path is gzipped.
 
@@ -55,6 +59,7 @@ class TraceWriter:
         path: A .jsonl or .jsonl.gz file; replaced if it exists.
         meta: The first line.
         compresslevel: Of a .jsonl.gz file, from 1 (fastest) to 9.
+        private: Only the user may read the file.
 
     Raises:
         TraceError: The file's name has another ending.
@@ -68,12 +73,14 @@ class TraceWriter:
         1
     """
 
-    def __init__(self, path: str | os.PathLike[str], meta: TraceMeta, *, compresslevel: int = 6) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], meta: TraceMeta, *, compresslevel: int = 6, private: bool = False
+    ) -> None:
         gzipped = is_gzip_path(path)
         self.path = Path(path)
         self.num_steps = 0
         self._lock = threading.RLock()  # between the threads that record and the one that ends the recording
-        self._raw = open(self.path, "wb")  # noqa: SIM115 - closed by close()
+        self._raw = open(self.path, "wb", opener=_open_private if private else None)  # noqa: SIM115 - closed by close()
         # With no file name and no time: the same trace gives the same bytes.
         self._file: IO[bytes] | gzip.GzipFile = (
             gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=compresslevel, mtime=0)

@@ -72,6 +72,8 @@ def _with_reasons(record: StepRecord) -> StepRecord:
     """A record that was read, with a reason in the place of each number."""
     for name in ("passed_over", "preempt_reasons"):
         stated: Mapping[str, Reason | int] = getattr(record, name)
+        if not stated:
+            continue
         known: list[Reason] = []
         reasons: dict[str, Reason] = {}
         for request_id, reason in stated.items():

@@ -28,6 +28,26 @@ Version 2 added the "supplement" line. Version 1 kept its only use, the result o
 MAX_NAME = 100
 """Maximum length of a supplement's name, in characters."""
 
+BlockHashes = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})*$")]
+
+
+HASH_DIGITS = 16
+"""Hexadecimal digits of a block's hash, which has 64 bits."""
+
+
+class PrefixHashes(msgspec.Struct, frozen=True):
+    """The block hashes of a recording: chained, so that equal hashes mean equal prefixes.
+
+    Attributes:
+        key_id: Distinguishes the random keys of runs; hashes made with different keys cannot be compared.
+        block_size: Tokens per hash.
+        num_lookahead_tokens: Tokens after these that a hash covers too.
+    """
+
+    key_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    block_size: Rows
+    num_lookahead_tokens: Tokens = 0
+
 
 class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
     """First line of a trace: its source, configuration and model.
@@ -39,6 +59,7 @@ class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
         model: Facts about the model (name, layers, heads, dtype), by name.
         versions: Versions of the software that wrote the trace.
         created: Wall-clock time of the first step, seconds since the epoch.
+        prefix_hashes: The key and the size of its ``block_hashes``; unset if it has none.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -47,7 +68,13 @@ class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
     model: Mapping[str, Any] = EMPTY
     versions: Mapping[str, str] = EMPTY
     created: Seconds = 0.0
+    prefix_hashes: PrefixHashes | msgspec.UnsetType = msgspec.UNSET
     _mappings = ("config", "model", "versions")
+
+    @property
+    def is_of_vllm(self) -> bool:
+        """Whether vLLM was recorded, or its recorded run simulated again."""
+        return self.source.startswith("vllm ")
 
 
 class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
@@ -64,6 +91,9 @@ class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_fi
         priority: Smaller is served first under the "priority" policy.
         sampling: Sampling parameters that differ from the defaults, by name.
         cache_salt: Only requests with the same salt share prefixes. Recordings and servers have a digest of it.
+        adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
+        block_hashes: Keyed hash of each full block of the prompt, of HASH_DIGITS hexadecimal digits, one behind the
+            other; those of later blocks are in the supplement "block_hashes" of the step in which the request ended.
     """
 
     request_id: str
@@ -76,6 +106,8 @@ class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_fi
     priority: int = 0
     sampling: Mapping[str, Any] = EMPTY
     cache_salt: str = ""
+    adapter: str = ""
+    block_hashes: BlockHashes = ""
     _mappings = ("sampling",)
 
 
@@ -107,6 +139,8 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
 
     - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
     - "top_tokens": the most likely tokens beside each output token (`workbench.readings.top_tokens`).
+    - "block_hashes": for each request that ended the hashes of the blocks after those of its prompt (`PrefixHashes`).
+    - "host": what the machine did during a long step of vLLM (`workbench.costs.stalls.causes_of`).
 
     Attributes:
         step: Index of the step (``StepRecord.step``).

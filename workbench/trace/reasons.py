@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Literal
 
 import msgspec
@@ -34,8 +35,9 @@ Kind = Literal[
 ``behind``: it stands behind a request that is not admitted.
 ``preempted``: it lost its KV blocks in this step.
 ``policy``: the scheduling policy left it out.
-``grammar``, ``adapter``, ``transfer``, ``encoder``: its grammar is not compiled, no slot is free for its adapter, its
-KV has not been transferred yet, or the encoder's budget is spent.
+``adapter``: as many other adapters run as may run.
+``grammar``, ``transfer``, ``encoder``: its grammar is not compiled, its KV has not been transferred yet, or the
+encoder's budget is spent.
 ``unknown``: the record does not know.
 """
 
@@ -78,8 +80,8 @@ class Reason(msgspec.Struct, frozen=True, array_like=True, gc=False):
         behind: For ``behind`` the request in front; the other fields are those of its reason.
         front: For ``behind`` the kind of the reason of the request in front.
         rule: See `Rule`.
-        requests: The requests that are in the way: the long prompts in progress, those preempted in this step, or the
-            one that needed a victim's blocks.
+        requests: The requests that are in the way: the long prompts in progress, one for each adapter that runs, those
+            preempted in this step, or the one that needed a victim's blocks.
         num_tokens: Tokens that the needed blocks are for.
         reserved: Free blocks that the watermark keeps, and ``available`` does not count.
         priority: The victim's priority, if the rule chose it by that.
@@ -121,6 +123,9 @@ class Reason(msgspec.Struct, frozen=True, array_like=True, gc=False):
         given = [(name, getattr(self, name), default) for name, default in zip(names, defaults)]
         return f"Reason({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
+    def _repr_html_(self) -> str:
+        return f"<p><b>{self.kind}</b>: {escape(str(self))}</p>"
+
 
 UNKNOWN = Reason()
 """The reason of a request about which a record does not know more."""
@@ -148,8 +153,13 @@ def describe(reason: Reason, names: Callable[[Sequence[str]], str] = ", ".join) 
             words = "no state can be reached with the rest of the token budget"
         case "preempted":
             words = f"preempted in this step: {_of_blocks(reason, names)}"
+        case "adapter" if reason.limit:
+            words = f"{reason.limit} reached ({reason.value}), and its adapter is not one of those of "
+            words += names(reason.requests)
         case "policy":
             words = f"left out by {reason.text or 'the policy'}"
+        case "transfer" if reason.num_tokens:
+            words = f"{reason.num_tokens} tokens of its KV are on their way from the second tier"
         case kind:
             words = _OTHERS[kind] if not reason.text else reason.text
     return f"waiting behind {names([reason.behind])}: {words}" if reason.kind == "behind" else words

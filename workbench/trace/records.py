@@ -172,6 +172,20 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.arm == "decode"
 
 
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """KV that was loaded from the second tier into blocks of the pool.
+
+    Attributes:
+        request_id: The request whose tokens it belongs to.
+        hit_ids: The blocks of its prefix that were in the pool, in the places before.
+        block_ids: The blocks, in order. They are in the step's ``cached_block_ids``.
+    """
+
+    request_id: str
+    hit_ids: tuple[BlockId, ...]
+    block_ids: tuple[BlockId, ...]
+
+
 class WorkItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One item of the attention work list: some query rows of a sequence against a range of its KV.
 
@@ -278,6 +292,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         cached_block_ids: Blocks whose content was published to the prefix cache in this step.
         withdrawn_block_ids: Blocks that were published in this step and withdrawn again, because their chunk was taken
             out of the batch.
+        loads: KV that came from the second tier before anything was scheduled (``EngineConfig.second_tier``).
         pool: The blocks that were evicted and given back since the step before, up to the end of scheduling; None if
             the recorder could not know.
         pool_end: The same for the rest of the step.
@@ -312,6 +327,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     free_blocks_end: Count = 0
     cached_block_ids: tuple[BlockId, ...] = ()
     withdrawn_block_ids: tuple[BlockId, ...] = ()
+    loads: tuple[Load, ...] = ()
     pool: PoolChange | None = NO_CHANGE
     pool_end: PoolChange | None = NO_CHANGE
     num_cached_end: Count = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
@@ -68,7 +68,7 @@ class Trace(TraceMethods):
         self._keyframe: Keyframe | None = None
         self._steps: list[StepRecord] = []
         self._supplements: dict[tuple[int, str], Supplement] = {}
-        self._checker = TraceChecker(meta, self.requests)
+        self._checker = TraceChecker(meta, self.requests.ids)
         self._run = _Run(self)
         self._slice_of: Trace | None = None
         self.offset = 0
@@ -422,6 +422,11 @@ class Requests(Mapping[str, RequestInfo]):
     def arrivals(self) -> list[tuple[int, RequestInfo]]:
         """Each request with the number of steps in the trace before it was added."""
         return list(self._arrivals.values())
+
+    @property
+    def ids(self) -> KeysView[str]:
+        """The request ids; grows with the requests, and finds a name without a call of Python."""
+        return self._arrivals.keys()
 
     def __getitem__(self, request_id: str) -> RequestInfo:
         return self._arrivals[request_id][1]

@@ -17,6 +17,7 @@ from panel.io.state import set_curdoc
 
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
+from workbench.viz.classroom import Classroom
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace, processor_seconds
@@ -39,11 +40,14 @@ class TracePage(AnyWidgetComponent):
     cursor = param.Dict(default={})
     step = param.Integer(default=None, allow_None=True, bounds=(0, None))
 
-    def __init__(self, feed: Feed, **params: Any) -> None:
+    def __init__(self, feed: Feed, cursor: Cursor | None = None, **params: Any) -> None:
         super().__init__(status=feed.status(), **params)
         self._feed = feed
-        # The visitors of a server do not move each other's cursor.
-        (Cursor() if feed.watching else cursor_of(feed.trace)).link(self)
+        self.news = asyncio.Event()
+        if feed.room is not None:
+            feed.on_news = self.news.set
+            cursor = Cursor()  # visitors do not move each other's
+        (cursor or cursor_of(feed.trace)).link(self)
         self.param.watch(lambda event: self._feed.handle(event.new), "command")
         self.param.watch(lambda event: self._feed.confirm(), "mounted")
 
@@ -60,19 +64,30 @@ class TracePage(AnyWidgetComponent):
         """Whether there are many steps to ``prepare``."""
         return self._feed.is_far_behind()
 
+    def tell(self) -> None:
+        """Send the status alone, if it is new."""
+        if (status := self._feed.status()) != self.status:
+            self.status = status
+
     def refresh(self) -> None:
         """Send everything that is new since the last call."""
         self._feed.update(self)
 
     def end(self) -> None:
         """Let go of the trace and of what was sent: a page that has ended stays until Python looks for cycles."""
+        if self._feed.room is not None:
+            self._feed.room.leave(self._feed)
         self._feed = Feed(Trace(self._feed.trace.meta))
         with param.parameterized.discard_events(self):
             self.param.update(packet=b"", other=b"", download=b"")
 
 
 def make_app(
-    source: Any, *, other: Trace | None = None, on_seen: Callable[[], None] | None = None
+    source: Any,
+    *,
+    other: Trace | None = None,
+    on_seen: Callable[[], None] | None = None,
+    room: Classroom | None = None,
 ) -> Callable[[], Any]:
     """Make the function that builds the page of a browser session.
 
@@ -80,10 +95,12 @@ def make_app(
         source: A controller (an Engine), a Trace, or a function that returns the trace to show.
         other: A second trace of the same workload, to compare with.
         on_seen: Called when a browser has connected and is about to draw.
+        room: The class of the visitors; by default one whose teacher's link nobody knows.
     """
+    room = room or Classroom()
 
     def session() -> Any:
-        page = TracePage(Feed(source, other), options={"page": True}, sizing_mode="stretch_width")
+        page = TracePage(Feed(source, other, room), options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page, on_seen)
         return page
 
@@ -113,10 +130,23 @@ def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> No
 
     async def follow(document: Any) -> None:
         # Ten times a second, Panel's own periodic callback costs more than the look for news.
+        with pace:
+            await follow_news(document)
+
+    async def follow_news(document: Any) -> None:
         while True:
-            await asyncio.sleep(pace.seconds)
             try:
-                await refresh(document)
+                async with asyncio.timeout(pace.seconds):
+                    await page.news.wait()
+            except TimeoutError:
+                pass
+            try:
+                if page.news.is_set():  # of the class: it must not wait for the pace of steps
+                    page.news.clear()
+                    with set_curdoc(document):
+                        page.tell()
+                else:
+                    await refresh(document)
             except Exception:
                 log.exception("an update of a view failed")
 
@@ -146,6 +176,7 @@ def serve(
     threaded: bool = False,
     on_listening: Callable[[], None] | None = None,
     on_seen: Callable[[], None] | None = None,
+    room: Classroom | None = None,
 ) -> Any:
     """Serve the dashboard until the process is interrupted.
 
@@ -158,12 +189,13 @@ def serve(
         threaded: Serve on a separate thread and return the server; its ``stop()`` ends it.
         on_listening: Called on another thread as soon as a browser can connect; not if ``threaded``.
         on_seen: Called when a browser has connected and is about to draw.
+        room: The class of the visitors; it has the key of the teacher's link.
 
     Raises:
         OSError: The port is in use.
     """
     return serve_session(
-        make_app(source, other=other, on_seen=on_seen),
+        make_app(source, other=other, on_seen=on_seen, room=room),
         port=port,
         address=address,
         title=title,

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from workbench.viz import palette
+from workbench.viz.glossary import TERMS
 
 JS_DIRECTORY = Path(__file__).parent / "js"
 ENTRY = "dashboard.js"
@@ -34,6 +35,7 @@ def bundle(entry: str = ENTRY) -> str:
     _collect(entry.removesuffix(".js"), parts, ())
     style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS)
     joined = "\n".join(parts.values())
+    joined = joined.replace('"__GLOSSARY__"', json.dumps(TERMS))
     joined = joined.replace('"__PALETTE__"', json.dumps(palette.as_dict())).replace('"__STYLE__"', json.dumps(style))
     exported = f"${entry.removesuffix('.js')}"
     return f"{joined}\nexport const render = {exported}.render;\nexport default {{ render }};\n"

@@ -20,6 +20,7 @@ from workbench.viz.bundle import bundle
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
+from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 MAX_EXPLAINED = 20
 """Number of requests, those with the longest times to first token, that a page explains."""
-
-MAX_EXPLAINED_STEPS = 2000
-"""Maximum number of steps of a trace whose requests a page explains."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -53,7 +51,7 @@ const unpack = async (id) => {{
   return new DataView(await new Response(stream).arrayBuffer());
 }};
 const values = {{ status: {{ live: false }}, options: {{ page: true }} }};
-values.status.explanations = JSON.parse(new TextDecoder().decode(await unpack("explanations")));
+Object.assign(values.status, JSON.parse(new TextDecoder().decode(await unpack("answers"))));
 values.packet = await unpack("packet");
 if (document.getElementById("other")) values.other = await unpack("other");
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
@@ -64,19 +62,22 @@ render({{ model, el: document.getElementById("view") }});
 """
 
 
-def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = None) -> str:
+def html_page(
+    trace: Trace, *, other: Trace | None = None, fork: dict[str, Any] | None = None, title: str | None = None
+) -> str:
     """The HTML of the page of a trace.
 
     Args:
         trace: The trace to show.
         other: A second trace of the same workload to compare it with.
+        fork: The facts of `encode_other` if the other trace was simulated.
         title: Title of the page; by default the model or source of the trace.
     """
     packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
     packets = _packet_element("packet", packet)
-    packets += "\n" + _packet_element("explanations", msgspec.json.encode(_explanations(trace)))
+    packets += "\n" + _packet_element("answers", msgspec.json.encode(_answers(trace)))
     if other is not None:
-        packets += "\n" + _packet_element("other", encode_other(trace, other))
+        packets += "\n" + _packet_element("other", encode_other(trace, other, fork))
     return _PAGE.format(
         title=escape(title or f"Workbench: {trace.meta.model.get('name') or trace.meta.source}"),
         summary=escape(repr(trace)),
@@ -86,12 +87,13 @@ def html_page(trace: Trace, *, other: Trace | None = None, title: str | None = N
     )
 
 
-def _explanations(trace: Trace) -> dict[str, Any]:
-    """Why the slowest requests took so long, by request; nothing for a long trace, to write its page fast."""
-    if len(trace) > MAX_EXPLAINED_STEPS:
-        return {}
+def _answers(trace: Trace) -> dict[str, Any]:
+    """The answers of a server: causes of the slowest requests, and for a recording its incident."""
     slowest = trace.slowest(MAX_EXPLAINED)
-    return {each.request_id: explanation_facts(each, confirmed=False) for each in slowest}
+    answers: dict[str, Any] = {
+        "explanations": {each.request_id: explanation_facts(each, confirmed=False) for each in slowest}
+    }
+    return answers | {"incident": incident_facts(trace)} if trace.meta.is_of_vllm else answers
 
 
 def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:

@@ -16,21 +16,28 @@ from typing import Any
 from workbench.readings.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
-from workbench.viz.attention_weights import weights_facts
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
+from workbench.viz.classroom import Classroom
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
+from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 from workbench.viz.pareto import tuning_facts
-from workbench.viz.phases import as_dictionaries, describe_phase, likely_tokens, rows_of_logits, verified_drafts
+from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
 
 ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 """Optional attributes of a controller."""
+
+MAX_ASKED = 32
+"""Maximum number of a view's own questions that are told to it; the newest are."""
+
+ASKED_CHARACTERS = 2_000
+"""Maximum number of characters of such a question."""
 
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
@@ -50,32 +57,31 @@ class Feed:
             attention weights of a layer). A run that forgets its oldest steps continues in another Trace, and the view
             then starts again with that one.
         other: A second trace to compare with.
+        room: The class that the view is in, if it is one of a served dashboard.
 
     Attributes:
         watching: The source is a function: the view is one of a server's.
     """
 
-    def __init__(self, source: Any, other: Trace | None = None) -> None:
+    def __init__(self, source: Any, other: Trace | None = None, room: Classroom | None = None) -> None:
+        self.room = room
+        self.on_news: Callable[[], None] = lambda: None  # called when the class has news
         self.watching = callable(source)
         self.controller: Any = None if self.watching or isinstance(source, Trace) else source
         self._newest_trace: Callable[[], Trace] = source if self.watching else lambda: getattr(source, "trace", source)
         self.trace = self._newest_trace()
         self._other = other
         self._other_sent: Trace | None = None
-        self._phase: tuple[str, Any] | None = None
-        self._phase_facts: dict[str, Any] | None = None
-        self._batch: Any = None
-        self._logits: Any = None
-        self._capture: Any = None
-        self._weights: dict[str, Any] | None = None
+        self._visible = VisibleStep(self.controller, self._newest_trace)
         self._mounted = False
         self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
         self._message = ""
         self._handled = 0
-        self._queued: dict[str, str] = {}
+        self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
         self._explained: dict[str, Any] | None = None
         self._tuned: dict[str, Any] | None = None
+        self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
         self._packet: bytes | None = None  # made by prepare()
@@ -101,6 +107,8 @@ class Feed:
         """The steps that the view has not received yet, or None if there is nothing new."""
         with self._lock:
             if (newest := self._newest_trace()) is not self.trace:
+                gone = self.trace.requests.keys() - newest.requests.keys()
+                self._asked = {request_id: text for request_id, text in self._asked.items() if request_id not in gone}
                 self.trace = newest
                 self._sent = {}
             columns = columns_of(self.trace)
@@ -138,6 +146,8 @@ class Feed:
     def confirm(self) -> None:
         """The view is loaded and has read a packet: from now on none is lost, and each step is sent once."""
         self._mounted = True
+        if self.room is not None:
+            self.room.enter(self, self.on_news)
 
     def other_packet(self) -> bytes | None:
         """The whole trace to compare with, or None if there is none or it has been sent already."""
@@ -157,9 +167,8 @@ class Feed:
                 "handled": self._handled,
                 **self._answers(),
             }
-        self._follow_phase()
-        requests = self._newest_trace().requests
-        self._queued = {request_id: text for request_id, text in self._queued.items() if request_id not in requests}
+        if (row := self._visible.follow()) is not None:
+            self._attempt(lambda: self._do_show_weights(row))
         status = {
             "live": True,
             "state": self.controller.state,
@@ -168,17 +177,10 @@ class Feed:
             "handled": self._handled,
             "can": ["save_html", *(name for name in ABILITIES if hasattr(self.controller, name))],
             "chat": self._has_chat_template(),
-            "queued": list(self._queued.items()),
-            "phase": self._phase_facts,
+            "asked": list(self._asked.items()),
+            **self._visible.status(),
             **self._answers(),
         }
-        if self._capture is not None:
-            status["capture"] = {
-                "layer": self._capture.layer,
-                "step": self._capture.step,
-                "sequences": list(zip(self._capture.request_ids, self._capture.cu_seqlens_q[1:])),
-            }
-            status["weights"] = self._weights
         if hasattr(self.controller, "breakpoints"):
             breakpoints = self.controller.breakpoints
             status["breakpoints"] = [[item.number, item.label, item.hits] for item in breakpoints]
@@ -187,45 +189,13 @@ class Feed:
 
     def _answers(self) -> dict[str, Any]:
         """The questions that the trace itself answers, and the newest answers."""
-        return {"explains": True, "explained": self._explained, "tuned": self._tuned}
-
-    def _follow_phase(self) -> None:
-        """Describe the latest phase of an incomplete step, taken from any view; for a layer also a row's weights."""
-        phase: tuple[str, Any] | None = getattr(self.controller, "phase", None)
-        if phase is self._phase:
-            return
-        self._phase = phase
-        self._phase_facts = None if phase is None else self._describe_phase(*phase)
-        if phase is not None and self._phase_facts is not None and "layer" in self._phase_facts:
-            layer = self._capture = phase[1]
-            # A chosen row stays chosen from layer to layer; at first it is the last row of the first sequence.
-            chosen = self._weights if self._weights is not None and self._weights["step"] == layer.step else None
-            row = layer.cu_seqlens_q[1] - 1 if chosen is None else chosen["row"]
-            self._attempt(lambda: self._do_show_weights(row))
-
-    def _describe_phase(self, name: str, result: Any) -> dict[str, Any]:
-        """`describe_phase`, with the number of the step and, for a phase after the forward pass, the likely tokens."""
-        if name == "schedule":
-            self._batch, self._logits = result, None
-        facts = describe_phase(name, result)
-        trace = self._newest_trace()
-        facts["step"] = getattr(self._batch, "step", trace[-1].step + 1 if len(trace) else 0)
-        if name == "forward" and self._batch is not None:
-            self._logits = result
-            rows = rows_of_logits(self._batch.chunks, (), {})
-            facts["candidates"] = likely_tokens(result, [row.request_id for row in rows], self._decode())
-        if name in ("forward", "sample") and self._logits is not None and self._batch is not None:
-            sampled = [token.token_id for token in result] if name == "sample" else []
-            rows = rows_of_logits(self._batch.chunks, sampled, getattr(self.controller, "drafts", {}))
-            facts["drafts"] = verified_drafts(self._logits, rows, self._decode())
-        if name == "sample" and (tops := [token.top for token in result if getattr(token, "top", None) is not None]):
-            facts["candidates"] = as_dictionaries(tops, self._decode())
-            facts["facts"] = [(top.request, f"{self._decode()([top.sampled])!r} (id {top.sampled})") for top in tops]
-        return facts
-
-    def _decode(self) -> Callable[[list[int]], str]:
-        decode = getattr(getattr(self.controller, "tokenizer", None), "decode", None)
-        return decode or (lambda ids: f" {ids[0]}")
+        answers = {
+            "explains": True,
+            "explained": self._explained,
+            "tuned": self._tuned,
+            "incident": self._incident,
+        }
+        return answers if self.room is None else {**answers, "class": self.room.facts(self)}
 
     def _has_chat_template(self) -> bool:
         try:
@@ -286,6 +256,12 @@ class Feed:
             raise ValueError(f"this engine has no {ability}()")
         return self.controller
 
+    def _do_class(self, **values: Any) -> None:
+        if self.room is None:
+            raise ValueError("this view is not of a served dashboard, so there is no class")
+        self.room.enter(self, self.on_news)
+        self.room.take(self, **values)
+
     def _do_resend(self) -> None:
         self._resend = True
         self._other_sent = None
@@ -312,7 +288,8 @@ class Feed:
         )
         request_id = engine.add_request(messages or prompt, **params)
         if isinstance(request_id, str):
-            self._queued[request_id] = prompt
+            self._asked[request_id] = prompt[:ASKED_CHARACTERS]
+            self._asked = dict(list(self._asked.items())[-MAX_ASKED:])
         if run and idle:
             engine.start()
 
@@ -327,9 +304,11 @@ class Feed:
         def fork() -> None:
             if number != self._forks:  # a slider has moved on since
                 return
-            simulated, facts = changed_run(self._newest_trace(), engine, at_step, changes)
+            trace = self._newest_trace()
+            up_to = trace[-1].step if len(trace) else -1
+            simulated, facts = changed_run(trace, engine, at_step, changes)
             if number == self._forks:
-                self._fork_facts = {"at_step": at_step, "changes": changes, **facts}
+                self._fork_facts = {"at_step": at_step, "changes": changes, "up_to": up_to, **facts}
                 self._other = simulated
 
         self._in_background(fork)
@@ -344,6 +323,15 @@ class Feed:
 
         self._in_background(explain)
 
+    def _do_look(self) -> None:
+        """Find what happened in the recording. A view asks by itself, so this waits for a person's question."""
+
+        def look() -> None:
+            with _TURN:
+                self._incident = incident_facts(self._newest_trace())
+
+        in_background(look, "workbench-incident")
+
     def _do_tune(self, slo: str) -> None:
         def tune() -> None:
             try:
@@ -355,20 +343,22 @@ class Feed:
 
     def _do_save_html(self) -> None:
         def save() -> None:
-            page = html_page(self._newest_trace(), other=self._other)
+            trace, facts = self._newest_trace(), self._fork_facts
+            grown = facts is not None and len(trace) > 0 and facts["up_to"] < trace[-1].step
+            page = html_page(trace, other=None if grown else self._other, fork=facts)
             name = f"workbench-{time.strftime('%Y%m%d-%H%M%S')}.html"
             self._download = f"{name}\n{page}".encode("utf-8", "replace")
 
         self._in_background(save)
 
     def _do_capture(self, layer: int) -> None:
-        self._capture = self._engine("capture").capture(layer)
-        self._weights = None
+        self._visible.show_layer(self._engine("capture").capture(layer))
+
+    def _do_forget_capture(self) -> None:
+        self._visible.show_layer(None)
 
     def _do_show_weights(self, row: int) -> None:
-        if self._capture is None:
-            raise ValueError("nothing has been captured: choose a layer and take a step")
-        self._weights = weights_facts(self._capture, row, self.trace, self._decode())
+        self._visible.show_weights(row, self.trace)
 
     def _breakpoints(self) -> Breakpoints:
         return self._engine("breakpoints").breakpoints

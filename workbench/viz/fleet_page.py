@@ -1,4 +1,4 @@
-"""The served page of several schedulers: a table of all ranks, and the dashboard of each behind a link."""
+"""The served page of several schedulers: all on one time axis, and the dashboard of each behind a link."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from workbench.readings.fleet import Fleet
 from workbench.readings.metrics import Summary, amount, number, percent
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
+from workbench.viz.cursor import Cursor
 from workbench.viz.feed import Feed
+from workbench.viz.fleet_rows import KV, fleet_svg
 from workbench.viz.palette import DARK, LIGHT, Theme
+from workbench.viz.pareto import GRID
 
 REFRESH_MILLISECONDS = 1000
 
@@ -27,6 +30,11 @@ _LAYOUT = """
 .wb-fleet th, .wb-fleet td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
   padding: 6px 10px; text-align: right; white-space: nowrap; }
 .wb-fleet :is(th, td):first-child { text-align: left; }
+.wb-fleet svg { display: block; fill: currentColor; min-width: 720px; }
+.wb-fleet svg > rect:first-child { fill: none; }
+.wb-fleet svg text { fill: currentColor; }
+.wb-fleet form { margin: 8px 0 20px; }
+.wb-fleet input, .wb-fleet button { font: inherit; }
 .wb-fleet tr:last-child td { font-weight: 600; border-bottom: 0; }
 .wb-ranks { font: 13px system-ui, sans-serif; padding: 8px 12px 0; }
 .wb-ranks a { margin-right: 12px; }
@@ -37,7 +45,10 @@ _LAYOUT = """
 def _colours(theme: Theme, link: str) -> str:
     return (
         f".wb-fleet, .wb-ranks {{ background: {theme.background}; color: {theme.text}; }} "
-        f":is(.wb-fleet, .wb-ranks) a {{ color: {link}; }} body {{ background: {theme.background} !important; }}"
+        f":is(.wb-fleet, .wb-ranks) a {{ color: {link}; }} body {{ background: {theme.background} !important; }} "
+        f'.wb-fleet path[stroke="{GRID}"] {{ stroke: color-mix(in srgb, {theme.text} 20%, transparent); }} '
+        f'.wb-fleet path[stroke="{KV}"] {{ stroke: {theme.text}; }} '
+        f'.wb-fleet rect[fill="{KV}"] {{ fill: {theme.text}; }}'
     )
 
 
@@ -60,7 +71,8 @@ _SUMMARY: dict[str, Callable[[Summary], str]] = {
 def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
     """Make the function that builds the page of a browser session.
 
-    ``/`` is the table of all ranks, ``/?rank=NAME`` the dashboard of one. A fleet of one has no table.
+    ``/`` shows all ranks, ``/?request=ID`` with the way of a request framed, and ``/?rank=NAME`` the dashboard of one.
+    A fleet of one has its dashboard alone.
 
     Args:
         fleet: The ranks; polled elsewhere.
@@ -68,11 +80,14 @@ def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
 
     def session() -> Any:
         traces = dict(fleet.traces)
-        asked = b"".join(pn.state.session_args.get("rank", [])[:1]).decode(errors="replace")
+        asked, request_id = (
+            b"".join(pn.state.session_args.get(name, [])[:1]).decode(errors="replace") for name in ("rank", "request")
+        )
         name = next(iter(traces)) if len(traces) == 1 else asked
         if name not in traces:
-            return _overview(fleet)
-        page = TracePage(Feed(lambda: fleet.traces[name]), options={"page": True}, sizing_mode="stretch_width")
+            return _overview(fleet, request_id)
+        feed = Feed(lambda: fleet.traces[name])
+        page = TracePage(feed, Cursor(), options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page)
         if len(traces) == 1:
             return page
@@ -85,12 +100,14 @@ def _html(text: str) -> Any:
     return pn.pane.HTML(text, stylesheets=[STYLE], sizing_mode="stretch_width", margin=0)
 
 
-def _overview(fleet: Fleet) -> Any:
-    table = _html(fleet_html(fleet))
+def _overview(fleet: Fleet, request_id: str) -> Any:
+    table = _html(fleet_html(fleet, request_id))
+    drawn = _lengths(fleet)
 
     def refresh() -> None:
-        if (newest := fleet_html(fleet)) != table.object:
-            table.object = newest
+        nonlocal drawn
+        if (now := _lengths(fleet)) != drawn:
+            drawn, table.object = now, fleet_html(fleet, request_id)
 
     def start() -> None:
         pn.state.add_periodic_callback(refresh, period=REFRESH_MILLISECONDS)
@@ -98,6 +115,10 @@ def _overview(fleet: Fleet) -> Any:
     pn.state.onload(start)
     pn.config.raw_css.append(STYLE)
     return table
+
+
+def _lengths(fleet: Fleet) -> dict[str, int]:
+    return {name: len(trace) for name, trace in fleet.traces.items()}
 
 
 def links_html(traces: Mapping[str, Trace], shown: str) -> str:
@@ -109,8 +130,13 @@ def links_html(traces: Mapping[str, Trace], shown: str) -> str:
     return f'<nav class="wb-ranks">{"".join(links)}</nav>'
 
 
-def fleet_html(fleet: Fleet) -> str:
-    """The table of all ranks: their state now, and their latencies so far."""
+def fleet_html(fleet: Fleet, request_id: str = "") -> str:
+    """All ranks: their load over time, their state now, and their latencies so far.
+
+    Args:
+        fleet: The ranks.
+        request_id: A request whose way is framed; "" for none.
+    """
     traces = dict(fleet.traces)
     rows = []
     for name, trace in traces.items():
@@ -118,9 +144,26 @@ def fleet_html(fleet: Fleet) -> str:
         rows.append(_row(link, _now([trace]), trace.metrics().summary))
     rows.append(_row("together", _now(list(traces.values())), fleet.metrics().summary))
     head = "".join(f"<th>{title}</th>" for title in ("", "running", "waiting", "KV in use", *_SUMMARY))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return (
         f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
-        f"<div><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f"{_picture(traces, request_id)}<div>{table}</div></section>"
+    )
+
+
+def _picture(traces: Mapping[str, Trace], request_id: str) -> str:
+    """The ranks as rows of one time axis, with a field for a request; nothing without a clock."""
+    try:
+        picture, problem = fleet_svg(traces), ""
+        if request_id:
+            picture = fleet_svg(traces, request_id)
+    except ValueError as error:
+        if not request_id:
+            return ""
+        problem = f' <span role="status">{escape(str(error))}</span>'
+    return (
+        f'<div>{picture}</div><form><label>Show the way of request <input name="request" value="{escape(request_id)}">'
+        f"</label> <button>Show</button>{problem}</form>"
     )
 
 

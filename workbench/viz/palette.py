@@ -22,8 +22,9 @@ EVENT_MARKS: dict[str, tuple[str, str]] = {
     "preempt": ("down", "#D55E00"),
     "finish": ("square", "#4D4D4D"),
     "abort": ("cross", "#4D4D4D"),
+    "stall": ("line", "#D55E00"),
 }
-"""Shape and colour of each kind of event. The shapes alone distinguish them; the colours only help."""
+"""Shape and colour of each kind of event, and of a stall. The shapes alone distinguish them; the colours only help."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Pane(pn.viewable.Viewer):
     def __panel__(self) -> Any:
         """A new component; a live source keeps it up to date as long as its session lasts."""
         options = {"panels": [self.panel_name], "theme": self.theme, "bare": not self.controls}
-        page = TracePage(Feed(self._source), options=options, sizing_mode="stretch_width")
+        page = TracePage(Feed(self._source), self.cursor, options=options, sizing_mode="stretch_width")
         page.refresh()
         if pn.state.curdoc is not None:
             keep_fresh(page)

@@ -19,6 +19,7 @@ _AXES = {
     "ttft_mean": ("mean time to first token", "ms", 1000.0),
     "itl_mean": ("mean inter-token latency", "ms", 1000.0),
     "output_throughput": ("output tokens per second", "", 1.0),
+    "replicas": ("replicas", "", 1.0),
 }
 
 
@@ -26,6 +27,7 @@ def pareto_svg(
     rows: Sequence[Mapping[str, Any]],
     settings: Sequence[str],
     ringed: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    across: tuple[str, str] = ("itl_mean", "output_throughput"),
 ) -> str:
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
@@ -33,23 +35,25 @@ def pareto_svg(
         rows: Rows of ``workbench.analysis.sweep.sweep``.
         settings: Names of the columns that identify the configuration of a row.
         ringed: Rows to draw a ring around, with a word for each; "" for none.
+        across: The horizontal axes of the panels; the vertical one is the mean time to first token.
 
     Raises:
         ValueError: No row has all three results.
     """
-    shown = [row for row in rows if all(row.get(name) is not None for name in _AXES)]
+    needed = ("ttft_mean", *across)
+    shown = [row for row in rows if all(row.get(name) is not None for name in needed)]
     if not shown:
-        raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(_AXES)}")
+        raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(needed)}")
     front = [row for row in shown if row.get("pareto")]
     numbers = {id(row): str(number) for number, row in enumerate(front, start=1)}
     rings = {id(row): word for word, row in ringed}
     parts = [
-        _panel(shown, numbers, rings, "itl_mean", 0),
-        _panel(shown, numbers, rings, "output_throughput", WIDTH),
+        _panel(shown, numbers, rings, across[0], 0),
+        _panel(shown, numbers, rings, across[1], WIDTH),
     ]
     for line, row in enumerate(front):
         label = ", ".join(f"{name}={row[name]}" for name in settings)
-        parts.append(_text(MARGIN, HEIGHT + 18 + 17 * line, f"{numbers[id(row)]}  {label}"))
+        parts.append(text(MARGIN, HEIGHT + 18 + 17 * line, f"{numbers[id(row)]}  {label}"))
     height = HEIGHT + 24 + 17 * len(front)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {height}" role="img" '
@@ -129,19 +133,19 @@ def _panel(
     rows: Sequence[Mapping[str, Any]], numbers: Mapping[int, str], rings: Mapping[int, str], across: str, left: int
 ) -> str:
     """Time to first token on the vertical axis, another objective on the horizontal axis."""
-    x_ticks, to_x = _scale([_value(row, across) for row in rows], left + MARGIN, left + WIDTH - 16)
-    y_ticks, to_y = _scale([_value(row, "ttft_mean") for row in rows], HEIGHT - MARGIN, 16)
+    x_ticks, to_x = scale([_value(row, across) for row in rows], left + MARGIN, left + WIDTH - 16)
+    y_ticks, to_y = scale([_value(row, "ttft_mean") for row in rows], HEIGHT - MARGIN, 16)
     parts = []
     for tick in x_ticks:
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
-        parts.append(_text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
+        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
     for tick in y_ticks:
         parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - 16}" stroke="{GRID}"/>')
-        parts.append(_text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
-    parts.append(_text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, _title(across), "middle"))
+        parts.append(text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
+    parts.append(text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, _title(across), "middle"))
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"
-    parts.append(f'<g transform="{turned}">{_text(left + 14, middle, _title("ttft_mean"), "middle")}</g>')
+    parts.append(f'<g transform="{turned}">{text(left + 14, middle, _title("ttft_mean"), "middle")}</g>')
     taken: list[tuple[float, float, float, float]] = []
     for row in sorted(rows, key=lambda row: id(row) in numbers):  # the front is drawn last, on top
         x, y, number = to_x(_value(row, across)), to_y(_value(row, "ttft_mean")), numbers.get(id(row))
@@ -168,7 +172,7 @@ def _label(x: float, y: float, word: str, taken: list[tuple[float, float, float,
 
     left, base = next(filter(free, places), places[0])
     taken.append((left, base - 12, left + width, base))
-    return _text(left, base, word)
+    return text(left, base, word)
 
 
 def _value(row: Mapping[str, Any], name: str) -> float:
@@ -180,7 +184,7 @@ def _title(name: str) -> str:
     return f"{title} ({unit})" if unit else title
 
 
-def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Callable[[float], float]]:
+def scale(values: Sequence[float], begin: float, end: float) -> tuple[list[float], Callable[[float], float]]:
     """Round ticks around the values, and the function from a value to its coordinate."""
     low, high = min(values), max(values)
     if low > 0 and high / low > MOST_LINEAR:
@@ -199,5 +203,6 @@ def _scale(values: Sequence[float], begin: float, end: float) -> tuple[list[floa
     return ticks, lambda value: begin + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (end - begin)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(text)}</text>'
+def text(x: float, y: float, content: str, anchor: str = "start") -> str:
+    """A text of an SVG; ``anchor`` says which part of it is at the place."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(content)}</text>'

@@ -28,6 +28,7 @@ _DESCRIPTIONS = {
     "schedule": "the scheduler's decisions; nothing has been computed yet",
     "prepare": "the input of the forward pass",
     "forward": "one row of logits for each sequence that samples, and one more for each of its drafts",
+    "mask": "the tokens that grammars allow; all others get no probability",
     "sample": "the sampled tokens",
     "draft": "draft tokens for the next step",
 }
@@ -38,10 +39,10 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
     """The name of a phase, a description, and facts about its result as (name, text) pairs.
 
     Args:
-        name: "schedule", "prepare", "layer 0", "forward", "sample" or "draft"; others are described by their
+        name: "schedule", "prepare", "layer 0", "forward", "mask", "sample" or "draft"; others are described by their
             attributes.
         result: Result of the phase, as ``step_into()`` returns it: a scheduled batch, a packed batch, the capture of a
-            layer, logits, a list of sampled tokens, or drafts by request.
+            layer, logits, allowed tokens by row, a list of sampled tokens, or drafts by request.
 
     Returns:
         ``name``, ``what`` (the description) and ``facts``; for a layer also ``layer`` and ``norms``: for each of q, k,
@@ -61,6 +62,9 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
         ]
     elif name == "forward":
         facts = [("logits", f"{' x '.join(map(str, result.shape))} {result.dtype}")]
+    elif name == "mask":
+        facts = [(f"row {row}", f"{allowed.sum()} of {allowed.size} tokens") for row, allowed in result.items()]
+        facts = facts or [("none", "no sequence with a grammar has reached its last known token")]
     elif name == "sample":
         facts = [(f"row {row}", f"token {token.token_id}") for row, token in enumerate(result)]
         facts = facts or [("none", "no sequence has reached its last known token")]

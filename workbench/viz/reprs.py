@@ -15,7 +15,7 @@ from workbench.readings.narrate import shown
 from workbench.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
-from workbench.viz.palette import DARK, FOCUS_HUES, LIGHT, Theme, ink_on, mix
+from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, Theme, ink_on, mix
 
 if TYPE_CHECKING:
     from workbench.readings.metrics import TraceMetrics
@@ -53,7 +53,7 @@ STYLE = (
     ".wb-repr .hole{fill:none;stroke:var(--wb-owned);stroke-dasharray:2}"
     ".wb-repr .slack{fill:none;stroke:var(--wb-hairline)}.wb-repr .new{stroke:currentColor;stroke-width:1.2}"
     ".wb-repr .outlined{stroke:currentColor;stroke-width:.75}"
-    ".wb-repr .stall{fill:#D55E00}"
+    f".wb-repr .stall{{fill:{EVENT_MARKS['stall'][1]}}}"
     ".wb-repr .cursor{fill:none;stroke:var(--wb-cursor);stroke-width:1.5}"
     ".wb-repr svg text{fill:currentColor;font:11px system-ui,sans-serif}"
     ".wb-repr svg .number{font:10px ui-monospace,Menlo,Consolas,monospace}"

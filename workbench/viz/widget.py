@@ -32,12 +32,13 @@ PANELS = (
     "tables",
     "events",
     "metrics",
+    "incident",
 )
 """Names of the panels, as ``watch`` takes them."""
 
 THEMES = ("auto", "light", "dark")
 
-VIEWS = ("story", "scheduler", "kernel", "all")
+VIEWS = ("story", "scheduler", "kernel", "all", "incident")
 """Choices of panels that a view can show."""
 
 
@@ -129,7 +130,7 @@ def watch(
         other: A second trace of the same workload, to compare with.
         panels: Names of the panels to show; all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
-        view: The view to begin with: "story", "scheduler", "kernel" or "all".
+        view: The view to begin with: "story", "scheduler", "kernel", "all" or "incident".
         bare: Leave the controls out.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from workbench.attention.backend import AttentionBackend
-from workbench.attention.metal.launch import PagedVarlenKernels, check_supported
+from workbench.attention.metal.launch import PagedVarlenKernels, check_supported, launch_dtype
 from workbench.attention.metal.tile_shape import TileShape
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class MetalSourceBackend(AttentionBackend):
         self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """See `AttentionBackend`; includes the launch grid and the splits that were chosen."""
-        itemsize = getattr(mx, dtype).size
+        itemsize = launch_dtype(getattr(mx, dtype)).size
         shape = TileShape.choose(head_dim, itemsize)
         plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window)
         grid, threadgroup = self.kernels.geometry(plan, shape, num_heads, num_kv_heads)

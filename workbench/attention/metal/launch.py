@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.dtypes import DTYPES
+from workbench.attention.dtypes import dtype_name
 from workbench.attention.metal.plan import LaunchPlan, plan_launch
 from workbench.attention.metal.tile_shape import TileShape
+from workbench.attention.stored import STORED_DTYPES
 
 if TYPE_CHECKING:
     from workbench.attention.metadata import AttentionMetadata
@@ -58,7 +59,7 @@ class PreparedLaunch:
     """Everything of a launch but q and the caches: made once per step and shared by all layers that agree in it.
 
     Attributes:
-        dtype: Element type of the launch, that of the caches.
+        dtype: Element type of the queries, see `launch_dtype`.
         tables: The inputs work_items and block_table.
         merging: The rows to merge and their places in the packed batch; None when no context is split.
         num_partial_rows: Number of rows of partial results.
@@ -168,6 +169,7 @@ class PagedVarlenKernels:
         _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split = key
         num_heads, head_dim = q_shape[1:]
         check_supported(head_dim, metadata.block_size, dtype)
+        stored, dtype = dtype, launch_dtype(dtype)
         shape = TileShape.choose(head_dim, dtype.size)
         plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split)
         outputs = [(q_shape, dtype)]
@@ -187,6 +189,7 @@ class PagedVarlenKernels:
                 ("TILE_KV", shape.tile_kv),
                 ("NUM_SIMDGROUPS", shape.num_simdgroups),
                 ("WIDTH", shape.width),
+                ("S", stored),
             ],
         )
         merge = merging = None
@@ -210,7 +213,7 @@ class PagedVarlenKernels:
         num_tokens, num_heads, head_dim = q.shape
         if num_tokens == 0:
             return mx.zeros_like(q)
-        dtype = k_cache.dtype
+        dtype = launch_dtype(k_cache.dtype)
         launch = self._launcher(
             "paged_varlen_v1",
             outputs=[(q.shape, dtype)],
@@ -279,7 +282,7 @@ def kernel_text(name: str) -> dict[str, Any]:
         return {
             "input_names": [*cache_inputs, "cu_seqlens_q", "seqused_k", "block_table", *scoring_inputs],
             "output_names": ["out"],
-            "header": metal_source("find_seq_idx"),
+            "header": metal_source("find_seq_idx") + metal_source("stored"),
             "source": metal_source(name),
         }
     if name == "merge_splits":
@@ -292,21 +295,27 @@ def kernel_text(name: str) -> dict[str, Any]:
     return {
         "input_names": [*cache_inputs, "work_items", "block_table", *scoring_inputs],
         "output_names": ["out", "partial_out", "partial_sums"] if has_splits else ["out"],
-        "header": ("#define HAS_SPLITS\n" if has_splits else "") + metal_source("tile"),
+        "header": ("#define HAS_SPLITS\n" if has_splits else "") + metal_source("stored") + metal_source("tile"),
         "source": metal_source("paged_varlen"),
     }
 
 
+def launch_dtype(stored: mx.Dtype) -> mx.Dtype:
+    """Element type of a launch's queries and tiles, by that of the caches; codes become float16."""
+    return mx.float16 if stored == mx.int8 else stored
+
+
 def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
     """Raise ValueError when the tiled kernel does not support a head_dim, block size or dtype."""
-    TileShape.choose(head_dim, dtype.size)
+    if dtype not in STORED_DTYPES.values():
+        taken = ", ".join(map(dtype_name, STORED_DTYPES.values()))
+        raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes {taken}")
+    TileShape.choose(head_dim, launch_dtype(dtype).size)
     if block_size % 8:
         raise ValueError(
             f"block_size is {block_size}; the Metal kernel takes multiples of 8: "
             'choose 8, 16 or 32, or use attention_backend="gather"'
         )
-    if dtype not in DTYPES.values():
-        raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes float32, float16 and bfloat16")
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,8 @@
 //     partial_out     float [num_partial_rows, num_heads, HEAD_DIM], sum of weight * value, not yet divided
 //     partial_sums    float [num_partial_rows, num_heads, 2], maximum and total
 //
-// Template arguments: T, HEAD_DIM, BLOCK_SIZE, TILE_KV, NUM_SIMDGROUPS, WIDTH (elements per load).
+// Template arguments: T, S (elements of the cache), HEAD_DIM, BLOCK_SIZE, TILE_KV, NUM_SIMDGROUPS, WIDTH (elements per
+// load).
 // Launch: threadgroups (num_items, num_kv_heads * head slices) of 32 * NUM_SIMDGROUPS threads; a head slice is
 // the query heads of a KV head that fit into one tile.
 
@@ -47,6 +48,7 @@ const LanePlace place = place_of_lane(lane);
 
 const int num_heads = q_shape[1];
 const int num_kv_heads = k_cache_shape[2];
+const int stored_dim = k_cache_shape[3];
 const int heads_per_kv_head = num_heads / num_kv_heads;
 const int kv_head = threadgroup_position_in_grid.y % num_kv_heads;
 const int packed_heads = min(heads_per_kv_head, TILE_PAIRS);
@@ -110,9 +112,10 @@ simdgroup_float8x8 output[COLUMNS];
 set_zero(output);
 StagedTile<T, WIDTH, ROW_STRIDE> queries;
 queries.rows = query_rows + first_pair * ROW_STRIDE / WIDTH;
-PagedTile<T, WIDTH, GROUPS> keys;
-keys.cache = k_cache + kv_head * HEAD_DIM;
-keys.row_stride = num_kv_heads * HEAD_DIM;
+PagedTile<T, S, WIDTH, GROUPS> keys;
+keys.cache = k_cache + kv_head * stored_dim;
+keys.row_stride = num_kv_heads * stored_dim;
+keys.head_dim = HEAD_DIM;
 const int first_tile = kv_start / 8 * 8;
 
 if (is_decode) {
@@ -120,8 +123,8 @@ if (is_decode) {
 
   for (int tile_start = first_tile + simdgroup_id * TILE_KV; tile_start < kv_end; tile_start += NUM_SIMDGROUPS * TILE_KV) {
     find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
-    PagedTile<T, WIDTH, GROUPS> values = keys;
-    values.cache = v_cache + kv_head * HEAD_DIM;
+    PagedTile<T, S, WIDTH, GROUPS> values = keys;
+    values.cache = v_cache + kv_head * stored_dim;
     if (tile_start >= all_first && tile_start + TILE_KV - 1 <= all_last) {
       multiply_keys<false, HEAD_DIM>(scores, queries, keys, place);
       scores_to_weights<false>(scores, output, row_state, row_scoring, tile_start, place);
@@ -180,8 +183,8 @@ if (is_decode) {
     find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
     #pragma unroll
     for (int part = 0; part < 2; part++) {
-      PagedTile<T, WIDTH, GROUPS> paged = keys;
-      paged.cache = (part == 0 ? k_cache : v_cache) + kv_head * HEAD_DIM;
+      PagedTile<T, S, WIDTH, GROUPS> paged = keys;
+      paged.cache = (part == 0 ? k_cache : v_cache) + kv_head * stored_dim;
       if (is_inside) {
         stage_tile<false, HEAD_DIM, ROW_STRIDE, THREADS>(tile_rows, paged, thread_id);
       } else {

@@ -6,8 +6,8 @@
 // This text is the body of a kernel; MLX puts the signature in front of it:
 //
 //     q               T     [num_tokens, num_heads, HEAD_DIM], the rows of all sequences, packed
-//     k_cache         T     [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM]
-//     v_cache         T     like k_cache
+//     k_cache         S     [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], T or codes, see stored.metal
+//     v_cache         S     like k_cache
 //     cu_seqlens_q    int   [num_seqs + 1], sequence i owns the rows [cu_seqlens_q[i], cu_seqlens_q[i + 1])
 //     seqused_k       int   [num_seqs], KV positions of each sequence, those of its rows included
 //     block_table     int   [num_seqs, max_blocks], entry j is the block that holds positions [j * BLOCK_SIZE, ...)
@@ -57,14 +57,14 @@ for (int kv_position = first_visible + simdgroup_id; kv_position <= position; kv
   // 4. The block table turns a position into a place in memory.
   const int block = block_table[long(seq) * block_table_shape[1] + kv_position / BLOCK_SIZE];
   const long slot = long(block) * BLOCK_SIZE + kv_position % BLOCK_SIZE;
-  const long kv_offset = (slot * num_kv_heads + kv_head) * HEAD_DIM;
+  const long kv_offset = (slot * num_kv_heads + kv_head) * k_cache_shape[3];
 
   float product = 0.0f;
   for (int i = 0; i < DIMS_PER_LANE; i++) {
     const int dim = lane + i * LANES;
     product += dim < HEAD_DIM ? query[i] * float(k_cache[kv_offset + dim]) : 0.0f;
   }
-  float score = simd_sum(product) * scoring[0];
+  float score = simd_sum(product) * scale_of(k_cache + kv_offset, HEAD_DIM) * scoring[0];
   if (scoring[1] > 0.0f) {
     score = scoring[1] * tanh(score / scoring[1]);
   }
@@ -77,9 +77,10 @@ for (int kv_position = first_visible + simdgroup_id; kv_position <= position; kv
   const float rescale = exp(maximum_before - base);
   const float weight = exp(score - base);
   total = total * rescale + weight;
+  const float value_weight = weight * scale_of(v_cache + kv_offset, HEAD_DIM);
   for (int i = 0; i < DIMS_PER_LANE; i++) {
     const int dim = lane + i * LANES;
-    output[i] = output[i] * rescale + (dim < HEAD_DIM ? weight * float(v_cache[kv_offset + dim]) : 0.0f);
+    output[i] = output[i] * rescale + (dim < HEAD_DIM ? value_weight * float(v_cache[kv_offset + dim]) : 0.0f);
   }
 }
 

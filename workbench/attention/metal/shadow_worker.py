@@ -22,7 +22,7 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
     Args:
         call: ``q`` [T, num_heads, head_dim], ``k_blocks`` and ``v_blocks`` [blocks, block_size, num_kv_heads,
-            head_dim] of the blocks in use, their ``block_ids`` in the pool, the ``block_table`` as indices into them,
+            stored_dim] of the blocks in use, their ``block_ids`` in the pool, the ``block_table`` as indices into them,
             ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``left_window``, ``softcap``, ``out``, ``dtype``, and
             ``sinks`` for a layer that has them.
 
@@ -32,7 +32,7 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     import mlx.core as mx
 
     from workbench.attention.metadata import AttentionMetadata
-    from workbench.attention.metal.launch import PagedVarlenKernels
+    from workbench.attention.metal.launch import PagedVarlenKernels, launch_dtype
     from workbench.attention.metal.tile_shape import TileShape
     from workbench.attention.options import AttentionOptions
     from workbench.msl import MslCompilerMissing, MslError, metal_kernel
@@ -40,8 +40,8 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     dtype = getattr(mx, str(call["dtype"]))
     k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
     # The unit of traced reads: the key or value of one position in one KV head.
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    row_bytes = head_dim * dtype.size
+    num_kv_heads, stored_dim = k_cache.shape[2:]
+    row_bytes = stored_dim * dtype.size
     launches: list[tuple[str, Any]] = []
 
     def counted_kernel(**text: Any) -> Any:
@@ -69,9 +69,10 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
     start = time.perf_counter()
     try:
+        dtype = launch_dtype(dtype)
         out = kernels.attend(mx.array(call["q"]).astype(dtype), k_cache, v_cache, metadata, options)
         difference = np.abs(np.array(out.astype(mx.float32)) - call["out"])
-        num_heads = call["q"].shape[1]
+        num_heads, head_dim = call["q"].shape[1:]
         plan = kernels.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, options.left_window)
         result["work_items"] = plan.work_list.tolist()
         result["block_q"] = TileShape.choose(head_dim, dtype.size).block_q(num_heads // num_kv_heads)

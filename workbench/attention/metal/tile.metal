@@ -75,11 +75,12 @@ struct StagedTile {
 
 // KV rows in the cache. Positions outside [first_row, end_row) of the tile are never read: their block may never have
 // been written, or may belong to another request by now.
-template <typename T, int WIDTH, int GROUPS>
+template <typename T, typename S, int WIDTH, int GROUPS>
 struct PagedTile {
-  const device T* cache;
+  const device S* cache;
   long group_offset[GROUPS];
   int row_stride;
+  int head_dim;
   int first_row;
   int end_row;
 };
@@ -90,19 +91,36 @@ METAL_FUNC Wide<T, WIDTH> load_wide(StagedTile<T, WIDTH, ROW_STRIDE> tile, int g
   return tile.rows[((8 * group + row) * ROW_STRIDE + dim) / WIDTH];
 }
 
-template <bool CHECKED, typename T, int WIDTH, int GROUPS>
-METAL_FUNC Wide<T, WIDTH> load_wide(PagedTile<T, WIDTH, GROUPS> tile, int group, int row, int dim) {
+template <typename T, int WIDTH>
+METAL_FUNC Wide<T, WIDTH> read_row(const device T* row, int dim, int head_dim) {
+  return *(const device Wide<T, WIDTH>*)(row + dim);
+}
+
+template <typename T, int WIDTH>
+METAL_FUNC Wide<T, WIDTH> read_row(const device int8_t* row, int dim, int head_dim) {
+  const Wide<char, WIDTH> codes = *(const device Wide<char, WIDTH>*)(row + dim);
+  const float scale = scale_of(row, head_dim);
+  Wide<T, WIDTH> numbers;
+  #pragma unroll
+  for (int i = 0; i < WIDTH; i++) {
+    numbers[i] = T(float(int8_t(codes[i])) * scale);  // char is unsigned on some processors
+  }
+  return numbers;
+}
+
+template <bool CHECKED, typename T, typename S, int WIDTH, int GROUPS>
+METAL_FUNC Wide<T, WIDTH> load_wide(PagedTile<T, S, WIDTH, GROUPS> tile, int group, int row, int dim) {
   const int tile_row = 8 * group + row;
   if (CHECKED && (tile_row < tile.first_row || tile_row >= tile.end_row)) {
     return Wide<T, WIDTH>(T(0.0f));
   }
-  return *(const device Wide<T, WIDTH>*)(tile.cache + tile.group_offset[group] + row * tile.row_stride + dim);
+  return read_row<T, WIDTH>(tile.cache + tile.group_offset[group] + row * tile.row_stride, dim, tile.head_dim);
 }
 
 // Find the groups of a tile in the cache. One lookup in the block table per group serves all of its keys and values,
 // and all threads read the same entry.
-template <int BLOCK_SIZE, typename T, int WIDTH, int GROUPS, typename IntPointer>
-METAL_FUNC void find_groups(thread PagedTile<T, WIDTH, GROUPS>& tile, IntPointer sequence_blocks, int tile_start,
+template <int BLOCK_SIZE, typename T, typename S, int WIDTH, int GROUPS, typename IntPointer>
+METAL_FUNC void find_groups(thread PagedTile<T, S, WIDTH, GROUPS>& tile, IntPointer sequence_blocks, int tile_start,
                             int kv_start, int kv_end) {
   tile.first_row = kv_start - tile_start;
   tile.end_row = kv_end - tile_start;
@@ -115,8 +133,8 @@ METAL_FUNC void find_groups(thread PagedTile<T, WIDTH, GROUPS>& tile, IntPointer
 }
 
 // Copy a tile from the cache to threadgroup memory, with all threads of the threadgroup.
-template <bool CHECKED, int HEAD_DIM, int ROW_STRIDE, int THREADS, typename T, int WIDTH, int GROUPS>
-METAL_FUNC void stage_tile(threadgroup Wide<T, WIDTH>* rows, PagedTile<T, WIDTH, GROUPS> tile, int thread_id) {
+template <bool CHECKED, int HEAD_DIM, int ROW_STRIDE, int THREADS, typename T, typename S, int WIDTH, int GROUPS>
+METAL_FUNC void stage_tile(threadgroup Wide<T, WIDTH>* rows, PagedTile<T, S, WIDTH, GROUPS> tile, int thread_id) {
   constexpr int LOADS_PER_ROW = HEAD_DIM / WIDTH;
   #pragma unroll
   for (int group = 0; group < GROUPS; group++) {

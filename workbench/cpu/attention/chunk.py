@@ -16,7 +16,20 @@ import numpy as np
 
 from workbench.cpu.attention.layout import BLOCK_KV, PANEL
 from workbench.cpu.attention.matmul_tiles import TILE_ROWS, matmul_tile
-from workbench.cpu.attention.simd import LANES, exp2, jit, larger, load, splat, store, tanh, total_of, where_less
+from workbench.cpu.attention.simd import (
+    LANES,
+    exp2,
+    get,
+    jit,
+    larger,
+    load,
+    scale_at,
+    splat,
+    store,
+    tanh,
+    total_of,
+    where_less,
+)
 
 _ZERO, _ONE, _NEG_INF = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
@@ -105,11 +118,12 @@ def _load_tile(tile, tile_row, cache, table, start, stop, num_keys, kv_head, sha
         run = min(block_size - offset, stop - position)
         slot = np.int64(table[position // block_size]) * block_size + offset
         for key in range(run):
-            source = ((slot + key) * shapes.num_kv_heads + kv_head) * head_dim
+            source = ((slot + key) * shapes.num_kv_heads + kv_head) * shapes.stored_dim
+            scale = scale_at(cache, source + head_dim)
             for vector in range(num_vectors):
-                store(tile, at + vector * LANES, load(cache, source + vector * LANES))
+                store(tile, at + vector * LANES, load(cache, source + vector * LANES) * splat(scale))
             for d in range(num_vectors * LANES, head_dim):
-                tile[at + d] = cache[source + d]
+                tile[at + d] = get(cache, source + d) * scale
             for d in range(head_dim, tile_row):
                 tile[at + d] = _ZERO
             at += tile_row

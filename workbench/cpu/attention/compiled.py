@@ -54,19 +54,20 @@ def types_of(*arguments: Any) -> Signature:
     return tuple(numba.typeof(argument) for argument in arguments)
 
 
-def call_by_address(signature: Signature) -> Any:
+def call_by_address(*signatures: Signature) -> Any:
     """A function for compiled code, ``call(address, (arguments, ...))``, that calls one of `EntryPoint.address`.
 
     numba copies what a function calls into the function's own code, and compiles it again. A call by address does not.
 
     Args:
-        signature: Types of the arguments; others are refused when the caller is compiled.
+        *signatures: Types of the arguments; others are refused when the caller is compiled.
     """
 
     @intrinsic
     def call(typing_context, address, arguments):
-        if tuple(arguments) != signature:
-            raise errors.TypingError(f"arguments of types {arguments} instead of {signature}")
+        signature = tuple(arguments)
+        if signature not in signatures:
+            raise errors.TypingError(f"arguments of types {arguments} instead of one of {signatures}")
 
         def codegen(context, builder, caller, values):
             parts = [builder.extract_value(values[1], index) for index in range(len(signature))]

@@ -32,12 +32,17 @@ class Shapes(NamedTuple):
         num_kv_heads: Number of KV heads.
         head_dim: Elements per head.
         block_size: Tokens per KV block.
+        stored_dim: Elements of a head's key, or value, in a cache: ``head_dim``, and the scale if there is one.
+        max_decode_group: Maximum number of query heads per KV head for which a single row is computed as a decode; 0 to
+            compute it as a chunk, which gives the same bits in every batch.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
+    stored_dim: int
+    max_decode_group: int = MAX_DECODE_GROUP
 
 
 class Scoring(NamedTuple):
@@ -68,6 +73,7 @@ class Scratch(NamedTuple):
         keys: One tile of keys, [BLOCK_KV, head_dim] (not used).
         values: One tile of values, [BLOCK_KV, padded head_dim] (not used).
         scores: Scores, then weights, [BLOCK_KV, PANEL] ([head, BLOCK_KV]).
+        scales: Not used ([keys or values, KV head, BLOCK_KV], scales of codes).
         out: Sums of weighted values, [panel, padded head_dim, PANEL] ([head, head_dim]).
         maximum: Largest score so far, [panel, PANEL] ([head]).
         total: Sum of weights so far, [panel, PANEL] ([head]).
@@ -80,6 +86,7 @@ class Scratch(NamedTuple):
     keys: np.ndarray
     values: np.ndarray
     scores: np.ndarray
+    scales: np.ndarray
     out: np.ndarray
     maximum: np.ndarray
     total: np.ndarray
@@ -103,6 +110,7 @@ def make_scratch(shapes: Shapes) -> Scratch:
         "keys": BLOCK_KV * shapes.head_dim,
         "values": BLOCK_KV * depth,
         "scores": BLOCK_KV * max(PANEL, shapes.num_heads),
+        "scales": 2 * BLOCK_KV * shapes.num_kv_heads,
         "out": pairs * depth,
         "maximum": pairs,
         "total": pairs,

@@ -1,8 +1,9 @@
 """Machine code of compiled functions, kept on disk and loaded without a compiler.
 
-numba compiles a function once per machine. Its machine code is kept, and a later process lets LLVM place that in
-memory and takes the address. Neither numba's tables of types nor LLVM's optimiser take part in this, and they are most
-of the memory and of the time that a first call through numba's own cache needs.
+numba compiles a function once per machine, unless its machine code came with the package. The machine code is kept,
+and a later process lets LLVM place that in memory and takes the address. Neither numba's tables of types nor LLVM's
+optimiser take part in this, and they are most of the memory and of the time that a first call through numba's own cache
+needs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,13 +28,15 @@ import numba.core.runtime._nrt_python as runtime_symbols
 from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
 from numba.core import types
 
-from workbench.cpu.attention.simd import LANES, config, cpu_features
+from workbench.cpu.attention.processor import SHIPPED, config, cpu_features
+from workbench.cpu.attention.simd import LANES
 from workbench.ground.cache_folder import cache_folder, cached, make_folder
 
 Signature = tuple[types.Type, ...]
 
 _LOCK = RLock()
 _DIGEST_BYTES = 32
+_SHOWN_SECONDS = 1.0
 
 
 class Code(NamedTuple):
@@ -62,13 +66,19 @@ def code_of(function: Callable[..., None], signature: Signature, for_python: boo
         TypeError: The function returns something.
     """
     with _LOCK:
-        path = _path_of(function, signature, for_python)
-        kept = _read(path)
+        place = place_of(function, signature, for_python)
+        kept = None if SHIPPED is None else _read(SHIPPED.joinpath(*place))
+        if kept is None:
+            path = cached("compiled", *place)
+            kept = _read(path)
         if kept is None:
             if not path.parent.exists():
                 _announce()
-            kept = _compiled(function, signature, for_python)
-            _write(path, kept)
+            start = time.perf_counter()
+            kept = compiled(function, signature, for_python)
+            write(path, kept)
+            if time.perf_counter() - start > _SHOWN_SECONDS:
+                print(f"compiled {function.__name__.lstrip('_')}", file=sys.stderr, flush=True)
         return _load(function, kept)
 
 
@@ -81,7 +91,8 @@ class _Kept(NamedTuple):
     environment: bytes = b""
 
 
-def _compiled(function: Callable[..., None], signature: Signature, for_python: bool) -> _Kept:
+def compiled(function: Callable[..., None], signature: Signature, for_python: bool) -> _Kept:
+    """Compile a function; see `code_of`."""
     options: Any = {"no_cpython_wrapper": not for_python, "no_cfunc_wrapper": True}
     dispatcher = numba.jit(nogil=True, error_model="numpy", **options)(function)
     dispatcher.compile(signature)
@@ -140,15 +151,15 @@ def _target() -> Any:
 # -- the files -----------------------------------------------------------------------------------------------------
 
 
-def _path_of(function: Callable[..., None], signature: Signature, for_python: bool) -> Path:
-    """The file of a function, in a folder of its sources: those in this package, and those beside the function."""
+def place_of(function: Callable[..., None], signature: Signature, for_python: bool) -> tuple[str, str]:
+    """Names of a function's folder and file. The folder is that of its sources: this package's, and those beside it."""
     features = ",".join(sorted(cpu_features()))
     name = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
     key = repr((str(signature), for_python, name, features, LANES, llvmlite.binding.get_process_triple(), versions))
     sources = Path(function.__code__.co_filename).parent
     file_name = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.code"
-    return cached("compiled", _source_digest(sources), file_name)
+    return _source_digest(sources), file_name
 
 
 def _read(path: Path) -> _Kept | None:
@@ -164,7 +175,8 @@ def _read(path: Path) -> _Kept | None:
     return _Kept(machine_code, *names)
 
 
-def _write(path: Path, kept: _Kept) -> None:
+def write(path: Path, kept: _Kept) -> None:
+    """Keep machine code in a file, if it can be written."""
     rest = b"\0".join([kept.function, kept.wrapper, kept.environment, kept.machine_code])
     part = None
     try:
@@ -182,7 +194,7 @@ def _write(path: Path, kept: _Kept) -> None:
 def _announce() -> None:
     """Say once that the code is not compiled yet, because the first use takes a while."""
     print(
-        f"compiling kernels for this CPU, once: half a minute of processor time; they are kept in {cache_folder()}",
+        f"compiling kernels for this CPU, once: a minute of processor time; they are kept in {cache_folder()}",
         file=sys.stderr,
         flush=True,
     )

@@ -7,7 +7,9 @@ without notice. Code written with vector values is vector code by construction::
     for key in range(1, num_keys):
         maximum = larger(maximum, load(scores, key * LANES))
 
-Indices count float32 elements from an array's first one, in memory order, and are not checked.
+Indices count elements from an array's first one, in memory order, and are not checked. An array may also hold float16,
+as int16, or bfloat16, as uint16, which NumPy and numba do not know, or codes of 8 bits, whose scales lie between them:
+`load` and `get` widen them to float32, and `store` rounds to the nearest.
 """
 
 from __future__ import annotations
@@ -17,21 +19,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
-config: Any = numba.config  # numba sets its attributes at import, so a type checker does not know them
-
-
-def cpu_features() -> set[str]:
-    """LLVM's names of the instruction sets that numba compiles for."""
-    if config.CPU_FEATURES is None:
-        return {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
-    return {name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+")}
+from workbench.cpu.attention.processor import cpu_features
 
 
 def _vector_width() -> int:
@@ -72,14 +66,59 @@ def element_pointer(context: Any, builder: ir.IRBuilder, array_type: Any, array:
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [at])
 
 
-def load_vector(builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
-    """Load LANES elements, starting at ``pointer``."""
-    return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+def load_vector(builder: ir.IRBuilder, pointer: ir.Value, dtype: Any = types.float32) -> ir.Value:
+    """Load LANES elements, starting at ``pointer``, as float32."""
+    stored = ir.VectorType(pointer.type.pointee, LANES)
+    return _widened(
+        builder, builder.load(builder.bitcast(pointer, stored.as_pointer()), align=dtype.bitwidth // 8), dtype
+    )
 
 
-def store_vector(builder: ir.IRBuilder, vector: ir.Value, pointer: ir.Value) -> None:
+def _widened(builder: ir.IRBuilder, stored: ir.Value, dtype: Any) -> ir.Value:
+    """Elements of an array as float32."""
+    if dtype == types.float32:
+        return stored
+    if dtype == types.int8:
+        return builder.sitofp(builder.sext(stored, _like(stored, ir.IntType(32))), _like(stored, FLOAT))
+    if dtype == types.int16:
+        return builder.fpext(builder.bitcast(stored, _like(stored, ir.HalfType())), _like(stored, FLOAT))
+    bits = _like(stored, ir.IntType(32))
+    return builder.bitcast(builder.shl(builder.zext(stored, bits), _constant(bits, 16)), _like(stored, FLOAT))
+
+
+def _narrowed(builder: ir.IRBuilder, value: ir.Value, dtype: Any) -> ir.Value:
+    """float32 values as elements of an array."""
+    if dtype == types.float32:
+        return value
+    if dtype == types.int8:
+        name = f"llvm.rint.v{LANES}f32" if isinstance(value.type, ir.VectorType) else "llvm.rint.f32"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(value.type, [value.type]), name)
+        whole = builder.fptosi(builder.call(function, [value]), _like(value, ir.IntType(32)))
+        return builder.trunc(whole, _like(value, ir.IntType(8)))
+    stored = _like(value, ir.IntType(16))
+    if dtype == types.int16:
+        return builder.bitcast(builder.fptrunc(value, _like(value, ir.HalfType())), stored)
+    bits = _like(value, ir.IntType(32))
+    whole = builder.bitcast(value, bits)
+    is_odd = builder.and_(builder.lshr(whole, _constant(bits, 16)), _constant(bits, 1))
+    rounded = builder.add(builder.add(whole, _constant(bits, 0x7FFF)), is_odd)
+    kept = builder.select(builder.fcmp_unordered("uno", value, value), _constant(bits, 0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(kept, _constant(bits, 16)), stored)
+
+
+def _like(value: ir.Value, element: ir.Type) -> ir.Type:
+    """The type of a vector, or of a scalar, with another type of elements."""
+    return ir.VectorType(element, LANES) if isinstance(value.type, ir.VectorType) else element
+
+
+def _constant(kind: ir.Type, number: int) -> ir.Constant:
+    return ir.Constant(kind, [number] * LANES if isinstance(kind, ir.VectorType) else number)
+
+
+def store_vector(builder: ir.IRBuilder, vector: ir.Value, pointer: ir.Value, dtype: Any = types.float32) -> None:
     """Store LANES elements, starting at ``pointer``."""
-    builder.store(vector, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+    stored = _narrowed(builder, vector, dtype)
+    builder.store(stored, builder.bitcast(pointer, stored.type.as_pointer()), align=dtype.bitwidth // 8)
 
 
 def splat_scalar(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
@@ -102,6 +141,22 @@ def sum_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     name = f"llvm.vector.reduce.fadd.v{LANES}f32"
     function = cgutils.get_or_insert_function(builder.module, function_type, name)
     return builder.call(function, [ir.Constant(FLOAT, 0.0), vector], fastmath=("reassoc",))
+
+
+def sums_of_four(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
+    """The sums of all lanes of four vectors as a vector of 4, with half the instructions of four `sum_lanes`."""
+
+    def shuffled(a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+    a, b, c, d = vectors
+    width = LANES // 2
+    while width >= 4:
+        low, high = list(range(width)), list(range(width, 2 * width))
+        a, b, c, d = (builder.fadd(shuffled(x, x, low), shuffled(x, x, high)) for x in (a, b, c, d))
+        width //= 2
+    ab, cd = (builder.fadd(shuffled(x, y, [0, 4, 1, 5]), shuffled(x, y, [2, 6, 3, 7])) for x, y in ((a, b), (c, d)))
+    return builder.fadd(shuffled(ab, cd, [0, 1, 4, 5]), shuffled(ab, cd, [2, 3, 6, 7]))
 
 
 def loop(
@@ -200,23 +255,83 @@ _overload(operator.truediv, _divide)
 
 @intrinsic
 def load(typing_context, array, at):
-    """Load LANES elements of a float32 array, starting at element ``at``."""
+    """Load LANES elements of an array, starting at element ``at``."""
 
     def codegen(context, builder, signature, values):
-        return load_vector(builder, element_pointer(context, builder, signature.args[0], *values))
+        return load_vector(builder, element_pointer(context, builder, signature.args[0], *values), array.dtype)
 
     return vector_type(array, types.intp), codegen
 
 
 @intrinsic
-def store(typing_context, array, at, vector):
-    """Store LANES elements of a float32 array, starting at element ``at``."""
+def get(typing_context, array, at):
+    """Element ``at`` of an array as float32."""
 
     def codegen(context, builder, signature, values):
-        store_vector(builder, values[2], element_pointer(context, builder, signature.args[0], *values[:2]))
+        pointer = element_pointer(context, builder, signature.args[0], *values)
+        return _widened(builder, builder.load(pointer), array.dtype)
+
+    return types.float32(array, types.intp), codegen
+
+
+@intrinsic
+def put(typing_context, array, at, value):
+    """Set element ``at`` of an array to a float32."""
+
+    def codegen(context, builder, signature, values):
+        pointer = element_pointer(context, builder, signature.args[0], *values[:2])
+        builder.store(_narrowed(builder, values[2], array.dtype), pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), codegen
+
+
+@intrinsic
+def store(typing_context, array, at, vector):
+    """Store LANES elements of an array, starting at element ``at``."""
+
+    def codegen(context, builder, signature, values):
+        pointer = element_pointer(context, builder, signature.args[0], *values[:2])
+        store_vector(builder, values[2], pointer, array.dtype)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector_type), codegen
+
+
+@intrinsic
+def has_scales(typing_context, array):
+    """Whether an array holds codes; a constant of the compiled code."""
+
+    def codegen(context, builder, signature, values):
+        return ir.Constant(ir.IntType(1), int(array.dtype == types.int8))
+
+    return types.boolean(array), codegen
+
+
+@intrinsic
+def scale_at(typing_context, array, at):
+    """The scale, a float32, that begins at element ``at`` of an array of codes; 1 for numbers."""
+
+    def codegen(context, builder, signature, values):
+        if array.dtype != types.int8:
+            return ir.Constant(FLOAT, 1.0)
+        pointer = element_pointer(context, builder, signature.args[0], *values)
+        return builder.load(builder.bitcast(pointer, FLOAT.as_pointer()), align=1)
+
+    return types.float32(array, types.intp), codegen
+
+
+@intrinsic
+def put_scale(typing_context, array, at, scale):
+    """Set the scale that begins at element ``at`` of an array of codes."""
+
+    def codegen(context, builder, signature, values):
+        if array.dtype == types.int8:
+            pointer = element_pointer(context, builder, signature.args[0], *values[:2])
+            builder.store(values[2], builder.bitcast(pointer, FLOAT.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), codegen
 
 
 @intrinsic

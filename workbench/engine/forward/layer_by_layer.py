@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 import mlx.core as mx
@@ -57,7 +58,13 @@ class LayerByLayer(ChosenPath):
         """The logits of a step, not evaluated, those of one row if no row samples; and details for its launch."""
         served = self._served
         rows = packed.logits_rows if len(packed.logits_rows) else np.zeros(1, dtype=np.int32)
-        served.kv_cache.begin_step(packed.positions, *packed.metadata, held=packed.held)
-        values = forward_rows(served.model, packed.token_ids, served.kv_cache, rows, served.final_norm)
+        served.kv_cache.begin_step(
+            packed.positions, *packed.metadata, names=packed.request_ids, num_kept=packed.num_kept, kept=packed.kept
+        )
+        adapters: AbstractContextManager[None] = nullcontext()
+        if packed.adapters:
+            adapters = served.adapters.selecting(packed.adapters, packed.cu_seqlens_q, rows)
+        with adapters:
+            values = forward_rows(served.model, packed.token_ids, served.kv_cache, rows, served.final_norm)
         served.kv_cache.check_reads()
         return values, self._details

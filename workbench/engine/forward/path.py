@@ -34,7 +34,13 @@ class ForwardPath(ABC):
 
 
 class ChosenPath(ForwardPath):
-    """A way through the model that an engine may choose at load."""
+    """A way through the model that an engine may choose at load.
+
+    Attributes:
+        projects_in_slices: It projects the rows of a prompt in slices, so that their number has no limit.
+    """
+
+    projects_in_slices: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -81,13 +81,15 @@ class ReplayedPath(LayerByLayer):
 
     def graph(self, packed: PackedBatch) -> tuple[mx.array, Mapping[str, str]]:
         """See `LayerByLayer.graph`; the pool has new arrays after a replay."""
-        decodes = is_decode(packed.metadata[0])
+        decodes = is_decode(packed.metadata[0]) and not packed.adapters
         if decodes and len(packed.logits_rows) and (values := self._replayed(packed)) is not None:
             return values, self._details
         values, _ = super().graph(packed)
         if decodes:  # keep the launches that the layers have made, for other steps of as many sequences
             self._launches[packed.num_seqs] = [self._kernels.keys(of_group) for of_group in packed.metadata]
-        reason = self.not_replayed or ("no graph of its shape was recorded" if decodes else "it holds a prompt chunk")
+        reason = self.not_replayed or (
+            "no graph of its shape was recorded" if decodes else "it holds a prompt chunk or adapters"
+        )
         return values, {"forward": LayerByLayer.name, "forward_reason": reason}
 
     def _replayed(self, packed: PackedBatch) -> mx.array | None:

@@ -109,7 +109,9 @@ def verify(sampler: Sampler, logits: Logits, first: int, request: TokenSequence,
     probabilities = drafts.probabilities if draws_at_random(state.sampling) else None
     for index, draft in enumerate((*drafts.token_ids, -1)):
         if draft >= 0 and probabilities is not None:
-            token = accept_or_resample(sampler, logits.rows[first + index], state, draft, probabilities[index])
+            row = first + index
+            distribution, allowed = probabilities[index], logits.masks.get(row)
+            token = accept_or_resample(sampler, logits.rows[row], state, draft, distribution, allowed)
         else:
             token = sampler.sample_row(logits, first + index, state)
         tokens.append(token)
@@ -125,7 +127,12 @@ def draws_at_random(params: SamplingParams) -> bool:
 
 
 def accept_or_resample(
-    sampler: Sampler, logits: np.ndarray, request: TokenSequence, draft: int, drafted_from: np.ndarray
+    sampler: Sampler,
+    logits: np.ndarray,
+    request: TokenSequence,
+    draft: int,
+    drafted_from: np.ndarray,
+    allowed: np.ndarray | None = None,
 ) -> SampledToken:
     """Accept a draft that was drawn at random, or draw the token that takes its place.
 
@@ -135,10 +142,11 @@ def accept_or_resample(
         request: The request with the tokens before the draft.
         draft: The draft.
         drafted_from: The distribution it was drawn from, float64 [vocab_size].
+        allowed: The tokens that the request's grammar allows; None for all.
     """
     try:
         raw = np.array(logits, dtype=np.float64)
-        adjusted = sampler.adjusted(raw, request)
+        adjusted = sampler.adjusted(raw, request, allowed)
         target = sampler.distribution_of(adjusted, request)
     except Exception as problem:  # the same problem as without drafts
         log.exception("sampling for request %r failed; it ends with 'error'", request.request_id)
@@ -147,7 +155,7 @@ def accept_or_resample(
     token = rejection_rule(target, drafted_from, draft, key, position)
     count = request.sampling.logprobs
     wanted = top_logprobs(raw, count, token) if count is not None else None
-    return SampledToken(token, wanted, top=sampler.top_tokens(raw, adjusted, request, token))
+    return SampledToken(token, wanted, top=sampler.top_tokens(raw, adjusted, request, token, allowed))
 
 
 def rejection_rule(target: np.ndarray, drafted_from: np.ndarray, draft: int, key: str, position: int) -> int:

@@ -6,6 +6,7 @@ the pipe closed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -13,8 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from workbench.integrations.recorder.assembler import Assembler
+from workbench.integrations.recorder.block_hashes import BlockHasher
+from workbench.integrations.recorder.host_watch import HostWatch
 from workbench.integrations.recorder.messages import Message, Setup, unpack
+from workbench.integrations.recorder.run_key import run_key
 from workbench.integrations.recorder.trace_files import MIB, TraceFiles
 from workbench.trace.lines import TraceMeta
 
@@ -35,9 +41,14 @@ NICENESS = 10
 
 
 class Recording:
-    """The files of one recording, and the assembler that makes their lines."""
+    """The files of one recording, and the assembler that makes their lines.
 
-    def __init__(self, setup: Setup) -> None:
+    Args:
+        setup: The first message.
+        key: The key of the run for its hashes; None to leave them out.
+    """
+
+    def __init__(self, setup: Setup, key: bytes | None) -> None:
         settings = setup.settings
         meta = TraceMeta(
             source=setup.source,
@@ -46,6 +57,10 @@ class Recording:
             versions=setup.versions,
             created=setup.created,
         )
+        hasher = None
+        if key is not None:
+            hasher = BlockHasher(key, meta, setup.num_hash_lookahead_tokens)
+            meta = msgspec.structs.replace(meta, prefix_hashes=hasher.described)
         self._files = TraceFiles(
             settings.folder,
             setup.file_prefix,
@@ -60,6 +75,9 @@ class Recording:
             samples=setup.samples,
             max_waiting=settings.max_waiting,
             start=setup.start,
+            watches_pool=setup.watches_pool,
+            hasher=hasher,
+            host=HostWatch(setup.pid, setup.thread),
         )
         self._flushed_at = 0.0
 
@@ -102,13 +120,15 @@ def main() -> int:
     os.nice(NICENESS)
     recording = None
     try:
-        for message, more_to_come in read_messages(sys.stdin.fileno()):
-            if isinstance(message, Setup):
-                recording = Recording(message)
-            elif recording is not None:
-                recording.take(message, more_to_come=more_to_come)
-        if recording is not None:
-            recording.close()
+        with contextlib.ExitStack() as keys:
+            for message, more_to_come in read_messages(sys.stdin.fileno()):
+                if isinstance(message, Setup):
+                    key = keys.enter_context(run_key(message.run)) if message.settings.hashes else None
+                    recording = Recording(message, key)
+                elif recording is not None:
+                    recording.take(message, more_to_come=more_to_come)
+            if recording is not None:
+                recording.close()
     except Exception as problem:
         print(f"{type(problem).__name__}: {problem}", flush=True)
         return 1

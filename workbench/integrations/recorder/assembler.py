@@ -20,11 +20,14 @@ from typing import Any
 
 import msgspec
 
+from workbench.integrations.recorder.block_hashes import BlockHasher
+from workbench.integrations.recorder.host_watch import HostWatch
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,
     End,
     Message,
+    Pause,
     PoolNews,
     Preemption,
     Schedule,
@@ -32,7 +35,7 @@ from workbench.integrations.recorder.messages import (
 )
 from workbench.integrations.recorder.queues import LiveRequest, Queues
 from workbench.trace.kv_groups import read_groups
-from workbench.trace.lines import RequestInfo
+from workbench.trace.lines import RequestInfo, Supplement
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog
 from workbench.trace.reasons import UNKNOWN, Reason
 from workbench.trace.records import Arm, Chunk, LimitedBy, StepRecord, TableChange
@@ -87,6 +90,9 @@ class Assembler:
         samples: Whether requests sample tokens; False for pooling models.
         max_waiting: Maximum number of waiting requests named in a record.
         start: Start of the recording, by the clock of the steps' times.
+        watches_pool: Whether a PoolNews comes before each Schedule or Update with changes of the pool.
+        hasher: Hashes the blocks of requests; None to leave them out.
+        host: Says what the machine did during long steps; None to leave that out.
 
     Example:
         >>> assembler = Assembler({"block_size": 16})
@@ -106,8 +112,18 @@ class Assembler:
         samples: bool = True,
         max_waiting: int = 512,
         start: float = 0.0,
+        watches_pool: bool = False,
+        hasher: BlockHasher | None = None,
+        host: HostWatch | None = None,
     ) -> None:
         self._start = start
+        self._token_ids = bool(config.get("token_ids_recorded", True))
+        self._hasher = hasher
+        self._host = host
+        self._watches_pool = watches_pool
+        self._pool_news = PoolNews()
+        self._hashes: dict[str, str] = {}
+        """Of requests that have ended, until the record of their end is complete."""
         self._groups = read_groups(config) if "kv_cache_groups" in config else ()
         self._group = kv_cache_group
         self._block_size = int(config.get("block_size") or 16)
@@ -139,17 +155,22 @@ class Assembler:
         self._ended_in_update: dict[str, str] = {}
         self._previous_end = 0.0
 
-    def take(self, message: Message) -> Iterator[RequestInfo | StepRecord]:
+    def take(self, message: Message) -> Iterator[RequestInfo | StepRecord | Supplement]:
         """Process the next message.
 
         Yields:
-            A RequestInfo for an arrival, a StepRecord when a step is complete, nothing otherwise.
+            A RequestInfo for an arrival, a StepRecord when a step is complete, with the hashes of the requests that
+            ended in it, nothing otherwise.
 
         Raises:
             KeyError: The message names a request that has not arrived.
         """
         if isinstance(message, Update):
-            yield self._update(message)
+            yield (record := self._update(message))
+            if ended := self._hashes.keys() & {*record.finished, *record.aborted}:
+                yield Supplement(record.step, "block_hashes", {name: self._hashes.pop(name) for name in sorted(ended)})
+            if self._host is not None and (happened := self._host.step(record)) is not None:
+                yield happened
         elif isinstance(message, Schedule):
             self._schedule(message)
         elif isinstance(message, Arrival):
@@ -158,19 +179,27 @@ class Assembler:
             self._preempt(message)
         elif isinstance(message, End):
             self._end(message)
+        elif isinstance(message, PoolNews):
+            self._pool_news = message
+        elif isinstance(message, Pause) and self._host is not None:
+            self._host.pause(message)
 
     def _arrive(self, message: Arrival) -> RequestInfo:
         self._queues.arrive(message)
         self._arrived.append(message.request_id)
+        # First, because the hasher takes the list of tokens over.
+        stored = tuple(message.prompt_token_ids) if self._token_ids else ()
         return RequestInfo(
             request_id=message.request_id,
             num_prompt_tokens=max(1, message.num_prompt_tokens),
-            prompt_token_ids=tuple(message.prompt_token_ids),
+            prompt_token_ids=stored,
             max_tokens=message.max_tokens,
             arrival_step=self._next_step,
             arrival_time=max(0.0, message.time),
             priority=message.priority,
             cache_salt=message.cache_salt,
+            adapter=message.lora,
+            block_hashes=self._hasher.begin(message) if self._hasher is not None else "",
         )
 
     def _preempt(self, message: Preemption) -> None:
@@ -188,6 +217,8 @@ class Assembler:
     def _end(self, message: End) -> None:
         self._queues.remove(message.request_id)
         self._still_scheduled.pop(message.request_id, None)
+        if self._hasher is not None and (hashes := self._hasher.end(message.request_id, message.output_token_ids)):
+            self._hashes[message.request_id] = hashes
         newest = self._open[-1] if self._open else None
         if message.in_update and newest is not None:
             self._ended_in_update[message.request_id] = message.reason
@@ -240,8 +271,8 @@ class Assembler:
             else:
                 before, after = self._prefill_chunk(request, start, num_tokens, new_block_ids, admission, cap)
             chunks.append((request, before, after))
-            if message.pool is not None:
-                continue  # it says what was cached
+            if self._watches_pool:
+                continue  # the news say what was cached
             if self._groups and self._caches_prefixes:
                 published.extend(self._full_blocks(request, start, start + num_tokens))
             elif self._caches_prefixes:
@@ -249,7 +280,7 @@ class Assembler:
                 published.extend(request.block_table[first:last])
         if message.running is not None:
             self._queues.replace(message.running, message.waiting or [])
-        pool, cached = _changes_of(message.pool)
+        pool, cached = self._pool_changes()
         waiting_reason, passed_over = self._explain_waiting(sum(num_scheduled_tokens), message.free_blocks)
         record = StepRecord(
             step=self._next_step,
@@ -275,6 +306,11 @@ class Assembler:
         self._unscheduled_changes = {}
         self._next_step += 1
         self._open.append(_OpenStep(message, chunks, record, table_changes))
+
+    def _pool_changes(self) -> tuple[PoolChange | None, tuple[int, ...]]:
+        """The changes of the pool in the call of this message, None if they cannot be known; and the cached blocks."""
+        news, self._pool_news = self._pool_news, PoolNews()
+        return _changes_of(news) if self._watches_pool else (None, ())
 
     def _full_blocks(self, request: LiveRequest, start: int, end: int) -> Iterator[int]:
         """The blocks of full attention that a chunk fills; a recording does not say which others are cached."""
@@ -332,7 +368,7 @@ class Assembler:
     def _update(self, message: Update) -> StepRecord:
         newest = self._open[-1]
         newest.free_blocks_end = message.free_blocks  # these blocks are freed while that step is the newest
-        pool, cached = _changes_of(message.pool)
+        pool, cached = self._pool_changes()
         newest.pool_end = None if pool is None or newest.pool_end is None else newest.pool_end.then(pool)
         newest.cached_end += cached
         step = self._open.popleft()
@@ -409,10 +445,8 @@ class Assembler:
         return given[-1] if given else None
 
 
-def _changes_of(news: PoolNews | None) -> tuple[PoolChange | None, tuple[int, ...]]:
+def _changes_of(news: PoolNews) -> tuple[PoolChange, tuple[int, ...]]:
     """The net change of the pool, and the blocks that were cached."""
-    if news is None:
-        return None, ()
     log, cached = PoolLog(), dict[int, None]()
     for block in news.content:
         if block > 0:

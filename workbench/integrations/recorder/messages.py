@@ -34,6 +34,11 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
         kv_cache_group: Index of the KV cache group whose blocks are recorded, if ``config`` does not have
             ``kv_cache_groups``: then those of all groups are.
         samples: Whether requests sample tokens; False for pooling models.
+        run: A name that the ranks of the run share; "" for one rank.
+        num_hash_lookahead_tokens: Tokens after a block that its hash covers too.
+        watches_pool: Whether there is a PoolNews for every change of the block pool.
+        pid: The engine's process.
+        thread: Its thread that schedules.
     """
 
     settings: RecordingSettings
@@ -46,6 +51,11 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
     start: float
     kv_cache_group: int = 0
     samples: bool = True
+    run: str = ""
+    num_hash_lookahead_tokens: int = 0
+    watches_pool: bool = False
+    pid: int = 0
+    thread: int = 0
 
     @property
     def records_all_groups(self) -> bool:
@@ -56,7 +66,8 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
 class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     """A request was added. ``queue_time`` orders requests of equal priority and may be from another clock.
 
-    ``cache_salt`` is a digest of the request's.
+    ``cache_salt`` is a digest of the request's. ``inputs`` are identifier, first position and length of each multimodal
+    input. Tokens are sent for their hashes too, and stored only if token ids are recorded.
     """
 
     request_id: str
@@ -67,6 +78,8 @@ class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     queue_time: float
     prompt_token_ids: list[int] = []
     cache_salt: str = ""
+    lora: str = ""
+    inputs: list[tuple[str, int, int]] = []
 
 
 class Preemption(msgspec.Struct, array_like=True, gc=False, tag="preemption"):
@@ -89,11 +102,20 @@ class End(msgspec.Struct, array_like=True, gc=False, tag="end"):
         request_id: The request.
         reason: "stop", "length", "abort", "error" or another reason of the engine's.
         in_update: Whether it ended while a step's output was processed, and not between two steps.
+        output_token_ids: All its output, for the hashes.
     """
 
     request_id: str
     reason: str
     in_update: bool
+    output_token_ids: list[int] = []
+
+
+class Pause(msgspec.Struct, array_like=True, gc=False, tag="pause"):
+    """The engine's process collected garbage, for so long that a step may have waited for it."""
+
+    started: float
+    ended: float
 
 
 class Admission(msgspec.Struct, array_like=True, gc=False):
@@ -114,8 +136,8 @@ class Admission(msgspec.Struct, array_like=True, gc=False):
     other_tables: list[list[int]] = []
 
 
-class PoolNews(msgspec.Struct, array_like=True, gc=False):
-    """Changes to the block pool since the message before.
+class PoolNews(msgspec.Struct, array_like=True, gc=False, tag="pool"):
+    """Changes to the block pool in the call that the next message is about, a Schedule or an Update.
 
     Attributes:
         content: In order, a block that was cached, or with a minus sign one that lost its content.
@@ -145,7 +167,6 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
         drafts: Draft tokens by request, those of which none is known as -1.
         table_changes: If all KV cache groups are recorded: for each request that was not admitted and whose tables
             changed, the places that became null and the entries appended, per group.
-        pool: Changes to the block pool; None if they cannot be known.
     """
 
     output_id: int
@@ -161,7 +182,6 @@ class Schedule(msgspec.Struct, array_like=True, gc=False, tag="schedule"):
     waiting: list[str] | None = None
     drafts: dict[str, list[int]] = {}
     table_changes: dict[str, list[tuple[list[int], list[int]]]] = {}
-    pool: PoolNews | None = None
 
 
 class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
@@ -176,7 +196,6 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
         token_ids: New tokens of each request; zeros if token ids are not recorded.
         num_given: Number of tokens that the model gave each of them, those behind its end included; empty in a step
             without drafts.
-        pool: Changes to the block pool; None if they cannot be known.
     """
 
     output_id: int
@@ -186,10 +205,9 @@ class Update(msgspec.Struct, array_like=True, gc=False, tag="update"):
     request_ids: list[str] = []
     token_ids: list[list[int]] = []
     num_given: list[int] = []
-    pool: PoolNews | None = None
 
 
-Message = Setup | Arrival | Preemption | End | Schedule | Update
+Message = Setup | Arrival | Preemption | End | Pause | PoolNews | Schedule | Update
 
 _decoder = msgspec.msgpack.Decoder(list[list[Message]])
 

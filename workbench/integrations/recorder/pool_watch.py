@@ -73,12 +73,13 @@ class PoolWatch:
         inserted = vars(probe) == {"_cache": {b"": block}}
         return inserted and probe.pop(b"", block.block_id) is block and vars(probe) == {"_cache": {}}
 
-    def take(self) -> tuple[()] | tuple[list[int], list[tuple[bool, list[int]]]]:
-        """Events since the last call, as the fields of a PoolNews; empty for nothing."""
+    def take(self) -> tuple[()] | tuple[str, list[int], list[tuple[bool, list[int]]]]:
+        """Events since the last call as a PoolNews; empty for nothing."""
         content, given_back = self._content, self._given_back
         if not (content or given_back):
             return ()
         news = (
+            "pool",
             content.copy(),
             [
                 (to_front, [block.block_id for block in blocks if block.next_free_block is not None])

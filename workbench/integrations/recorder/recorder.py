@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from workbench.ground.cache_salt import digest_of
@@ -14,7 +17,7 @@ from workbench.integrations.recorder.messages import (
     End,
     Message,
     Packet,
-    PoolNews,
+    Pause,
     Preemption,
     Schedule,
     Setup,
@@ -26,6 +29,9 @@ from workbench.integrations.recorder.writer_process import WriterProcess
 
 SEND_SECONDS = 0.1
 """Time between two sends while the engine is busy: a system call costs more than a step's message."""
+
+PAUSE_SECONDS = 0.005
+"""Garbage collections that take longer are recorded."""
 
 QUEUE_SENDS = 8
 """Number of sends after which the engine's queues are recorded: requests may move between them in ways that have no
@@ -52,7 +58,8 @@ class SchedulerRecorder:
     The caller appends the most common messages to ``messages`` itself, as tuples that encode like the classes:
 
     - the Schedule of a step that gives the requests of ``last_ids`` one token each, ``last_num_requests`` in all,
-    - the Update of a step with tokens, if it ends before ``quiet_until``.
+    - the Update of a step with tokens, if it ends before ``quiet_until``,
+    - before each of them the PoolNews that ``take_pool_news`` returns, if there are any.
 
     Args:
         scheduler: The scheduler; its queues, requests and KV cache manager are read, never changed.
@@ -66,7 +73,7 @@ class SchedulerRecorder:
         last_num_requests: Number of these requests.
         quiet_until: Time (``time.perf_counter``) until which an Update needs no more than a message.
         num_free_blocks: Returns the number of free KV blocks.
-        take_pool_news: Returns what the block pool did since the last call; None if it cannot be watched.
+        take_pool_news: Returns what the block pool did since the last call as a message; () for nothing.
         in_update: Whether the scheduler is in its ``update_from_output``; set by the caller.
         in_reset: Whether the scheduler is in its ``reset_prefix_cache``.
     """
@@ -90,26 +97,30 @@ class SchedulerRecorder:
         """Recorded steps without tokens that have no output yet, by the id() of their SchedulerOutput."""
         self._tables: TableWatch | None = None
         self._pool: PoolWatch | None = None
-        self.take_pool_news: Callable[[], Any] = lambda: None
+        self.take_pool_news: Callable[[], Any] = tuple
         self._reasons: dict[Any, str] = {}
         """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
+        self._pauses, self._collecting_since = list[Pause](), 0.0
         self.in_update = self.in_reset = False
         self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
             self._created = setup.created
             self._token_ids = setup.settings.token_ids
+            self._hashes = setup.settings.hashes
             self.num_free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks
             self._group = setup.kv_cache_group
             self._is_async = bool(setup.config.get("async_scheduling"))
             managers = scheduler.kv_cache_manager.coordinator.single_type_managers if setup.records_all_groups else ()
             self._tables = TableWatch(managers) if managers else None
             self._watch_pool(scheduler.kv_cache_manager.block_pool)
+            setup.watches_pool = self._pool is not None
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
             self.messages.append(setup)
             self.writer = WriterProcess()
             self._send()  # the writer makes the folder and the file now, before the first request
             self._num_sends = 0
+            gc.callbacks.append(self._collected)
             log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
         except Exception as problem:
             self.stop(problem)
@@ -134,6 +145,14 @@ class SchedulerRecorder:
             if pool is not None:
                 pool.was_reset(cached)
 
+    def _collected(self, phase: str, _: dict[str, int]) -> None:
+        """Garbage is collected, or was, on any thread."""
+        now = perf_counter()
+        if phase == "start":
+            self._collecting_since = now
+        elif now - self._collecting_since > PAUSE_SECONDS:
+            self._pauses.append(Pause(self._collecting_since, now))  # not to messages, which may be being encoded
+
     # -- what happens to requests ----------------------------------------------------------------------------
 
     @_never_raises
@@ -148,8 +167,9 @@ class SchedulerRecorder:
                 request.priority,
                 request.arrival_time - self._created,
                 request.arrival_time,
-                request.prompt_token_ids or [] if self._token_ids else [],
+                request.prompt_token_ids or [] if self._token_ids or self._hashes else [],
                 digest_of(getattr(request, "cache_salt", None) or ""),
+                *(_content_of(request) if self._hashes else ()),
             )
         )
 
@@ -162,7 +182,8 @@ class SchedulerRecorder:
         if self._tables is not None:
             self._tables.forget(request.request_id)
         self._still_scheduled.pop(request.request_id, None)
-        self.messages.append(End(request.request_id, self._reasons[status], self.in_update))
+        output = list(request.output_token_ids) if self._hashes else []
+        self.messages.append(End(request.request_id, self._reasons[status], self.in_update, output))
         if self.in_update:
             self.quiet_until = 0.0  # it may have been the last request
         else:  # steps that are already scheduled do not contain it
@@ -205,6 +226,8 @@ class SchedulerRecorder:
             self._empty_steps.add(id(output))
         else:
             self._output_to_come = self._is_async
+        if news := self.take_pool_news():
+            self.messages.append(news)
         message, request_ids = self._schedule(output, started, ended), list(output.num_scheduled_tokens)
         self._has_news = False
         expected = [*self._still_scheduled, *[admission.request_id for admission in message.admissions]]
@@ -256,17 +279,12 @@ class SchedulerRecorder:
             for request_id in output.num_scheduled_tokens:
                 if request_id not in admitted and (changes := self._tables.changes(request_id)) is not None:
                     message.table_changes[request_id] = changes
-        message.pool = self._pool_news()
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             message.drafts = drafts if self._token_ids else {rid: [-1] * len(ids) for rid, ids in drafts.items()}
         if self._num_sends >= QUEUE_SENDS:
             self._num_sends = 0
             message.running, message.waiting = self._queues()
         return message
-
-    def _pool_news(self) -> PoolNews | None:
-        news = self.take_pool_news()
-        return None if news is None else PoolNews(*news)
 
     def _queues(self) -> tuple[list[str], list[str]]:
         scheduler = self._scheduler
@@ -305,7 +323,12 @@ class SchedulerRecorder:
             if id(scheduler_output) not in self._empty_steps:
                 return
             self._empty_steps.remove(id(scheduler_output))
-        message = Update(id(scheduler_output), started, ended, self.num_free_blocks(), pool=self._pool_news())
+        if self._pauses:
+            self.messages += self._pauses
+            self._pauses.clear()
+        if news := self.take_pool_news():
+            self.messages.append(news)
+        message = Update(id(scheduler_output), started, ended, self.num_free_blocks())
         if self._has_tokens:
             message.request_ids = model_runner_output.req_ids
             # The engine has already cut these lists at the end of a request.
@@ -349,9 +372,11 @@ class SchedulerRecorder:
     def _let_go(self) -> WriterProcess | None:
         """Remove the writer; without it every message ends in a guarded method, which then does nothing."""
         writer, self.writer = self.writer, None
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collected)
         if self._pool is not None:
             self._pool.stop()
-            self._pool, self.take_pool_news = None, lambda: None
+            self._pool, self.take_pool_news = None, tuple
         self.messages.clear()
         self.last_ids, self.quiet_until = None, 0.0
         return writer
@@ -366,3 +391,10 @@ class SchedulerRecorder:
                 writer.close(wait=False)
             except Exception as again:
                 self._log.debug("closing the writer: %s", again)
+
+
+def _content_of(request: Any) -> tuple[str, list[tuple[str, int, int]]]:
+    """A request's adapter and multimodal inputs, which are part of its blocks' hashes."""
+    lora, inputs = getattr(request, "lora_request", None), getattr(request, "mm_features", None) or ()
+    places = [(str(part.identifier), part.mm_position.offset, part.mm_position.length) for part in inputs]
+    return getattr(lora, "lora_name", ""), places

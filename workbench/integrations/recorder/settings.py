@@ -9,6 +9,8 @@ import msgspec
 
 _MAX_SETTING = 2**31 - 1
 
+_MIN_KEY = 32
+
 
 class RecordingSettings(msgspec.Struct, frozen=True):
     """Settings of a recording. ``from_environment`` names the variables.
@@ -16,6 +18,8 @@ class RecordingSettings(msgspec.Struct, frozen=True):
     Attributes:
         folder: Folder of the files; made if it does not exist.
         token_ids: Whether to record prompt and output token ids. Without them a recording says nothing about the text.
+            Only the user can read files with token ids.
+        hashes: Whether to record keyed hashes of blocks, which say which prefixes are equal.
         max_file_mb: Size in MiB at which the next file begins.
         max_files: Maximum number of files of this recording, of which the oldest are deleted; 0 keeps all.
         gzip: Write .jsonl.gz instead of .jsonl.
@@ -24,6 +28,7 @@ class RecordingSettings(msgspec.Struct, frozen=True):
 
     folder: str = "workbench-traces"
     token_ids: bool = False
+    hashes: bool = True
     max_file_mb: int = 256
     max_files: int = 8
     gzip: bool = True
@@ -31,7 +36,7 @@ class RecordingSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RecordingSettings:
-        """Read WORKBENCH_TRACE_DIR, _TOKENS, _MAX_MB, _MAX_FILES, _GZIP and _MAX_WAITING.
+        """Read WORKBENCH_TRACE_DIR, _TOKENS, _HASHES, _MAX_MB, _MAX_FILES, _GZIP and _MAX_WAITING.
 
         Raises:
             ValueError: A variable has an invalid value; the message names it and the allowed values.
@@ -51,10 +56,13 @@ class RecordingSettings(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name}={text!r} must be 0 or 1")
             return text == "1" if text else default
 
+        if 0 < len(environ.get("WORKBENCH_TRACE_KEY", "")) < _MIN_KEY:
+            raise ValueError(f"WORKBENCH_TRACE_KEY must have {_MIN_KEY} characters or more: set a random one")
         default = cls()
         return cls(
             folder=os.path.abspath(environ.get("WORKBENCH_TRACE_DIR") or default.folder),
             token_ids=switch("WORKBENCH_TRACE_TOKENS", default.token_ids),
+            hashes=switch("WORKBENCH_TRACE_HASHES", default.hashes),
             max_file_mb=number("WORKBENCH_TRACE_MAX_MB", default.max_file_mb, 1),
             max_files=number("WORKBENCH_TRACE_MAX_FILES", default.max_files, 0),
             gzip=switch("WORKBENCH_TRACE_GZIP", default.gzip),

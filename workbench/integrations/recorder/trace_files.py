@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.readings.block_replay import BlockReplay
 from workbench.trace.checks import block_size_of, groups_of, num_blocks_of
 from workbench.trace.file import TraceWriter
-from workbench.trace.lines import RequestInfo, TraceMeta
+from workbench.trace.lines import RequestInfo, Supplement, TraceMeta
 from workbench.trace.records import StepRecord
 
 MIB = 2**20
@@ -58,11 +58,13 @@ class TraceFiles:
         self._live: dict[str, RequestInfo] = {}
         self._in_file: set[str] = set()
         self._num_files = 0
+        self._next_step = 0
+        self._is_full = False
         self._kept: deque[Path] = deque()
         self._writer = self._open_next()
 
-    def write(self, line: RequestInfo | StepRecord, *, flush: bool = True) -> None:
-        """Append a line; after a step the next file may begin.
+    def write(self, line: RequestInfo | StepRecord | Supplement, *, flush: bool = True) -> None:
+        """Append a line; before a step or a request the next file may begin.
 
         Args:
             line: The record.
@@ -71,6 +73,13 @@ class TraceFiles:
         Raises:
             OSError: The file cannot be written.
         """
+        if isinstance(line, Supplement):
+            self._writer.write(line, flush=flush)
+            return
+        if self._is_full:
+            self._is_full = False
+            self._writer.close()
+            self._writer = self._open_next(self._next_step)
         if isinstance(line, RequestInfo):
             self._live[line.request_id] = line
             if line.request_id not in self._in_file:  # an engine may reuse the id of a request that has ended
@@ -79,9 +88,8 @@ class TraceFiles:
             return
         self._writer.write(line, flush=flush)
         self._follow(line)
-        if flush and self._writer.path.stat().st_size >= self._max_file_bytes:
-            self._writer.close()
-            self._writer = self._open_next(line.step + 1)
+        self._next_step = line.step + 1
+        self._is_full = flush and self._writer.path.stat().st_size >= self._max_file_bytes
 
     def close(self) -> None:
         """Write the end line and close.
@@ -104,7 +112,8 @@ class TraceFiles:
         self._kept.append(path)
         if self._max_files and len(self._kept) > self._max_files:
             self._kept.popleft().unlink(missing_ok=True)
-        writer = TraceWriter(path, self._meta, compresslevel=COMPRESSLEVEL)
+        private = bool(self._meta.config.get("token_ids_recorded"))
+        writer = TraceWriter(path, self._meta, compresslevel=COMPRESSLEVEL, private=private)
         self._in_file = set(self._live)
         for info in self._live.values():
             writer.write(info, flush=False)

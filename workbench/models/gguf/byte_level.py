@@ -49,6 +49,10 @@ class ByteLevelBPE:
         self._tokenizer.decoder = decoders.ByteLevel()
         self._tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
 
+    def serialized(self) -> str:
+        """The tokenizer in the format of PyPI ``tokenizers``."""
+        return self._tokenizer.to_str()
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
         if len(text) < _LONG_TEXT:

@@ -75,6 +75,11 @@ class GGUFTokenizer:
         self._template = _chat_template(metadata, tokens)
         self.has_chat_template = self._template is not None
 
+    def serialized(self) -> str | None:
+        """The tokenizer in the format of PyPI ``tokenizers``; None if it is none of these."""
+        serialized = getattr(self._tokenizer, "serialized", None)
+        return serialized() if serialized is not None else None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens in the text are recognised; none are added."""
         return self._tokenizer.encode(text)

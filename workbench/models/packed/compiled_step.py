@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.cpu_backend import shared_memory
+from workbench.attention.cpu_backend import kernel_memory, shared_memory
 from workbench.attention.metadata import AttentionMetadata
 from workbench.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
 from workbench.cpu.barrier import make_barrier
 from workbench.cpu.kernels import ROWS
-from workbench.cpu.layer_loop import Batch, Buffers, Field, Model, input_sizes, run_layers
+from workbench.cpu.layer_loop import (
+    NUM_FACTORED,
+    NUM_PARTS,
+    Batch,
+    Buffers,
+    FactorField,
+    Field,
+    Model,
+    input_sizes,
+    run_layers,
+)
 from workbench.cpu.threads import thread_pool
 from workbench.ground.threads import num_threads
 from workbench.models.layer_cache import PagedLayerCache
@@ -37,18 +47,20 @@ class CompiledStep:
         self, description: Description, caches: Sequence[PagedLayerCache], model: Model, embedding_scale: float
     ) -> None:
         self._description, self._embedding_scale = description, np.float32(embedding_scale)
-        num_blocks, block_size = caches[0].k_cache.shape[:2]
-        self._shapes = Shapes(description.num_heads, description.num_kv_heads, description.head_dim, block_size)
-        self._pool_size = num_blocks * block_size * description.num_kv_heads * description.head_dim
+        _, block_size, _, stored_dim = caches[0].k_cache.shape
+        sizes = description.num_heads, description.num_kv_heads, description.head_dim
+        self._shapes = Shapes(*sizes, block_size, stored_dim)
+        self._pool_size = caches[0].k_cache.size
         layers = model.layers.copy()
         self._memory = []
         for row, cache in zip(layers, caches):
             mx.eval(cache.k_cache, cache.v_cache)
-            keys, values = shared_memory(cache.k_cache), shared_memory(cache.v_cache)
+            keys, values = kernel_memory(cache.k_cache), kernel_memory(cache.v_cache)
             row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
             row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
             row[Field.BLOCK_TABLE] = cache.group
             self._memory.append((keys, values))
+        self._like = np.empty(0, self._memory[0][0].dtype)
         self._model = model._replace(layers=layers)
         self._lefts = layers[:, Field.LEFT].tolist()
         group = description.num_heads // description.num_kv_heads
@@ -57,10 +69,24 @@ class CompiledStep:
         self._num_threads = num_threads()
         self._scratches = [make_scratch(self._shapes) for _ in range(self._num_threads)]
         self._barrier = make_barrier()
+        self.places, self.vocab_size = description.places, description.vocab_size
+        self._no_adapters = (
+            np.empty((0, len(layers), NUM_FACTORED, NUM_PARTS, len(FactorField)), np.int64),
+            np.empty(0, np.int64),
+        )
         self._cosines = self._sines = np.empty((0, 0, 0), np.float32)
 
+    def make_invariant(self) -> None:
+        """Compute every row of attention as a part of a chunk, so that its bits do not depend on the batch."""
+        self._shapes = self._shapes._replace(max_decode_group=0)
+
     def run(
-        self, token_ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, *metadata: AttentionMetadata
+        self,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        rows: np.ndarray,
+        *metadata: AttentionMetadata,
+        adapters: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> mx.array:
         """Compute a packed batch; its keys and values are in the pool afterwards.
 
@@ -69,14 +95,26 @@ class CompiledStep:
             positions: int32 [T].
             rows: Rows whose logits are needed, int32.
             *metadata: The batch, with the tables of each KV cache group.
+            adapters: See `workbench.models.adapters.Adapters.compiled`; None if no row has one.
 
         Returns:
             Logits of ``rows``, float32 [len(rows), vocab_size], evaluated.
         """
-        description, num_tokens = self._description, len(token_ids)
-        logits = mx.zeros((len(rows), description.vocab_size))
-        mx.async_eval(logits)  # MLX fills it in the meantime
-        embedded = description.embedding.product.matrix.rows(token_ids.astype(np.int64))
+        (logits,) = self.run_in_slices(max(1, len(rows)), token_ids, positions, rows, *metadata, adapters=adapters)
+        return logits
+
+    def run_in_slices(
+        self,
+        size: int,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        rows: np.ndarray,
+        *metadata: AttentionMetadata,
+        adapters: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Iterator[mx.array]:
+        """See `run`; the head projects so many rows at a time, when the rows before them have been taken."""
+        logits = self._room(rows[:size])
+        embedded = self._description.embedding.product.matrix.rows(token_ids.astype(np.int64))
         if self._embedding_scale != 1.0:
             embedded *= self._embedding_scale
         self._extend_ropes(int(positions.max()) + 1)
@@ -85,23 +123,40 @@ class CompiledStep:
             embedded,
             positions,
             np.stack([of_group.write_slots for of_group in metadata]),
-            rows,
+            rows[:size],
             _stacked([of_group.block_table for of_group in metadata]),
             work,
             ranges,
             self._cosines,
             self._sines,
+            *(adapters or self._no_adapters),
         )
+        self._compute(self._model, batch, logits)
+        yield logits
+        head = self._model._replace(layers=self._model.layers[:0])  # ``embedded`` holds the output of the layers
+        for first in range(size, len(rows), size):
+            logits = self._room(rows[first : first + size])
+            self._compute(head, batch._replace(rows=rows[first : first + size]), logits)
+            yield logits
+
+    def _room(self, rows: np.ndarray) -> mx.array:
+        """An array for the logits of some rows, which MLX fills with zeros in the meantime."""
+        logits = mx.zeros((len(rows), self.vocab_size))
+        mx.async_eval(logits)
+        return logits
+
+    def _compute(self, model: Model, batch: Batch, logits: mx.array) -> None:
+        """Run the layers of a model and its head."""
         mx.eval(logits)
-        buffers = self._buffers(num_tokens, shared_memory(logits))  # a copy of many logits would take milliseconds
+        # A copy of many logits would take milliseconds.
+        buffers = self._buffers(len(batch.embedded), shared_memory(logits))
 
         def work_of(thread: int) -> None:
             scratch = self._scratches[thread]
             sizes = (thread, self._num_threads, self._barrier)
-            run_layers(self._model, batch, self._shapes, self._pool_size, buffers, scratch, *sizes)
+            run_layers(model, batch, self._shapes, self._pool_size, self._like, buffers, scratch, *sizes)
 
         thread_pool(self._num_threads).run(work_of)
-        return logits
 
     def _buffers(self, num_tokens: int, logits: np.ndarray) -> Buffers:
         """Memory for a step: queries, keys and values, outputs of projections, and gates are never needed together."""

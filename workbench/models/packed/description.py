@@ -6,22 +6,58 @@ with an unknown part is refused, and then runs layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from workbench.attention.dtypes import dtype_name
 from workbench.cpu.attention.kernel import work_list_address
 from workbench.cpu.inputs import code_bits, factors
-from workbench.cpu.layer_loop import GELU, SILU, Field, Model
+from workbench.cpu.layer_loop import GELU, NUM_FACTORED, NUM_PARTS, SILU, FactorField, Field, Model
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
 
 _LOG2_E = 1.4426950408889634
 _ROPE_PROBE = 96
 """Positions at which two RoPE modules are compared."""
+
+
+class Place(NamedTuple):
+    """The place of the outputs of a linear layer.
+
+    Attributes:
+        layer: Index of its layer.
+        field: Index of its products among those of the layer, half of `Field`.
+        part: Its place among the linear layers whose outputs lie side by side.
+        first_output: The first of its outputs among theirs.
+    """
+
+    layer: int
+    field: int
+    part: int
+    first_output: int
+
+
+def table_of_adapter(
+    factors: Mapping[str, tuple[np.ndarray, np.ndarray]], places: Mapping[str, Place]
+) -> np.ndarray | None:
+    """An adapter's row of `workbench.cpu.layer_loop.Batch.adapters`; None if it changes a layer without a place.
+
+    Args:
+        factors: Its matrices by layer, float32 [rank, inputs] and [rank, outputs], which have to stay in memory.
+        places: The layers of the model.
+    """
+    if not set(factors) <= set(places):
+        return None
+    num_layers = 1 + max(place.layer for place in places.values())
+    table = np.zeros((num_layers, NUM_FACTORED, NUM_PARTS, len(FactorField)), np.int64)
+    for path, (a, b) in factors.items():
+        layer, field, part, first_output = places[path]
+        table[layer, field, part] = a.ctypes.data, b.ctypes.data, len(a), a.shape[1], first_output, b.shape[1]
+    return table
 
 
 class NotDescribed(Exception):
@@ -43,6 +79,7 @@ class Description:
         ropes: The different RoPE modules.
         qkv_size: Width of queries, keys and values together.
         vocab_size: Number of logits of a row.
+        places: The places of the outputs of linear layers, by their dotted names; the head's is not among them.
 
     Raises:
         NotDescribed: Compiled code does not know a part of the model.
@@ -53,8 +90,8 @@ class Description:
         inner = _part(outer, "model")
         layers = list(_part(inner, "layers"))
         first = caches[0].layer
-        if len(layers) != len(caches) or any(cache.layer.dtype != mx.float32 for cache in caches):
-            raise NotDescribed("layers without keys and values, or a cache that is not float32")
+        if len(layers) != len(caches) or any(cache.layer.dtype != first.dtype for cache in caches):
+            raise NotDescribed("layers without keys and values, or with caches of different types")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, first.num_kv_heads, first.k_head_dim
         for cache in caches:
             if (cache.layer.num_kv_heads, cache.layer.k_head_dim, cache.layer.v_head_dim) != (
@@ -76,15 +113,17 @@ class Description:
         self._products: list[list[int]] = []
         self._factors: list[np.ndarray] = []
         self.hidden = 0
+        self.places: dict[str, Place] = {}
+        self._paths = {id(module): path for path, module in model.named_modules()}
         scaled = float(np.array(mx.array(self.hidden_size**0.5, mx.bfloat16).astype(mx.float32)))
         self.embedding_scales = (1.0, scaled)
 
         epsilons = {float(_part(inner, "norm").eps)}
         table = np.zeros((len(layers), Field.NUM_FIELDS), np.int64)
         softmax_scales = []
-        for row, layer, cache in zip(table, layers, caches):
+        for index, (row, layer, cache) in enumerate(zip(table, layers, caches)):
             attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
-            self._fill_products(row, attention, mlp)
+            self._fill_products(index, row, attention, mlp)
             self._fill_norms(row, layer, attention, epsilons)
             row[Field.ROPE] = self._rope_index(attention)
             row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
@@ -106,7 +145,7 @@ class Description:
             epsilon=np.float32(epsilons.pop()),
             activation=SILU,
             hidden=self.hidden,
-            attention=work_list_address(),
+            attention=work_list_address(dtype_name(first.dtype)),
         )
 
     def variants(self) -> Iterator[tuple[Model, float]]:
@@ -115,7 +154,7 @@ class Description:
             for scale in self.embedding_scales:
                 yield self.model._replace(activation=activation), scale
 
-    def _fill_products(self, row: np.ndarray, attention: nn.Module, mlp: nn.Module) -> None:
+    def _fill_products(self, index: int, row: np.ndarray, attention: nn.Module, mlp: nn.Module) -> None:
         known = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm", "rope"}
         if unknown := attention.children().keys() - known:
             raise NotDescribed(f"attention with {', '.join(sorted(unknown))}")
@@ -130,7 +169,13 @@ class Description:
             (Field.DOWN, mlp, ["down_proj"], self.hidden_size),
         ):
             row[field] = len(self._products)
-            width = self._add_product([_part(owner, name) for name in names], 0)
+            members = [_part(owner, name) for name in names]
+            width = self._add_product(members, 0)
+            first_output = 0
+            for part, member in enumerate(members):
+                if isinstance(member, PackedLinear):
+                    self.places[self._paths[id(member)]] = Place(index, field // 2, part, first_output)
+                    first_output += member.product.sizes[member.index]
             row[field + 1] = len(self._products)
             if field == Field.GATE_UP:
                 if self.hidden and width != 2 * self.hidden:

@@ -100,11 +100,11 @@ class PackedLinear(PackedLayer):
 
     def __init__(self, product: Product, index: int = 0) -> None:
         super().__init__([product.matrix], product.outputs_of(index))
-        self.product, self._index = product, index
+        self.product, self.index = product, index
 
     def __call__(self, x: mx.array) -> mx.array:
         """The layer's outputs, [..., num_outputs] in x's dtype; x is [..., num_columns]."""
-        y = self.product.part(x, self._index)
+        y = self.product.part(x, self.index)
         return y + self.bias if "bias" in self else y
 
     def _extra_repr(self) -> str:

@@ -16,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from workbench.attention.backend import AttentionBackend
+from workbench.attention.dtypes import dtype_name
 from workbench.cpu.layer_loop import Model, ProductField
 from workbench.models import trial_steps
 from workbench.models.packed.activations import float32_activations
@@ -51,7 +52,9 @@ def make_compiled_step(
     if result.mode != "kernel" or backend is None or backend.name != "cpu":
         return None, "attention does not run in compiled code"
 
-    variant, int8_passed = remembered.get(_EXACT), remembered.get(_INT8) is not None
+    stored = dtype_name(result.layers[0].dtype)
+    exact_name, int8_name = f"{_EXACT}, {stored}", f"{_INT8}, {stored}"
+    variant, int8_passed = remembered.get(exact_name), remembered.get(int8_name) is not None
     try:
         with float32_activations(model) as are_int8:
             description = _described(model, result, kv_cache)
@@ -60,14 +63,14 @@ def make_compiled_step(
                 trial = _Trial(model, result, backend)
                 exact = trial.logits_by_layer()
             if variant is None:
-                variant = _right_variant(trial, description, exact)
-                remembered.put(_EXACT, variant)
+                variant = _right_variant(trial, description, exact, result.layers[0].dtype)
+                remembered.put(exact_name, variant)
         if are_int8:
             description = _described(model, result, kv_cache)
         tables, scale = list(description.variants())[variant]
         if compare_int8:
             _check_int8(trial, description, tables, scale, exact)
-            remembered.put(_INT8, variant)
+            remembered.put(int8_name, variant)
     except _Refused as reason:
         return None, str(reason)
     return CompiledStep(description, kv_cache.kernel_layers, tables, scale), ""
@@ -124,18 +127,21 @@ class _Trial:
         ]
 
 
-def _right_variant(trial: _Trial, description: Description, exact: list[np.ndarray]) -> int:
+def _right_variant(trial: _Trial, description: Description, exact: list[np.ndarray], stored: mx.Dtype) -> int:
     """The number of the variant with the logits of the model's layers, with float32 activations.
+
+    A pool of codes is judged by all rows together: a difference in the last bit of a key changes some of its codes, and
+    one row by more than the tolerance.
 
     Raises:
         _Refused: No variant has them, or a shift of positions cannot be told from rounding.
     """
-    tolerance = TOLERANCE[mx.float32]
+    tolerance, error_of = TOLERANCE[stored], typical_error if stored == mx.int8 else worst_error
     errors: dict[float, float] = {}
     for number, variant in enumerate(description.variants()):
-        error = worst_error(trial.logits_compiled(description, *variant), exact)
+        error = error_of(trial.logits_compiled(description, *variant), exact)
         shifted = trial.logits_compiled(description, *variant, shift=trial_steps.POSITION_SHIFT)
-        control = errors[error] = worst_error(shifted[-1:], exact[-1:])
+        control = errors[error] = error_of(shifted[-1:], exact[-1:])
         if error <= tolerance and control > max(tolerance, 4 * error):  # 4 as in the preflight
             return number
     best = min(errors)

@@ -1,6 +1,7 @@
 // The run in a few numbers; beside those of the run it is compared with.
 
 import { h } from "./elements.js";
+import { explained } from "./terms.js";
 
 function time(value, unit) {
   if (value === null || value === undefined) return "–";
@@ -12,30 +13,35 @@ const count = (value) => value.toLocaleString("en");
 const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)} %`;
 
 /**
- * Titles of the columns, and their value in a summary.
- * @type {[string, (summary: any) => string][]}
+ * Titles of the columns, their value in a summary, and the term that explains the title.
+ * @type {[string, (summary: any) => string, string?][]}
  */
 const COLUMNS = [
-  ["steps", (s) => count(s.num_steps)],
+  ["steps", (s) => count(s.num_steps), "step"],
   ["duration", (s) => time(s.duration, s.unit)],
-  ["first token, mean", (s) => time(s.ttft.mean, s.unit)],
-  ["p99", (s) => time(s.ttft.p99, s.unit)],
-  ["between tokens, mean", (s) => time(s.itl.mean, s.unit)],
-  ["longest", (s) => time(s.itl.max, s.unit)],
+  ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
+  ["p99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
+  ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
+  ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
   ["output tokens/s", (s) => s.unit === "s" ? s.output_throughput?.toFixed(1) ?? "–" : "–"],
-  ["budget used", (s) => percent(s.mean_budget_use)],
-  ["from the cache", (s) => count(s.num_cached_tokens)],
-  ["preemptions", (s) => count(s.num_preemptions)],
-  ["computed again", (s) => count(s.num_recomputed_tokens)],
+  ["budget used", (s) => percent(s.mean_budget_use), "budget"],
+  ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
+  ["preemptions", (s) => count(s.num_preemptions), "preemption"],
+  ["computed again", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
 /** Fill an element with the table of one run or two. */
-export function showNumbers(element, { summary, other, end }) {
-  const rows = other ? [["A", summary], ["now", other]] : [["", summary]];
+export function showNumbers(element, { summary, other, end, pinned }) {
+  const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
-  const head = h("tr", {}, other ? h("td", {}) : [], COLUMNS.map(([title]) => h("th", { scope: "col" }, title)));
+  const head = h(
+    "tr",
+    {},
+    h("td", {}),
+    COLUMNS.map(([title, , term]) => h("th", { scope: "col" }, term ? explained(title, term) : title)),
+  );
   const body = rows.map(([name, values]) =>
-    h("tr", {}, other ? h("th", { scope: "row" }, name) : [], COLUMNS.map(([, of]) => cell(of(values))))
+    h("tr", {}, h("th", { scope: "row" }, name), COLUMNS.map(([, of]) => cell(of(values))))
   );
   element.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
   if (end === "stuck") element.append(h("p", {}, "Some requests can never be scheduled: the run ended without them."));

@@ -220,7 +220,7 @@ class Playground {
     const answer = await this.engine.ask({ command: "numbers" });
     this.busy--;
     if (answer?.facts.summary && facts === this.facts) {
-      showNumbers(at("numbers"), { ...answer.facts, end: facts.end });
+      showNumbers(at("numbers"), { ...answer.facts, end: facts.end, pinned: Boolean(this.pinned) });
     }
   }
 

@@ -1,9 +1,10 @@
-// The panels of a view, and the areas of the page that hold them in the story, the scheduler, the kernel or all.
+// The panels of a view, and the areas of the page that hold them in each choice of panels, such as the story.
 
 import { BlockTablesPanel } from "./block_tables.js";
 import { ComparePanel } from "./compare.js";
 import { EventsPanel } from "./events.js";
 import { GanttPanel } from "./gantt.js";
+import { IncidentPanel } from "./incident.js";
 import { KernelPanel } from "./kernel.js";
 import { MetricsPanel } from "./metrics.js";
 import { PackedPanel } from "./packed.js";
@@ -27,24 +28,26 @@ const PANELS = {
   tables: BlockTablesPanel,
   events: EventsPanel,
   metrics: MetricsPanel,
+  incident: IncidentPanel,
 };
 
-/** The panels of each view, by the area they are in. */
+/** The panels of each view, by the area they are in; "end" is the card at the end of a run. */
 const LAYOUTS = {
-  story: { wide: ["compare"], left: ["texts"], right: ["timeline", "gantt"] },
+  story: { wide: ["compare"], left: ["texts"], right: ["timeline", "gantt", "end", "pool"] },
   scheduler: {
     wide: ["timeline", "gantt", "compare"],
     left: ["tables", "events"],
-    right: ["pool"],
+    right: ["pool", "end"],
     bottom: ["metrics"],
   },
-  kernel: { wide: ["timeline"], left: ["packed", "rectangle"], right: ["kernel", "weights", "tables"] },
+  kernel: { wide: ["timeline"], left: ["packed", "rectangle"], right: ["kernel", "weights", "tables", "end"] },
   all: {
     wide: ["timeline", "gantt", "compare"],
     left: ["packed", "rectangle", "weights", "texts"],
-    right: ["pool", "tables", "kernel", "events"],
+    right: ["pool", "tables", "kernel", "events", "end"],
     bottom: ["metrics"],
   },
+  incident: { wide: ["incident", "timeline", "gantt", "compare"], left: ["events"], right: ["pool"] },
 };
 
 export function isLayout(name) {

@@ -1,12 +1,12 @@
 // The box in which a person asks the model something. Enter sends, Shift + Enter begins a new line.
 
-import { h, setText } from "./dom.js";
+import { h } from "./dom.js";
 import { form, submitButton } from "./popovers.js";
 
 export class AskBox {
   constructor(view) {
     this.view = view;
-    const words = { rows: 2, placeholder: "Ask the model something…", "aria-label": "Prompt" };
+    const words = { rows: 1, placeholder: "Ask the model something…", "aria-label": "Prompt" };
     this.prompt = h("textarea", { ...words, onkeydown: (event) => this.pressed(event) });
     const number = (name, value, step, title, min = 0) => {
       const input = h("input", { type: "number", name, value, step, min, class: "wb-number-input" });
@@ -27,9 +27,7 @@ export class AskBox {
       h("summary", {}, "Options"),
       h("div", { class: "wb-group" }, this.fields, this.chatLabel),
     );
-    this.told = h("p", { class: "wb-hint", role: "status" });
-    const send = h("div", { class: "wb-ask-bar" }, submitButton("Send"), options, this.told);
-    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), this.prompt, send);
+    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), this.prompt, submitButton("Send"), options);
   }
 
   focus() {
@@ -52,20 +50,14 @@ export class AskBox {
     view.cursor.toLive();
     this.asked = prompt;
     this.prompt.value = "";
-    setText(this.told, "sent");
   }
 
-  update({ chat, message, kind, state, queued = [] }) {
-    this.element.hidden = !this.view.live;
+  update({ chat, message, kind }) {
     this.chatLabel.hidden = !chat;
     // A refused prompt comes back, to be mended.
     if (this.asked && message && kind !== "note") {
       if (!this.prompt.value) this.prompt.value = this.asked;
       this.asked = "";
-      setText(this.told, "");
     }
-    if (!queued.length) return setText(this.told, this.told.textContent === "sent" ? "" : this.told.textContent);
-    const ids = queued.map(([id]) => id).join(", ");
-    setText(this.told, state === "running" ? `${ids}: queued` : `${ids}: queued; press Run to continue`);
   }
 }

@@ -114,13 +114,16 @@ export class ComparePanel extends CanvasPanel {
       ? `First divergence: step ${parted.step}, ${plain(parted.request)}: ${plain(parted.what, 160)}.`
       : "The schedules never differ.";
     let clock = unit === "s" ? "" : "Times are in steps, because one of the runs has no clock.";
-    if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times, 200)}.`;
+    if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times.split(". ")[0], 200)}.`;
     if (fork?.error !== undefined) {
       const percent = `${(fork.error * 100).toFixed(fork.error < 0.0995 ? 1 : 0)} %`;
       clock =
         `Its times are predicted from this run's own step costs, which give this run's duration to within ${percent}.`;
     }
-    return [simulated, where, clock, ...notes.map((note) => `${plain(note, 240)}.`)].filter(Boolean).join(" ");
+    const grown = fork?.up_to < this.store.label(this.cursor.last)
+      ? `This run has grown since: b was simulated from its steps up to ${formatNumber(fork.up_to)}.`
+      : "";
+    return [simulated, grown, where, clock, ...notes.map((note) => `${plain(note, 240)}.`)].filter(Boolean).join(" ");
   }
 
   // -- gains and losses ------------------------------------------------------------------------------------------

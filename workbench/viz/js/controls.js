@@ -1,14 +1,19 @@
 // Controls of the engine (run, pause, step, ask) and, apart from them, of the cursor that moves through its steps;
 // below them the sentence that tells the step at the cursor.
 
-import { formatNumber, h, plain, select, setText } from "./dom.js";
+import { formatNumber, h, plain, replace, select, setText } from "./dom.js";
 import { PhaseStrip } from "./phase_strip.js";
 import { SearchBox } from "./search.js";
+import { withTerms } from "./terms.js";
+import { numbersOf } from "./words.js";
 
 const SPEEDS = [1, 4, 8, 20, 60];
 
 /** The views, by the words of their buttons. */
-export const VIEWS = [["story", "Story"], ["scheduler", "Scheduler"], ["kernel", "Kernel"], ["all", "All"]];
+export const VIEWS = [["story", "Story"], ["scheduler", "Scheduler"], ["kernel", "Kernel"], ["all", "All"], [
+  "incident",
+  "Incident",
+]];
 
 /** A button with a description. Its name begins with its visible words, so that speech control finds it. */
 function button(label, title, onclick, more = {}) {
@@ -27,10 +32,11 @@ export class Controls {
     this.announcement = h("p", { class: "wb-announce", "aria-live": "polite" });
     this.message = h("p", { class: "wb-message", role: "alert", hidden: true });
     this.sentence = h("p", { class: "wb-sentence" });
+    this.numbers = h("p", { class: "wb-numbers", hidden: true });
     this.search = new SearchBox(view);
     this.phases = new PhaseStrip(view);
     const bars = [this.engineBar(), this.cursorBar()], texts = [this.message, this.announcement];
-    this.element = h("div", { class: "wb-controls" }, bars, this.sentence, this.phases.element, texts);
+    this.element = h("div", { class: "wb-controls" }, bars, this.sentence, this.numbers, this.phases.element, texts);
   }
 
   // -- building --------------------------------------------------------------------------------------------------
@@ -52,6 +58,7 @@ export class Controls {
     this.engine = h("div", { class: "wb-group", role: "group", "aria-label": "Engine" }, buttons);
     const tuneTitle = "Find the setting that meets a target";
     this.tune = button("Which setting?", tuneTitle, () => view.toggleTuning());
+    this.compare = button("Compare", "Show or hide the comparison of two runs (C)", () => view.toggleCompare());
     const title = h("div", { class: "wb-title" }, this.name, this.badge);
     return h(
       "div",
@@ -59,6 +66,7 @@ export class Controls {
       title,
       this.engine,
       this.tune,
+      this.compare,
       h("div", { class: "wb-group wb-of-view" }, this.viewControls()),
     );
   }
@@ -73,11 +81,15 @@ export class Controls {
     this.tabs = h("div", { class: "wb-tabs", role: "group", "aria-label": "View" }, this.views);
     this.axis = button("x: step", axisTitle, () => this.toggleAxis());
     this.axis.removeAttribute("aria-label"); // its words change
+    this.level = button("Words: plain", "", () => view.toggleLevel(), { "aria-pressed": "false" });
+    this.level.title = "Switch between a sentence and the numbers of a step";
+    this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     return [
       this.tabs,
       this.search.element,
       this.axis,
+      this.level,
       button("◐", "Switch between light and dark", () => view.nextTheme()),
       this.helpButton,
     ];
@@ -143,8 +155,11 @@ export class Controls {
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
     this.tune.hidden = !status.explains || !store.timed();
+    this.compare.hidden = !view.other;
+    this.compare.setAttribute("aria-pressed", String(view.comparing));
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));
+      element.hidden = VIEWS[i][0] === "incident" && !view.isIncident;
     });
     this.tabs.hidden = !view.whole;
     this.axis.hidden = !store.timed();
@@ -154,7 +169,12 @@ export class Controls {
     this.slider.value = cursor.step;
     this.slider.disabled = store.numSteps < 2;
     setText(this.position, this.positionText());
-    setText(this.sentence, store.numSteps ? store.sentences[cursor.step] || "" : this.nothingYet());
+    setText(this.level, view.exact ? "Words: exact" : "Words: plain");
+    this.level.setAttribute("aria-pressed", String(view.exact));
+    const sentence = store.numSteps ? store.sentences[cursor.step] || "" : this.nothingYet();
+    if (sentence !== this.sentence.textContent) replace(this.sentence, withTerms(sentence));
+    this.numbers.hidden = !view.exact || !store.numSteps;
+    if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();
     this.follow.hidden = cursor.follow || !store.numSteps;
     setText(this.follow, live ? "Follow" : "Go to end");

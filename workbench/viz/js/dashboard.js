@@ -2,6 +2,7 @@
 // It speaks to its host only through a model with get / set / save_changes / on / off, as anywidget defines it; a saved
 // page gives it a model that never changes.
 
+import { Classroom } from "./classroom.js";
 import { Areas, isLayout, makePanels } from "./areas.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
@@ -13,9 +14,11 @@ import { bindKeys, keyList } from "./keys.js";
 import { Place } from "./place.js";
 import { PhaseBox } from "./phase_box.js";
 import { BreakpointsForm, close, openBelow } from "./popovers.js";
+import { Question } from "./question.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
 import { watchSurroundings } from "./surroundings.js";
+import { explainTerms } from "./terms.js";
 import { Theme } from "./theme.js";
 import { Tooltip } from "./tooltip.js";
 import { TuningForm } from "./tuning.js";
@@ -42,7 +45,7 @@ class View {
     this.tooltip = new Tooltip();
     this.place = new Place(this);
     this.commandCount = 0;
-    this.asked = new Set(); // ids of requests that were asked for here and have not arrived
+    this.exact = false; // whether the numbers of a step are told, too
     this.frameRequest = null;
     // For the test that compares them with the same functions in Python.
     this.geometry = { poolColumns, readableScale, tileKind };
@@ -56,12 +59,15 @@ class View {
     this.whatIf = new WhatIf(this);
     this.tuningForm = new TuningForm(this);
     this.phaseBox = new PhaseBox(this);
+    this.classroom = new Classroom(this);
+    this.question = new Question(this);
     this.endCard = new EndCard(this);
     this.popovers = [this.help, this.breakpointsForm.element, this.whatIf.element, this.tuningForm.element];
     this.otherCount = 0;
     this.build();
     this.show(this.whole ? this.firstView() : "all");
     this.endKeys = bindKeys(root, this);
+    explainTerms(root, this.tooltip);
     this.applyTheme();
     this.endWatching = watchSurroundings(this);
   }
@@ -72,11 +78,14 @@ class View {
     const legend = [bold("Solid"), " is prefill, ", bold("light with a dot"), " is decode, ", bold("hatched")];
     this.areas = new Areas();
     controls.element.append(...this.popovers);
+    const skip = () => root.querySelector(".wb-panel canvas[tabindex]")?.focus();
     root.append(
       h("style", {}, STYLE),
+      h("button", { class: "wb-button wb-skip", type: "button", onclick: skip }, "Skip to the pictures"),
       controls.element,
+      this.classroom.element,
       this.phaseBox.element,
-      this.endCard.element,
+      this.question.element,
       ...this.areas.elements,
       h("p", { class: "wb-reading" }, "Colours mark the requests in focus. ", legend, " is recomputed."),
       this.inspector.element,
@@ -96,7 +105,8 @@ class View {
   firstView() {
     const [asked, step] = this.options.page ? location.hash.slice(1).split("/") : [], { view } = this.options;
     if (/^\d+$/.test(step ?? "")) this.place.later = { step: Number(step), follow: false, request: null };
-    return isLayout(asked) ? asked : isLayout(view) ? view : "story";
+    this.chosen = [asked, view].find(isLayout);
+    return this.chosen ?? "story";
   }
 
   /** Show a view: put its panels into the areas of the page. */
@@ -104,7 +114,8 @@ class View {
     if (!isLayout(name) || (!this.whole && name !== "all")) return;
     this.shown = name;
     this.root.dataset.view = name;
-    this.areas.fill(name, (id) => this.panel(id)?.element);
+    const left = this.isIncident && !this.store.hasTexts ? "texts" : "";
+    this.areas.fill(name, (id) => id === "end" ? this.endCard.element : id !== left && this.panel(id)?.element);
     for (const panel of this.panels) panel.resized();
     if (this.options.page && location.protocol !== "about:") history.replaceState(null, "", `#${name}`);
     this.changed("data");
@@ -116,6 +127,19 @@ class View {
 
   get live() {
     return Boolean(this.status.live);
+  }
+
+  /** Whether this is a recording with times of another engine, which a page shows as an incident. */
+  get isIncident() {
+    return !this.live && Boolean(this.store.facts.incident) && this.store.timed();
+  }
+
+  /** The stalls that the host has found in the steps that are here. */
+  get stalls() {
+    const { store } = this, found = this.status.incident?.stalls ?? [];
+    return found.map(([step, words]) => ({ step: step - store.label(0), words }))
+      .filter(({ step }) => step >= 0 && step < store.numSteps)
+      .map((stall) => ({ ...stall, time: store.value("time", stall.step) }));
   }
 
   can(ability) {
@@ -134,9 +158,13 @@ class View {
     if (replaced) this.beginAnother();
     if (forgotten || replaced) theme.forget();
     if (store.requests.length) theme.focusFirst(store.requests);
-    this.claimColours();
+    this.claimOwn();
     if (!this.mounted) this.mount();
     if (before === 0 && store.numSteps && !this.live && !this.status.watching) cursor.openRecording();
+    if (this.options.page && !this.opened && this.isIncident) {
+      this.opened = true;
+      this.show(this.chosen ?? "incident");
+    }
     if (forgotten || replaced || store.numSteps === before) this.changed("data");
     if (forgotten || replaced || store.numSteps !== before) cursor.grown();
     this.place.takeLater();
@@ -152,16 +180,20 @@ class View {
     cursor.step = Math.min(cursor.step, cursor.last);
   }
 
-  /** Give a request that was asked for in this view a colour, also when all colours are taken. */
-  claimColours() {
+  /** Mark the requests that were asked for here; each gets a colour, also when all colours are taken. */
+  claimOwn() {
     const { store, theme, cursor } = this;
-    for (const id of this.asked) {
+    let claimed = false;
+    for (const [id] of this.status.asked || []) {
       const request = store.byId.get(id);
-      if (!request) continue;
-      this.asked.delete(id);
+      if (!request || request.own) continue;
+      request.own = true;
+      store.nameInPictures(request);
       const over = ({ index }) => ["finished", "aborted"].includes(store.stateOf(store.requests[index], cursor.last));
       theme.claim(request, over);
+      claimed = true;
     }
+    return claimed;
   }
 
   /** Tell the host that packets arrive. */
@@ -195,11 +227,12 @@ class View {
   }
 
   statusChanged() {
-    const before = this.live;
+    const before = [this.live, JSON.stringify(this.status.incident)];
     this.status = this.model.get("status") || {};
     this.cursor.live = this.live;
-    for (const [id] of this.status.queued || []) if (!this.store.byId.has(id)) this.asked.add(id);
-    this.changed(before === this.live ? "status" : "data");
+    const claimed = this.claimOwn();
+    const same = !claimed && before[0] === this.live && before[1] === JSON.stringify(this.status.incident);
+    this.changed(same ? "status" : "data");
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
@@ -225,6 +258,8 @@ class View {
       this.breakpointsForm.update(this.status);
       this.tuningForm.update(this.status);
       this.phaseBox.update(this.status);
+      this.classroom.update();
+      this.question.update();
       this.endCard.update();
       this.inspector.update();
       this.controls.announceStep();
@@ -250,6 +285,12 @@ class View {
   }
 
   // -- actions of buttons and keys -------------------------------------------------------------------------------
+
+  /** Tell the step in a sentence, or in its numbers too. */
+  toggleLevel() {
+    this.exact = !this.exact;
+    this.changed("status");
+  }
 
   nextTheme() {
     this.theme.next();
@@ -303,11 +344,10 @@ class View {
   /** Go to the box for questions. */
   ask() {
     if (!this.live) return this.say("This is a recording: only a live engine can be asked.");
-    if (!this.panel("texts")) {
-      return this.say("The box for questions is in the panel “texts”, which is not shown here.");
-    }
+    if (!this.panel("texts")) return this.say("The box for questions comes with the panel “texts”, which is not here.");
     if (this.shown !== "all") this.show("story");
-    this.panel("texts").ask.focus();
+    this.question.update();
+    this.question.ask.focus();
   }
 
   toggleBreakpoints() {
@@ -328,6 +368,13 @@ class View {
 
   /** Simulate the run under another configuration from a step on, and show the result beside it. */
   simulate(step, changes) {
+    // The same simulation as before arrives as the same packet, which changes nothing: show what is here.
+    const { fork, ...comparison } = this.other?.comparison || {};
+    const whole = fork?.up_to === this.store.label(this.cursor.last);
+    if (whole && fork.at_step === step && JSON.stringify(fork.changes) === JSON.stringify(changes)) {
+      this.whatIf.update(comparison);
+      this.showComparison(true);
+    }
     this.send("fork", { at_step: step, changes });
   }
 
@@ -389,6 +436,7 @@ export function render({ model, el }) {
   view.receive(model.get("packet"));
   view.receiveOther(model.get("other"));
   view.place.take(model.get("cursor"));
+  view.classroom.begin();
   // For tests, and for use in a browser's console: the state behind the picture.
   root.workbench = view;
   return () => {

@@ -3,7 +3,7 @@
 import { counted, formatNumber, h, plain } from "./dom.js";
 import { dot, draftCells, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
 import { drawRow, ROW } from "./gantt_row.js";
-import { box, hatched, layers, legendRow } from "./legend.js";
+import { box, hatched, layers, LegendLines, legendRow } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { draftsOf, kvOf, limitOf } from "./words.js";
@@ -26,6 +26,8 @@ export class GanttPanel extends StepPanel {
     this.offset = 0;
     this.scrolled = false;
     this.activeFirst = false;
+    this.legend = new LegendLines();
+    this.holder.before(this.legend.element);
     this.rowMark = h("div", { class: "wb-row-mark", hidden: true });
     this.holder.append(this.rowMark);
     const title = "List requests scheduled at the cursor first";
@@ -105,7 +107,7 @@ export class GanttPanel extends StepPanel {
 
   draw(context, axis, from) {
     const { theme, height } = this, { colours } = theme;
-    if (hasRoomAtRight(this.width)) this.drawLegend(context, axis);
+    this.drawLegend(context, axis);
     this.shown().forEach((request, row) => {
       const y = this.y(row);
       context.fillStyle = colours.hairline;
@@ -148,6 +150,9 @@ export class GanttPanel extends StepPanel {
         { name: "rejected", mark: draft(0), width: 62 },
       );
     }
+    const room = hasRoomAtRight(this.width);
+    this.legend.show(room ? [] : entries, this.width, colours.muted);
+    if (!room) return;
     legendRow(context, entries, axis.x0, axis.x1, 8.5, 18, colours.muted);
     text(context, "computed KV", axis.x1 + 16, 9, colours.muted, SMALL);
   }

@@ -126,6 +126,7 @@ export class Inspector {
     const rows = [["state", STATE_NAMES[state] ?? state]];
     const prompt = counted(request.num_prompt_tokens, "prompt token");
     rows.push(["size", `${prompt}, ${formatNumber(count)} of up to ${counted(request.max_tokens, "output token")}`]);
+    if (request.adapter) rows.push(["adapter", plain(request.adapter)]);
     if (chunk) {
       rows.push(["this step", `${roleOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
       rows.push(["why not more", limitOf(chunk)]);

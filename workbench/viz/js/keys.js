@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { popover } from "./popovers.js";
+import { termList } from "./terms.js";
 
 const KEYS = [
   ["Space", "play or pause"],
@@ -11,7 +12,7 @@ const KEYS = [
   ["P N", "previous and next event"],
   ["[ ]", "zoom the step axis out and in"],
   ["0", "show all steps"],
-  ["1 2 3 4", "Story, Scheduler, Kernel, all panels"],
+  ["1 2 3 4 5", "Story, Scheduler, Kernel, all panels, the incident of a recording"],
   ["A", "ask the model something"],
   ["I", "step into the next phase of a step"],
   ["B", "breakpoints"],
@@ -29,7 +30,8 @@ const TYPING = "input:not([type=range], [type=checkbox]), textarea, .wb-form inp
 /** The dialog that lists the shortcuts. */
 export function keyList() {
   const entries = KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]);
-  return popover("Keyboard shortcuts", h("dl", { class: "wb-keys" }, entries));
+  const words = h("details", {}, h("summary", {}, "Words, and what they mean"), termList());
+  return popover("Keyboard shortcuts", h("dl", { class: "wb-keys" }, entries), words);
 }
 
 /**
@@ -54,6 +56,7 @@ export function bindKeys(root, view) {
     2: () => view.show("scheduler"),
     3: () => view.show("kernel"),
     4: () => view.show("all"),
+    5: () => view.isIncident && view.show("incident"),
     "/": () => controls.search.focus(),
     a: () => view.ask(),
     i: () => view.stepInto(),

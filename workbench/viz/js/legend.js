@@ -1,7 +1,8 @@
 // Legends: small samples of the marks in a panel, each with its name. A mark is a function (context, x) that draws
 // from x on, centred on y = 0.
 
-import { hatch, SMALL, text } from "./drawing.js";
+import { h } from "./dom.js";
+import { clearedContext, hatch, SMALL, text, textWidth } from "./drawing.js";
 
 export const box = (colour, width, height) => (context, x) => {
   context.fillStyle = colour;
@@ -46,5 +47,35 @@ export function legendRow(context, entries, x, right, y, gap, colour) {
     if (x + entry.width > right) break;
     legendEntry(context, entry, x, y, x + 19, colour);
     x += entry.width + gap;
+  }
+}
+
+const LINE = 16, GAP = 14, MARK = 19;
+
+/** A legend in lines above a picture that has no room for one. */
+export class LegendLines {
+  constructor() {
+    this.element = h("canvas", { class: "wb-legend", "aria-hidden": "true", hidden: true });
+  }
+
+  /** Draw the entries, in as many lines as they need, or hide the legend if there are none. */
+  show(entries, width, colour) {
+    this.element.hidden = !entries.length;
+    const signature = JSON.stringify([entries.map(({ name }) => name), width, colour, globalThis.devicePixelRatio]);
+    if (!entries.length || signature === this.signature) return;
+    this.signature = signature;
+    const measure = this.element.getContext("2d"), places = [];
+    let x = 0, line = 0;
+    for (const entry of entries) {
+      const wide = MARK + textWidth(measure, entry.name, SMALL);
+      if (x && x + wide > width) [x, line] = [0, line + 1];
+      places.push([entry, x, line * LINE + LINE / 2]);
+      x += wide + GAP;
+    }
+    const height = (line + 1) * LINE, ratio = globalThis.devicePixelRatio || 1;
+    Object.assign(this.element, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
+    this.element.style.cssText = `width:${width}px;height:${height}px`;
+    const context = clearedContext(this.element, 0, width, height);
+    for (const [entry, left, y] of places) legendEntry(context, entry, left, y, left + MARK, colour);
   }
 }

@@ -3,6 +3,7 @@
 
 import { h, replace, table } from "./dom.js";
 import { clearedContext } from "./drawing.js";
+import { withTerms } from "./terms.js";
 
 /** Changes after which a panel shown as a table is filled again. */
 const TABLE_CHANGES = ["grown", "data", "step", "select", "focus", "range"];
@@ -17,7 +18,7 @@ export class Panel {
     this.id = id;
     this.title = title;
     this.asTable = false;
-    this.hintElement = h("span", { class: "wb-hint" }, hint);
+    this.hintElement = h("span", { class: "wb-hint" }, withTerms(hint));
     const name = `Table: show ${title} as a table`;
     const props = { class: "wb-quiet", type: "button", "aria-pressed": "false", title: name, "aria-label": name };
     this.tableButton = h("button", { ...props, onclick: () => this.showTable(!this.asTable) }, "Table");
@@ -27,7 +28,7 @@ export class Panel {
     this.element = h(
       "section",
       { class: `wb-panel wb-panel-${id}`, "data-panel": id, "aria-label": title },
-      h("header", {}, h("h3", {}, title), this.hintElement, this.tools, this.tableButton),
+      h("header", {}, h("h3", {}, withTerms(title)), this.hintElement, this.tools, this.tableButton),
       this.body,
       this.tableView,
     );

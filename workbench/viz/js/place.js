@@ -10,6 +10,7 @@ export class Place {
   share() {
     const { store, cursor, model } = this.view;
     if (!store.numSteps) return;
+    this.view.classroom.lead(this.now());
     const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
     const place = { step, follow: cursor.follow, request }, written = JSON.stringify(place);
     if (written === this.shared) return;
@@ -19,6 +20,13 @@ export class Place {
     model.set("cursor", place);
     if (step !== null) model.set("step", step);
     model.save_changes();
+  }
+
+  /** The place and the view of this page, as followers get it. */
+  now() {
+    const { store, cursor, shown } = this.view;
+    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
+    return { view: shown, step, follow: cursor.follow, request };
   }
 
   /** Go to the step that a control of the page is linked to. */

@@ -22,14 +22,19 @@ export function popover(title, ...children) {
 export function openBelow(element, button) {
   element.hidden = false;
   element.opener = button;
-  const frame = element.offsetParent;
-  if (frame && button) {
-    const box = frame.getBoundingClientRect(), at = button.getBoundingClientRect();
-    const most = Math.max(0, box.width - element.offsetWidth - 4);
-    element.style.left = `${Math.max(0, Math.min(at.left - box.left, most))}px`;
-    element.style.top = `${at.bottom - box.top + 6}px`;
-  }
+  place(element);
   (element.querySelector("input, select, textarea, button") || element).focus({ preventScroll: true });
+}
+
+/** Put an open dialog below its button, on the screen; again whenever its content has grown. */
+export function place(element) {
+  const frame = element.offsetParent, { opener } = element;
+  if (!frame || !opener) return;
+  const box = frame.getBoundingClientRect(), at = opener.getBoundingClientRect();
+  const most = Math.max(0, box.width - element.offsetWidth - 4), top = at.bottom + 6;
+  element.style.left = `${Math.max(0, Math.min(at.left - box.left, most))}px`;
+  element.style.top = `${top - box.top}px`;
+  element.style.maxHeight = `${Math.max(160, innerHeight - top - 12)}px`;
 }
 
 export function close(element) {

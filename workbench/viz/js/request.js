@@ -17,11 +17,18 @@ export function sharedStem(before, id) {
   return stem(id.slice(0, n));
 }
 
-/** The id of a request in a picture. A long one goes without the beginning that all share, and without its middle. */
-export function labelOf(id, shared) {
+/** The name of a request in a picture. A long id goes without the beginning that all share, and without its middle. */
+export function labelOf(request, shared) {
+  const { id } = request;
+  if (request.own) return nameOf(request, LABEL);
   if (id.length <= LABEL) return plain(id, LABEL);
   const rest = id.slice(shared.length);
   return plain(rest.length < LABEL ? `…${rest}` : `${rest.slice(0, LABEL - 5)}…${rest.slice(-4)}`, LABEL);
+}
+
+/** The name of a request for a reader: those that were asked for in this view say so. */
+export function nameOf({ id, own }, limit = 40) {
+  return plain(own ? `you (${id})` : id, limit);
 }
 
 /**
@@ -33,7 +40,8 @@ export function newRequest(info, index, start) {
   const request = {
     ...info,
     index,
-    label: "", // the id in a picture
+    label: "", // the name in a picture
+    own: false, // asked for in this view
     chunks: [], // indices into the chunk columns
     chunkSteps: [], // the step of each of them
     tokens: [], // { step, text, id, chunk }
@@ -41,6 +49,7 @@ export function newRequest(info, index, start) {
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
     changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
     finishReason: "",
+    wait: null, // the words of a wait that is over; see way.js
   };
   if (start) placeAtStart(request, start);
   return request;

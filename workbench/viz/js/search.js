@@ -37,8 +37,13 @@ function named(store, id) {
 }
 
 /** The answers to the name of a request, or to a part of one; a number may mean a step as well. */
-function nameAnswers({ store, cursor }, asked, count) {
+function nameAnswers({ store, cursor, inspector }, asked, count) {
   const step = /^[\d,]+$/.test(asked) ? stepAnswer(store, cursor, Number(asked.replaceAll(",", ""))) : null;
+  const only = count === 1 && store.requests.find(({ id }) => id.toLowerCase().includes(asked.toLowerCase()));
+  if (only) {
+    const go = () => inspector.pin({ kind: "request", request: only.index });
+    return [...(step?.go ? [step] : []), { words: `The panels show only ${plain(only.id)}. Open its card`, go }];
+  }
   if (count) {
     const words = `${counted(count, "request")} of ${formatNumber(store.requests.length)}: the panels show no other.`;
     return [...(step?.go ? [step] : []), { words }];
@@ -107,8 +112,8 @@ export class SearchBox {
       onkeydown: (event) => this.pressed(event),
     };
     this.input = h("input", props);
-    this.list = h("ul", { class: "wb-answers", hidden: true, role: "status" });
-    this.element = h("div", { class: "wb-search" }, this.input, this.list);
+    this.list = h("ul", { class: "wb-answers", hidden: true });
+    this.element = h("div", { class: "wb-search" }, this.input, h("div", { role: "status" }, this.list));
   }
 
   focus() {

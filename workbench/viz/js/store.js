@@ -134,7 +134,7 @@ export class Store {
     const shared = sharedStem(this.shared, request.id), several = this.requests.length > 1;
     const again = shared !== this.shared || this.requests.length === 2;
     this.shared = shared;
-    for (const each of again ? this.requests : [request]) each.label = labelOf(each.id, several ? shared : "");
+    for (const each of again ? this.requests : [request]) each.label = labelOf(each, several ? shared : "");
   }
 
   /** Derive, once per step, everything that panels would otherwise search for. */
@@ -357,6 +357,11 @@ export class Store {
   /** Whether the ids of tokens are real: a recording may leave them out, and has zeros in their places. */
   get tokensKnown() {
     return this.facts.config?.token_ids_recorded !== false;
+  }
+
+  /** Whether any request has a text to read, or ids in its place. */
+  get hasTexts() {
+    return this.tokensKnown || this.requests.some((request) => request.hasText);
   }
 
   /** The text of an output token; a token without any, such as an end token, is named by its id. */

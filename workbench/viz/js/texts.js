@@ -1,9 +1,9 @@
 // The texts as they grow; every token knows the step in which it was sampled.
 
-import { AskBox } from "./ask.js";
 import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, h, plain, replace, setText } from "./dom.js";
 import { Panel } from "./panel.js";
+import { nameOf } from "./request.js";
 
 const MOST_TOKENS = 600, PROMPT_CHARACTERS = 180, MOST_CARDS = 40;
 
@@ -39,8 +39,7 @@ export class TextsPanel extends Panel {
     });
     this.list = h("div", { class: "wb-cards", tabindex: 0, role: "group", "aria-label": "Requests and their texts" });
     this.note = h("p", { class: "wb-note", hidden: true });
-    this.ask = new AskBox(view);
-    this.body.append(this.ask.element, this.list, this.note);
+    this.body.append(this.list, this.note);
     this.cards = new Map(); // request -> card
     this.pointed = null; // the card that was pointed at last
     this.list.addEventListener("click", (event) => {
@@ -96,7 +95,6 @@ export class TextsPanel extends Panel {
 
   render() {
     const { store, cursor } = this;
-    this.ask.update(this.view.status);
     const arrived = store.requests.filter((request) => {
       return cursor.matches(request) && store.stateOf(request, cursor.step) !== "";
     });
@@ -117,17 +115,17 @@ export class TextsPanel extends Panel {
     setText(this.note, `${earlier} earlier requests are not shown: filter by id to see them.`);
   }
 
-  /** Requests that the engine has taken and that no step has seen yet, each with the colour that it will get. */
+  /** Questions that the engine has taken and that no step has seen yet, each with the colour that it will get. */
   showQueued() {
-    const { queued = [] } = this.view.status, { store, theme } = this;
+    const { theme } = this, { queued } = this.view.question;
     const signature = JSON.stringify([queued, theme.name]);
     if (signature === this.queuedAre) return;
     this.queuedAre = signature;
     for (const element of this.list.querySelectorAll("[data-queued]")) element.remove();
     const hues = theme.freeHues();
     for (const [id, prompt] of queued) {
-      if (store.byId.has(id)) continue;
-      const hue = `--wb-hue:${hues.shift() || theme.colours.owned}`, name = h("span", { class: "wb-chip" }, h("i"), id);
+      const hue = `--wb-hue:${hues.shift() || theme.colours.owned}`,
+        name = h("span", { class: "wb-chip" }, h("i"), nameOf({ id, own: true }));
       const head = h("header", {}, name, h("span", { class: "wb-state" }, "queued"));
       const text = h("bdi", { class: "wb-prompt" }, bothEnds(prompt, PROMPT_CHARACTERS));
       this.list.append(h("article", { class: "wb-card", "data-queued": "true", style: hue }, head, text));
@@ -145,10 +143,17 @@ export class TextsPanel extends Panel {
   }
 
   makeCard(request) {
-    const id = plain(request.id), focus = () => this.view.toggleFocus(request);
-    const abort = () => this.view.send("abort", { request_id: request.id });
-    const chipProps = { class: "wb-chip", title: "Put in focus, or take out of focus", onclick: focus };
-    const chip = h("button", chipProps, h("i"), h("bdi", {}, id));
+    const id = plain(request.id), { view } = this;
+    const abort = () => view.send("abort", { request_id: request.id });
+    const swatch = `Colour of ${id}: put it in focus, or take it out of focus`;
+    const chip = h("button", {
+      class: "wb-chip wb-swatch-button",
+      title: swatch,
+      "aria-label": swatch,
+      onclick: () => view.toggleFocus(request),
+    }, h("i"));
+    const pin = () => view.inspector.pin({ kind: "request", request: request.index });
+    const name = h("button", { class: "wb-chip", title: `Show what ${id} did`, onclick: pin }, h("bdi", {}));
     const state = h("span", { class: "wb-state" });
     const abortButton = h("button", { class: "wb-quiet", title: `Abort ${id}`, onclick: abort }, "Abort");
     const prompt = this.promptElement(request);
@@ -156,12 +161,23 @@ export class TextsPanel extends Panel {
     const element = h(
       "article",
       { class: "wb-card", "data-request": request.index, "aria-label": `Request ${id}` },
-      h("header", {}, chip, state, abortButton),
+      h("header", {}, chip, name, state, abortButton),
       prompt,
       output,
     );
     // The output holds the tokens [first, count): each in an element, or all but the newest as one text.
-    return { element, chip, state, abort: abortButton, output, first: 0, count: 0, byToken: false, marked: null };
+    return {
+      element,
+      chip,
+      name: name.firstChild,
+      state,
+      abort: abortButton,
+      output,
+      first: 0,
+      count: 0,
+      byToken: false,
+      marked: null,
+    };
   }
 
   /** The prompt, shortened in the middle; a press shows all of it. */
@@ -188,6 +204,7 @@ export class TextsPanel extends Panel {
   fill(card, request) {
     const { store, cursor, theme } = this, state = store.stateOf(request, cursor.step), count = this.numTokens(request);
     const tokens = `${formatNumber(count)} of ${formatNumber(request.max_tokens)} tokens`;
+    setText(card.name, nameOf(request));
     setText(card.state, `${this.progress(request, state, count)} · ${tokens}`);
     // At the newest step, not at the cursor: a request that has ended cannot be aborted any more.
     const newest = store.stateOf(request, cursor.last);

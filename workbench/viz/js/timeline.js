@@ -2,9 +2,10 @@
 
 import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
 import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
-import { box, dashed, frame, hatched, layers, legendEntry } from "./legend.js";
+import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
+import { numbersOf } from "./words.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
 const BIN_ABOVE_STEPS = 2000;
@@ -23,6 +24,8 @@ export class TimelinePanel extends StepPanel {
       hint: "tokens per step against the token budget",
       height: 150,
     });
+    this.legend = new LegendLines();
+    this.holder.before(this.legend.element);
     this.canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.canvas.addEventListener("pointerdown", (event) => {
       this.canvas.setPointerCapture(event.pointerId);
@@ -74,9 +77,10 @@ export class TimelinePanel extends StepPanel {
       else this.drawBars(context, axis, y, base, from, scale);
       this.drawGhosts(context, axis, y, base);
       this.drawBudget(context, axis, y, axis.x(from));
+      this.drawStalls(context, axis, base);
     });
     this.drawStepLabels(context, axis, height);
-    if (hasRoomAtRight(this.width)) this.drawLegend(context, axis, binned);
+    this.drawLegend(context, axis, binned);
   }
 
   // -- a bar per step --------------------------------------------------------------------------------------------
@@ -191,6 +195,14 @@ export class TimelinePanel extends StepPanel {
     context.stroke();
   }
 
+  /** A line through each step that stalled. */
+  drawStalls(context, axis, base) {
+    context.fillStyle = this.theme.event("stall").colour;
+    for (const { step } of this.view.stalls) {
+      if (step >= axis.first && step < axis.last) context.fillRect(axis.x(step) - 1, 0, 2, base);
+    }
+  }
+
   // -- around the bars -------------------------------------------------------------------------------------------
 
   drawBudget(context, axis, y, from) {
@@ -232,13 +244,18 @@ export class TimelinePanel extends StepPanel {
       ...(binned ? bins : bars),
       { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
+      ...(this.view.stalls.length ? [{ name: "stall", mark: box(theme.event("stall").colour, 2, 10) }] : []),
     ];
+    const events = ["admit", "preempt", "finish"].map((kind) => ({
+      name: kind,
+      mark: (context, x) => eventMark(context, theme, kind, x + 5, 0, 3),
+    }));
+    const room = hasRoomAtRight(this.width);
+    this.legend.show(room ? [] : [...entries, ...events], this.width, colours.muted);
+    if (!room) return;
     entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * 15, x + 18, colours.muted));
-    const y = TOP + 6 + entries.length * 15;
-    for (const [kind, left] of [["admit", 5], ["preempt", 51], ["finish", 109]]) {
-      eventMark(context, theme, kind, x + left, y, 3);
-      text(context, kind, x + left + 8, y, colours.muted, SMALL);
-    }
+    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104];
+    events.forEach((entry, i) => legendEntry(context, entry, x + lefts[i], y, x + lefts[i] + 13, colours.muted));
   }
 
   showsOverlay() {
@@ -258,21 +275,8 @@ export class TimelinePanel extends StepPanel {
 
   summary(step) {
     const { store } = this;
-    const value = (name) => formatNumber(store.value(name, step));
-    const tokens = `${value("prefill_tokens")} prefill + ${value("decode_tokens")} decode`;
-    const lines = [
-      store.sentences[step] || `step ${formatNumber(store.label(step))}`,
-      `${tokens} = ${formatNumber(store.numTokens(step))} of ${value("token_budget")} tokens`,
-    ];
-    if (store.value("recomputed_tokens", step)) {
-      lines.push(`${counted(store.value("recomputed_tokens", step), "token")} recomputed after a preemption`);
-    }
-    if (store.timed()) {
-      const phases = store.phases(step).map(({ name, seconds }) => `${plain(name, 20)} ${formatSeconds(seconds)}`);
-      lines.push(`${formatSeconds(store.duration(step))}${phases.length ? `: ${phases.join(", ")}` : ""}`);
-    }
-    const running = store.value("num_running", step), waiting = store.value("num_waiting", step);
-    lines.push(`${running} running, ${waiting} waiting, ${value("free_blocks")} free blocks`);
+    const lines = [store.sentences[step] || `step ${formatNumber(store.label(step))}`, ...numbersOf(store, step)];
+    for (const stall of this.view.stalls) if (stall.step === step) lines.push(`stall: ${plain(stall.words, 200)}`);
     for (const { kind, request, reason } of store.events(step).slice(0, 6)) {
       lines.push(`${kind} ${plain(request.id)}${reason ? `: ${plain(reason, 80)}` : ""}`);
     }

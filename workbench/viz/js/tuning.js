@@ -2,7 +2,7 @@
 // one to take, those after it, and a picture of all of them.
 
 import { h, plain, replace, setText } from "./dom.js";
-import { form, openBelow, popover, submitButton } from "./popovers.js";
+import { form, openBelow, place, popover, submitButton } from "./popovers.js";
 
 const EXAMPLE = "ttft_p99=1s, itl_p99=100ms";
 
@@ -54,5 +54,6 @@ export class TuningForm {
       picture && h("img", { ...picture, alt: tuned.alt }),
       tuned.notes.map((note) => h("p", { class: "wb-hint" }, note)),
     );
+    place(this.element);
   }
 }

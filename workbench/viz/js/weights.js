@@ -19,7 +19,9 @@ export class WeightsPanel extends Panel {
     this.summary = h("p", { class: "wb-facts" });
     this.text = h("div", { class: "wb-weights wb-scroll", tabindex: 0 });
     const layer = h("label", {}, "layer ", this.layer);
-    const bar = h("div", { class: "wb-bar" }, layer, this.capture, this.row, this.head);
+    const forget = () => view.send("forget_capture");
+    this.forget = h("button", { class: "wb-quiet", type: "button", hidden: true, onclick: forget }, "Close");
+    const bar = h("div", { class: "wb-bar" }, layer, this.capture, this.row, this.head, this.forget);
     this.body.append(bar, this.summary, this.text);
   }
 
@@ -33,6 +35,7 @@ export class WeightsPanel extends Panel {
     this.element.hidden = !this.view.can("capture");
     if (this.element.hidden) return;
     this.row.hidden = this.head.hidden = !capture || capture.step < 0;
+    this.forget.hidden = !capture;
     if (!weights) setText(this.summary, this.whatNext(capture));
     this.fillRows(capture);
     this.fillText(weights);

@@ -1,6 +1,6 @@
 // Words for chunks, shared by the panels.
 
-import { formatNumber } from "./dom.js";
+import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
 
 const ROLES = {
   decode: "decode",
@@ -42,4 +42,20 @@ export function groupOf({ kind, window }) {
 /** Number of tokens with computed KV before and after a chunk. */
 export function kvOf(chunk) {
   return `KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`;
+}
+
+/** The numbers of a step, in the order of its work. */
+export function numbersOf(store, step) {
+  const value = (name) => formatNumber(store.value(name, step));
+  const tokens = `${value("prefill_tokens")} prefill + ${value("decode_tokens")} decode`;
+  const lines = [`${tokens} = ${formatNumber(store.numTokens(step))} of ${value("token_budget")} tokens`];
+  if (store.value("recomputed_tokens", step)) {
+    lines.push(`${counted(store.value("recomputed_tokens", step), "token")} recomputed after a preemption`);
+  }
+  if (store.timed()) {
+    const phases = store.phases(step).map(({ name, seconds }) => `${plain(name, 20)} ${formatSeconds(seconds)}`);
+    lines.push(`${formatSeconds(store.duration(step))}${phases.length ? `: ${phases.join(", ")}` : ""}`);
+  }
+  lines.push(`${value("num_running")} running, ${value("num_waiting")} waiting, ${value("free_blocks")} free blocks`);
+  return lines;
 }

@@ -52,9 +52,12 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
 def verdict(found: Comparison) -> str:
     """The comparison in one line: the largest change of a first token, and that of the longest pause.
 
-    Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms".
+    Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms". Without times it has the numbers
+    of steps, and of KV blocks in use.
     """
     parts = []
+    if found.unit == "steps":
+        parts.append(f"{len(found.a)} steps -> {len(found.b)}")
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
@@ -68,9 +71,20 @@ def verdict(found: Comparison) -> str:
         max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
     ]
-    if pauses[0] is not None and pauses[1] is not None:
+    if pauses[0] is not None and pauses[1] is not None and (found.unit == "s" or pauses[0] != pauses[1]):
         parts.append(f"longest pause {_time(pauses[0], found.unit)} -> {_time(pauses[1], found.unit)}")
+    if found.unit == "steps":
+        blocks = [_most_blocks(trace) for trace in (found.a, found.b)]
+        if None not in blocks:
+            parts.append(f"most KV blocks in use {blocks[0]} -> {blocks[1]}")
     return "; ".join(parts)
+
+
+def _most_blocks(trace: Trace) -> int | None:
+    """The largest number of KV blocks that were in use in a step; None if the size of the pool is not known."""
+    if not trace.num_blocks:
+        return None
+    return trace.num_blocks - 1 - min((record.free_blocks for record in trace), default=trace.num_blocks - 1)
 
 
 def _time(value: float, unit: str) -> str:
@@ -88,7 +102,8 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None) -> byte
     Args:
         a: The trace of the view.
         b: The other trace.
-        fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs.
+        fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
+            and ``up_to``, the last step of ``a`` that it was simulated from.
     """
     comparison = comparison_facts(a, b)
     if fork is not None:

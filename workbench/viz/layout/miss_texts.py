@@ -6,11 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from workbench.trace.errors import TraceError
-from workbench.trace.lines import RequestInfo
+from workbench.trace.lines import HASH_DIGITS, RequestInfo
 from workbench.trace.records import StepRecord
+from workbench.viz import svg
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
+
+_SHOWN = 16
+"""Number of characters that are shown of either prompt where two prompts part."""
 
 _BEGINNING = 2
 """Number of prompt tokens that two requests share before the views compare them. One alone can be chance."""
@@ -24,21 +28,23 @@ class MissTexts:
     """
 
     def __init__(self) -> None:
-        self._beginnings: Counter[tuple[int, ...]] = Counter()
+        self._beginnings: Counter[tuple[int | str, ...]] = Counter()
         self._is_known = True
 
     def arrive(self, info: RequestInfo) -> None:
         """Add a request before its admission."""
-        if info.prompt_token_ids:
-            self._beginnings[_beginning(info)] += 1
+        if beginning := _beginning(info):
+            self._beginnings[beginning] += 1
 
     def of(self, trace: Trace, record: StepRecord) -> dict[str, str]:
         """For each request that a step admits, why it found no more; {} if there is nothing to say, or nobody knows."""
-        admitted = [*filter(lambda request_id: self._is_shared(trace, request_id), record.admitted), *record.resumed]
+        admitted = [request_id for request_id in record.admitted if self._is_shared(trace, request_id)]
+        infos = {request_id: trace.requests.get(request_id) for request_id in record.resumed}
+        admitted += [request_id for request_id, info in infos.items() if info is not None and _beginning(info)]
         if not admitted or not self._is_known:
             return {}
         try:
-            return {request_id: trace.why_missed(request_id).in_short(record.step) for request_id in admitted}
+            return {request_id: _in_words(trace, request_id, record.step) for request_id in admitted}
         except (ValueError, TraceError):  # another engine's configuration
             self._is_known = False
             return {}
@@ -46,11 +52,28 @@ class MissTexts:
     def _is_shared(self, trace: Trace, request_id: str) -> bool:
         """Whether another request begins like this one, or has a prompt too short to tell."""
         info = trace.requests.get(request_id)
-        if info is None or not info.prompt_token_ids:
+        if info is None or not (beginning := _beginning(info)):
             return False
-        tokens = _beginning(info)
-        return self._beginnings[tokens] > 1 or self._beginnings[tokens[:1]] > 0
+        return self._beginnings[beginning] > 1 or (len(beginning) > 1 and self._beginnings[beginning[:1]] > 0)
 
 
-def _beginning(info: RequestInfo) -> tuple[int, ...]:
-    return tuple(info.prompt_token_ids[:_BEGINNING])
+def _in_words(trace: Trace, request_id: str, step: int) -> str:
+    """Why an admission found no more; where two prompts part, with their words instead of token ids."""
+    misses = trace.why_missed(request_id)
+    why = misses.in_short(step)
+    for miss in misses:
+        if miss.token_ids is None or miss.culprit is None or miss.why not in why:
+            continue
+        mine, other = trace.requests[request_id].prompt, trace.requests[miss.culprit].prompt
+        same = next((at for at, (a, b) in enumerate(zip(mine, other)) if a != b), min(len(mine), len(other)))
+        texts = [svg.shorten(" ".join(prompt[same:].split()), _SHOWN) for prompt in (mine, other)]
+        if all(texts):
+            words = f"after the same beginning its prompt has “{texts[0]}”, that of {miss.culprit} has “{texts[1]}”"
+            return f"block {miss.block} was never computed: {words}"
+    return why
+
+
+def _beginning(info: RequestInfo) -> tuple[int | str, ...]:
+    """The first tokens of a prompt, or the hash of its first block."""
+    first = info.block_hashes[:HASH_DIGITS]
+    return info.prompt_token_ids[:_BEGINNING] or ((first,) if first else ())

@@ -114,6 +114,7 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "first_step": trace[0].step if len(trace) else 0,
         "start": _start(trace),
         "end": trace.end,
+        "incident": trace.meta.is_of_vllm,
         "codes": {
             "events": EVENT_KINDS,
             "limits": LIMITS,
@@ -172,4 +173,5 @@ def _describe(info: Any) -> dict[str, Any]:
         "prompt": info.prompt[:PROMPT_PREVIEW],
         "prompt_length": len(info.prompt),
         "sampling": info.sampling,
+        **({"adapter": info.adapter} if info.adapter else {}),
     }

@@ -1,0 +1,51 @@
+"""`workbench.analysis.apart` names what was planted in the slowest requests, and nothing else."""
+
+from random import Random
+
+import pytest
+
+from workbench import simulate
+from workbench.analysis.apart import apart
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel
+
+COSTS = CostModel(fixed=0.01, per_prefill_token=1e-4)
+
+
+def run(random, *, long=(), burst=False):
+    """120 requests, 2 s apart; some have long prompts, or six arrive together."""
+    requests = []
+    for number in range(120):
+        at = 2.0 * number + random.random()
+        if burst and 60 <= number < 72:
+            at = 120.0
+        length = 900 if number in long else random.randrange(90, 110)
+        requests.append({"id": f"r{number}", "prompt": {"len": length}, "max_tokens": 3, "arrival_time": at})
+    return simulate({"config": {"max_num_batched_tokens": 256}, "requests": requests}, cost_model=COSTS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_planted_causes_are_named_with_their_counts(seed):
+    random = Random(seed)
+    long = random.sample(range(120), 6)
+    first = apart(run(random, long=long))[0]
+    assert "prompt tokens" in first.property
+    assert (first.num_slowest, first.of_slowest, first.of_others) == (5, 5, 115)
+    assert str(first).startswith("5 of the 5 slowest have more than ")
+    [arrival] = [one for one in apart(run(random, burst=True)) if "arrived" in one.property]
+    assert arrival.num_slowest == 5 and arrival.num_others <= 12
+
+
+def test_nothing_is_named_where_requests_are_alike():
+    requests = [{"id": f"r{n}", "prompt": {"len": 100}, "max_tokens": 3, "arrival_time": 2.0 * n} for n in range(120)]
+    assert apart(simulate({"requests": requests}, cost_model=COSTS)) == ()
+    assert apart(simulate({"requests": requests[:10]}, cost_model=COSTS)) == ()
+
+
+def test_the_command_says_it(tmp_path, capsys):
+    path = tmp_path / "run.jsonl.gz"
+    run(Random(1), long=range(0, 120, 20)).save(path)
+    assert main(["trace", "explain", str(path), "--slowest", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "5 of the 5 slowest have more than" in out
+    assert "own computation" in out  # a long prompt alone in the engine

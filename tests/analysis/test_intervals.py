@@ -1,0 +1,51 @@
+"""`workbench.analysis.intervals`: few draws give intervals as wide as many, and a long run has few."""
+
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from workbench import simulate
+from workbench.analysis import predict
+from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, interval_of
+from workbench.analysis.predict import Predictor
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel
+from workbench.trace.window import window
+
+
+def width(random, count):
+    interval = interval_of(100.0, [random.gauss(100.0, 10.0) for _ in range(count)], 0.0)
+    low, high = interval.low / (1 - MIN_SPREAD), interval.high / (1 + MIN_SPREAD)
+    return high - low
+
+
+@pytest.mark.parametrize("count", RANGES)
+def test_few_draws_span_as_much_as_many(count):
+    random = Random(count)
+    assert fmean(width(random, count) for _ in range(2000)) == pytest.approx(10.0 * RANGES[NUM_DRAWS], rel=0.06)
+
+
+def test_a_long_run_is_repeated_less_often(monkeypatch):
+    random = Random(1)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": random.randrange(20, 300)}, "max_tokens": 9, "arrival_time": 0.4 * n}
+        for n in range(60)
+    ]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.02, per_prefill_token=1e-4))
+    draws = [len(Predictor(trace).predict(max_num_seqs=4).draws["ttft_mean"])]
+    for tokens in (5 * 60 * 9, 1):
+        monkeypatch.setattr(predict, "DRAWN_TOKENS", tokens)
+        draws.append(len(Predictor(trace).predict(max_num_seqs=4).draws["ttft_mean"]))
+    assert draws == [NUM_DRAWS, 5, predict.MIN_DRAWS]
+
+
+def test_a_window_counts_its_requests_in_a_simulation_of_the_whole_run(tmp_path, capsys):
+    requests = [{"id": f"r{n}", "prompt": {"len": 50 + 9 * n}, "max_tokens": 9, "arrival_time": n} for n in range(60)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.02, per_prefill_token=1e-4))
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_seqs=4", "--last", "20s"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ttft_mean")]
+    part, metrics = window(trace, last=20.0), trace.metrics().requests
+    assert 15 < len(part.requests) < 25
+    assert line.split()[1] == f"{1000 * fmean(metrics[name].ttft.seconds for name in part.requests):.3g}"

@@ -1,0 +1,76 @@
+"""`workbench.analysis.spread_out`: simulations on any executor give the answer of one process."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from workbench import simulate
+from workbench.analysis.predict import Predictor, values_of
+from workbench.analysis.spread_out import spread_out
+from workbench.analysis.sweep import sweep
+from workbench.costs.cost_model import CostModel
+
+WORKLOAD = {
+    "generate": {
+        "num_requests": 30,
+        "seed": 3,
+        "prompt": 60,
+        "output": 12,
+        "arrivals": {"process": "poisson", "rate": 9},
+    },
+    "config": {"num_blocks": 60, "block_size": 16, "max_num_batched_tokens": 64},
+    "cost_model": {"fixed": 0.01, "per_prefill_token": 1e-4},
+}
+GRID = {"max_num_batched_tokens": [32, 64], "max_num_seqs": [2, 8]}
+
+
+def add(shared, number):
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return shared + number, os.getpid()
+
+
+@pytest.fixture(scope="module")
+def dask_executor():
+    """Dask's executor on a cluster of two workers."""
+    distributed = pytest.importorskip("distributed", reason="Dask's cluster comes with the extra 'test'")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client.get_executor()
+
+
+def test_every_task_gets_its_result_here_and_in_processes():
+    for jobs in (1, 2):
+        found = dict(spread_out(add, 10, [(number,) for number in range(5)], jobs=jobs))
+        assert {index: value for index, (value, _) in found.items()} == {number: 10 + number for number in range(5)}
+        assert (os.getpid() in {process for _, process in found.values()}) == (jobs == 1)
+
+
+def test_the_error_of_a_task_reaches_the_caller():
+    for jobs in (1, 2):
+        with pytest.raises(ValueError, match="-1 is negative"):
+            list(spread_out(add, 10, [(1,), (-1,)], jobs=jobs))
+
+
+def test_a_cluster_gives_the_rows_of_one_process(dask_executor):
+    assert sweep(WORKLOAD, GRID, executor=dask_executor) == sweep(WORKLOAD, GRID, jobs=1)
+
+
+def test_a_prediction_does_not_depend_on_the_executor():
+    trace, model = simulate(WORKLOAD), CostModel(fixed=0.01, per_prefill_token=1e-4)
+    here = Predictor(trace, model, num_draws=2).predict(max_num_seqs=2)
+    with ThreadPoolExecutor(2) as executor:
+        there = Predictor(trace, model, num_draws=2, executor=executor).predict(max_num_seqs=2)
+    assert here.intervals == there.intervals and here.draws == there.draws
+
+
+def test_a_run_without_records_has_the_values_of_one_with_them():
+    for changes in ({}, {"max_num_seqs": 2}, {"num_blocks": 20}, {"async_scheduling": True}):
+        predictor = Predictor(simulate(WORKLOAD), CostModel(fixed=0.01, per_prefill_token=1e-4), num_draws=0)
+        prediction = predictor.predict(**changes)
+        assert prediction.outcome.values == pytest.approx(values_of(prediction.trace), rel=1e-9)
+        e2e = {name: request.e2e.seconds for name, request in prediction.trace.metrics().requests.items()}
+        assert prediction.outcome.e2e == pytest.approx(e2e)

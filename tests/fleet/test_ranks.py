@@ -1,0 +1,112 @@
+"""Recordings of all data-parallel ranks are predicted together, behind vLLM's choice between them."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+from private_traces import without_tokens
+
+from workbench import simulate_fleet
+from workbench.analysis.values import latency_values
+from workbench.cli import main
+from workbench.costs.cost_model import CostModel
+from workbench.fleet.ranks import RanksPredictor
+from workbench.trace import Trace
+
+COST = CostModel(fixed=0.01, per_sequence=2e-4, per_prefill_token=1e-4)
+KEY = b"one key for all ranks"
+
+
+def workload(seed, count=60):
+    rng = random.Random(seed)
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"parts": [{"len": 128, "seed": rng.choice("AB")}, {"len": rng.randint(5, 200)}]},
+            "max_tokens": rng.randint(5, 60),
+            "arrival_time": n * 0.04,
+        }
+        for n in range(count)
+    ]
+    config = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "num_blocks": 120, "block_size": 16}
+    return {"config": config, "requests": requests}
+
+
+def as_recorded(run):
+    """The traces of a fleet as default recordings of vLLM's ranks."""
+    traces = {}
+    for rank, trace in enumerate(run.traces):
+        recorded = without_tokens(trace, key=KEY)
+        recorded.meta = replace(recorded.meta, created=1000.0)
+        traces[f"rank {rank}"] = recorded
+    return traces
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return as_recorded(simulate_fleet(workload(1), replicas=2, router="vllm", cost_model=COST))
+
+
+def test_the_recorded_ranks_are_repeated(recorded):
+    predictor = RanksPredictor(recorded, num_draws=1)
+    truth = simulate_fleet(workload(1), replicas=2, router="vllm", cost_model=COST)
+    assert predictor.simulate_ranks({}).assignments == truth.assignments
+    assert predictor.recorded["ttft_mean"] == pytest.approx(latency_values(truth.metrics())["ttft_mean"])
+    assert max(map(abs, predictor.check.errors.values())) < 0.05 and predictor.check.holds
+    assert predictor.unchanged["hit_rate"].value == pytest.approx(predictor.recorded["hit_rate"], abs=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_another_number_of_ranks_can_be_asked(recorded, ranks):
+    predicted = RanksPredictor(recorded, num_draws=1).predict(data_parallel_size=ranks)
+    truth = latency_values(simulate_fleet(workload(1), replicas=ranks, router="vllm", cost_model=COST).metrics())
+    for name in ("ttft_mean", "ttft_p99", "e2e_mean", "output_throughput"):
+        assert predicted[name].value == pytest.approx(truth[name], rel=0.1), name
+    assert predicted["hit_rate"].value == pytest.approx(truth["hit_rate"], abs=0.02)
+
+
+def test_prefixes_are_shared_between_ranks_by_their_common_key_alone(recorded):
+    apart = dict(recorded)
+    apart["rank 1"] = as_other_key(recorded["rank 1"])
+    together = RanksPredictor(recorded, num_draws=0).predict(data_parallel_size=1)
+    alone = RanksPredictor(apart, num_draws=0).predict(data_parallel_size=1)
+    assert alone["hit_rate"].value < together["hit_rate"].value - 0.01
+    assert any("different keys" in note for note in alone.notes) and not any("keys" in note for note in together.notes)
+
+
+def as_other_key(trace):
+    made = replace(trace.meta.prefix_hashes, key_id="another")
+    other = Trace(replace(trace.meta, prefix_hashes=made))
+    for info in trace.requests.values():
+        other.add_request(info)
+    for record in trace:
+        other.append(record)
+    for supplement in trace.supplements:
+        other.add_supplement(supplement)
+    return other
+
+
+def test_ranks_of_other_settings_and_two_runs_are_refused(recorded):
+    first, second = recorded.values()
+    with pytest.raises(ValueError, match="more than one run"):
+        RanksPredictor({"rank 0": first, "rank 1": first})
+    other = simulate_fleet(workload(2), replicas=1, router="vllm", config={"max_num_seqs": 4}, cost_model=COST)
+    with pytest.raises(ValueError, match="rank 1 was recorded under other settings than rank 0"):
+        RanksPredictor({"rank 0": second, "rank 1": without_tokens(other.traces[0])})
+
+
+def test_commands_take_a_folder_of_ranks(recorded, tmp_path, capsys):
+    for rank, trace in enumerate(recorded.values()):
+        trace.save(tmp_path / f"vllm-20260101-120000-host-rank{rank}-7-0-00000.jsonl.gz")
+    assert main(["trace", "whatif", str(tmp_path), "--set", "data_parallel_size=3", "--force"]) == 0
+    said = capsys.readouterr().out
+    assert "ttft_mean" in said and "--data-parallel-size 3" in said
+    assert main(["trace", "tune", str(tmp_path), "--slo", "ttft_p99=30s", "--sweep", "max_num_seqs=4,8"]) == 0
+    assert "take: " in capsys.readouterr().out
+    assert main(["trace", "misses", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "rank 0: " in said and "rank 1: " in said
+    assert main(["trace", "explain", str(tmp_path), "--slowest", "3"]) == 0
+    assert "rank " in capsys.readouterr().out
+    assert main(["why", str(tmp_path)]) == 0
+    assert "rank 1: " in capsys.readouterr().out

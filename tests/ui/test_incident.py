@@ -1,0 +1,140 @@
+"""A recording opens as an incident: its plots, brush, causes and stalls are those that Python computes."""
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+
+from workbench import simulate
+from workbench.costs.cost_model import CostModel
+from workbench.trace import Trace
+
+
+class Stalling:
+    """A cost of steps in which a few steps stand still."""
+
+    def __init__(self, at):
+        self.at, self.step = at, 0
+
+    def step_seconds(self, chunks):
+        self.step += 1
+        seconds = CostModel(fixed=0.02, per_prefill_token=4e-4).step_seconds(chunks)
+        return seconds + (4.0 if self.step in self.at else 0.0)
+
+
+def recording(source="vllm 0.33.0"):
+    """150 requests, two in a hundred of them long and a burst, few KV blocks, two stalls."""
+    random, requests, now = Random(3), [], 0.0
+    for number in range(150):
+        now += random.expovariate(3.0) if not 80 <= number < 92 else 0.0
+        length = 900 if number % 15 == 7 else random.randrange(20, 120)
+        tokens = random.randrange(4, 30)
+        requests.append({"id": f"r{number}", "prompt": {"len": length}, "max_tokens": tokens, "arrival_time": now})
+    config = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "num_blocks": 130}
+    trace = simulate({"config": config, "requests": requests}, cost_model=Stalling((300, 700)))
+    known = {**trace.meta.config, "token_ids_recorded": False}
+    trace.meta = msgspec.structs.replace(trace.meta, source=source, config=known)
+    return trace
+
+
+def drag(page, left, right):
+    """Drag over the whole run, from one share of its width to another."""
+    box = page.root.locator("[data-panel=incident] canvas").last.bounding_box()
+    x0, x1 = page.view("[view.panel('incident').scale(false).x0, view.panel('incident').scale(false).x1]")
+    at = [box["x"] + x0 + share * (x1 - x0) for share in (left, right)]
+    page.page.mouse.move(at[0], box["y"] + 15)
+    page.page.mouse.down()
+    page.page.mouse.move(at[1], box["y"] + 18, steps=4)
+    page.page.mouse.up()
+    page.frame()
+
+
+@pytest.fixture
+def trace():
+    return recording()
+
+
+def slow_rows(page):
+    return page.root.locator(".wb-slow tbody tr").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", (390, 1100, 1440))
+def test_a_saved_recording_opens_as_an_incident(open_page, tmp_path, trace, width):
+    trace.to_html(tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html#", width=width, height=1400)
+    page.wait("view.shown === 'incident'")
+    page.frame()
+    found = trace.incident()
+    assert found.slow and found.apart and len(found.stalls) == 2
+    first, rows = found.slow[0], slow_rows(page)
+    assert len(rows) == 8 and rows[0].split("\t")[0] == first.request_id and first.cause in rows[0]
+    assert page.root.locator(".wb-apart li").all_inner_texts() == [str(one) for one in found.apart]
+    assert page.view("view.stalls.map((stall) => stall.step)") == [stall.step for stall in found.stalls]
+    assert page.root.locator("[data-panel=texts]").count() == 0, "the recording has no texts"
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    # The numbers are those of the trace's metrics.
+    metrics = trace.metrics()
+    shown = page.view("view.panel('incident').shown.whole")
+    ttft = [request.ttft.seconds for request in metrics.requests.values()]
+    assert np.allclose(sorted(shown["first"]), sorted(ttft), rtol=1e-5)
+    assert len(shown["next"]) == metrics.summary.itl.count and shown["arrivals"] == len(trace.requests)
+    assert shown["preemptions"] == metrics.summary.num_preemptions
+    assert shown["hits"] == metrics.summary.num_cached_tokens
+    assert abs(shown["kv"] - metrics.summary.peak_kv_use) < 1e-9
+    assert f"{np.percentile(ttft, 99):.3g} s (P99)" in page.root.locator("[data-panel=incident] .wb-facts").inner_text()
+
+
+def test_the_brush_narrows_all_that_is_shown(page_of, trace):
+    page = page_of(trace)
+    page.view("view.show('incident')")
+    page.frame()
+    assert page.view("view.cursor.range") == [0, len(trace)]
+    drag(page, 0.4, 0.6)
+    begin, end = page.view("view.cursor.range")
+    for step, share in ((int(begin), 0.4), (int(end) - 1, 0.6)):  # the step at that time
+        assert trace[step].time - 0.5 <= share * trace[-1].end <= trace[step].end + 0.5
+    rows = [row.split("\t")[0] for row in slow_rows(page)]
+    requests = trace.metrics().requests
+    inside = [
+        (request.ttft.seconds, name)
+        for name, request in requests.items()
+        if trace[int(begin)].time < request.token_times[0] <= trace[int(end) - 1].end
+    ]
+    assert rows == [name for _, name in sorted(inside, reverse=True)[:8]]
+    assert page.view("view.panel('incident').shown.whole.first.length") == len(inside) < len(requests)
+    page.root.locator(".wb-slow tbody tr").first.click()
+    page.frame()
+    assert page.root.locator(".wb-drawer h3").text_content() == rows[0]
+    page.view("view.inspector.pin(null)")
+    page.root.locator("[data-panel=incident] canvas").last.dblclick(position={"x": 200, "y": 15}, force=True)
+    page.frame()
+    assert page.view("view.cursor.range") == [0, len(trace)]
+
+
+def test_a_served_recording_asks_for_its_causes_and_again_when_it_has_grown(open_page, serve, trace):
+    growing = Trace(trace.meta)
+
+    def grow(steps):
+        for info in trace.requests.values():
+            if info.arrival_step < steps and info.request_id not in growing.requests:
+                growing.add_request(info)
+        for record in list(trace)[len(growing) : steps]:
+            growing.append(record)
+
+    grow(310)
+    page = open_page(serve(lambda: growing) + "#")
+    page.wait("view.shown === 'incident' && view.stalls.length === 1")
+    grow(len(trace))
+    page.wait(f"view.store.numSteps === {len(trace)} && view.stalls.length === 2")
+    page.frame()
+    assert trace.incident().slow[0].cause in slow_rows(page)[0]
+
+
+def test_a_run_of_our_own_does_not_open_as_an_incident(open_page, tmp_path):
+    recording("simulation").to_html(tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html#")
+    page.wait("view.store.numSteps > 0")
+    page.frame()
+    assert page.view("view.shown") == "story" and page.view("view.stalls.length") == 0
+    assert not page.root.get_by_role("button", name="Incident").is_visible()

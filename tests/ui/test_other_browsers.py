@@ -1,0 +1,40 @@
+"""A saved page in Firefox and WebKit, as Debian has them: the first picture, a search, and the card of a request.
+
+`scripts/answer_in_clicks.py --browsers chromium firefox webkit` asks more questions, in more places.
+"""
+
+import contextlib
+import time
+
+import browsers
+import pytest
+from answer_in_clicks import Reader
+
+INK = """(view.panel('timeline').canvas.getContext('2d').getImageData(0, 0, view.panel('timeline').canvas.width,
+view.panel('timeline').canvas.height).data.reduce((set, byte, i, all) => i % 4 ? set :
+set.add(all[i] << 16 | all[i + 1] << 8 | all[i + 2]), new Set()).size)"""
+"""The number of colours of a picture."""
+
+
+@pytest.fixture(params=["firefox", "webkit"])
+def browser_of_debian(request):
+    if why := browsers.missing(request.param):
+        pytest.skip(why)
+    with contextlib.closing(browsers.launch(request.param)) as browser:
+        yield browser
+
+
+def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
+    long_trace.to_html(tmp_path / "trace.html")
+    reader = Reader(browser_of_debian)
+    browser_of_debian.resize(1280, 900)
+    browser_of_debian.goto(f"file://{tmp_path}/trace.html#story")
+    deadline = time.monotonic() + 60
+    while reader.view("view.store.numSteps") != len(long_trace):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    reader.see("[data-panel=timeline] canvas")
+    assert reader.view(INK) > 6, "a picture has several colours"
+    reader.write(".wb-search input", "r39")
+    reader.see(".wb-drawer h3", "r39", exact=True)
+    assert reader.clicks == 2

@@ -1,0 +1,48 @@
+"""Requests of vLLM that wait for a grammar or for KV from elsewhere are driven without either."""
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed here: make test-vllm", allow_module_level=True)
+
+from workbench.hunt.drive import Run
+from workbench.hunt.vllm_scheduler import VllmScheduler
+
+CONFIG = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 4, "num_blocks": 32, "max_model_len": 64}
+
+
+def chunks_of(request, **config):
+    """(step, start, number of tokens) of each chunk of a request that is alone."""
+    scheduler = VllmScheduler({**CONFIG, **config})
+    seen = []
+
+    class Watch:
+        added = updated = staticmethod(lambda *_: None)
+
+        def scheduled(self, run, plan):
+            seen.extend((plan.step, chunk.start, chunk.num_tokens) for chunk in plan.chunks)
+
+    workload = {
+        "config": {**CONFIG, **config},
+        "requests": [{"id": "a", "prompt": {"len": 10}, "max_tokens": 1, **request}],
+    }
+    assert Run(scheduler, workload, Watch()).drive(40) == "done"
+    scheduler.close()
+    return seen
+
+
+@pytest.mark.parametrize("config", [{}, {"async_scheduling": True}])
+def test_a_request_waits_for_its_grammar(config):
+    assert chunks_of({}, **config) == [(0, 0, 10)]
+    assert chunks_of({"grammar": {"ready_step": 5}}, **config) == [(5, 0, 10)]
+
+
+@pytest.mark.parametrize("config", [{}, {"async_scheduling": True}])
+def test_kv_comes_from_elsewhere_or_fails(config):
+    (step, start, count), *_ = chunks_of({"remote": {"num_tokens": 8, "num_steps": 3}}, **config)
+    assert step >= 3 and (start, count) == (8, 2)
+    assert chunks_of({"remote": {"num_tokens": 8, "num_steps": 0}}, **config) == [(0, 8, 2)]
+    (step, start, count), *_ = chunks_of({"remote": {"num_tokens": 8, "num_steps": 3, "fails": True}}, **config)
+    assert step >= 3 and (start, count) == (0, 10)

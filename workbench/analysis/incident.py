@@ -1,0 +1,77 @@
+"""A recorded run as an incident: the slow requests with their biggest cause, what they share, and the stalls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.analysis.apart import Difference, apart
+from workbench.analysis.explain import Explainer, explainer_of
+from workbench.costs.stalls import Stall
+from workbench.readings.metrics import amount
+from workbench.trace import Trace
+
+MAX_SLOW = 1000
+"""Maximum number of requests whose cause is named, the slowest."""
+
+
+class Slow(NamedTuple):
+    """A request, and the biggest part of its time to first token.
+
+    Attributes:
+        request_id: The request.
+        ttft: Its time to first token as it is shown.
+        cause: The biggest part, such as "waiting for KV blocks"; "" for none.
+        share: The share of that part, in [0, 1].
+        culprits: Up to three requests behind it.
+    """
+
+    request_id: str
+    ttft: str
+    cause: str
+    share: float
+    culprits: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Incident:
+    """The answer of ``trace.incident``.
+
+    Attributes:
+        slow: Requests, the slowest to a first token first.
+        apart: Properties that set the slowest 1 % apart, the most telling first.
+        stalls: Steps that took many times what their contents explain.
+    """
+
+    slow: tuple[Slow, ...]
+    apart: tuple[Difference, ...]
+    stalls: tuple[Stall, ...]
+
+
+def incident(trace: Trace) -> Incident:
+    """Find the causes of slow requests, the properties that they share, and the stalls.
+
+    Args:
+        trace: A trace, finished or growing.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}, "max_tokens": 1}]
+        >>> trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+        >>> trace.incident().slow[0].cause
+        'waiting for the token budget'
+    """
+    explainer = explainer_of(trace)
+    return Incident(tuple(_slow(explainer)), apart(trace), tuple(explainer.stalls.values()))
+
+
+def _slow(explainer: Explainer) -> Iterator[Slow]:
+    spans = [(name, span) for name in explainer.metrics.requests if (span := explainer.first_token(name)) is not None]
+    spans.sort(key=lambda pair: -pair[1].total)
+    for request_id, span in spans[:MAX_SLOW]:
+        part, ttft = span.chief, amount(span.total, explainer.unit)
+        if part is None:
+            yield Slow(request_id, ttft, "", 0.0, ())
+        else:
+            yield Slow(request_id, ttft, part.cause, part.amount / (span.total or 1.0), part.culprits[:3])

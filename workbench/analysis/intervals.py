@@ -1,0 +1,90 @@
+"""Predicted values with the range that the measured ones are expected in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from workbench.analysis.rerun import Outcome
+from workbench.trace import Trace
+
+NUM_DRAWS = 8
+"""Number of repeated simulations whose range an interval holds."""
+
+RANGES = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847}
+"""Expected range of some draws from a normal distribution, in standard deviations, by their number."""
+
+MIN_SPREAD = 0.02
+"""Smallest relative half-width of an interval: two runs of one server differ by that much."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A predicted value, with the range that the measured one is expected in.
+
+    Attributes:
+        value: The prediction in seconds; tokens per second for "output_throughput".
+        low: Lower end.
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A run under one configuration.
+
+    Attributes:
+        changes: The changed fields; empty for the unchanged configuration.
+        outcome: The values of the simulated run, without noise; of a long run those of the first draw.
+        intervals: Every value by name, with its interval.
+        draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
+        notes: Sentences that limit its use, such as a note on an extrapolation.
+    """
+
+    changes: Mapping[str, Any]
+    outcome: Outcome
+    intervals: Mapping[str, Interval]
+    draws: Mapping[str, list[float]]
+    notes: tuple[str, ...]
+    _simulate: Callable[..., Trace]
+
+    def __getitem__(self, name: str) -> Interval:
+        return self.intervals[name]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The simulated run, step by step, without noise."""
+        return self._simulate(**self.changes)
+
+
+def interval_of(value: float, draws: Sequence[float], error: float) -> Interval:
+    """The mean of the draws and the range of NUM_DRAWS of them, wide enough for the error of the unchanged prediction.
+
+    Fewer draws span less: their distances from the mean are enlarged by the ratio of the expected ranges.
+
+    Args:
+        value: The prediction without draws.
+        draws: The value in each draw.
+        error: Relative error of the unchanged prediction.
+    """
+    known = [one for one in draws if math.isfinite(one)]
+    if known:
+        value = fmean(known)
+        factor = RANGES[NUM_DRAWS] / RANGES.get(len(known), RANGES[NUM_DRAWS])
+        known = [value + factor * (one - value) for one in known]
+    corrected = value / (1 + error) if error > -0.9 else value
+    values = (value, corrected, *known)
+    return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
+
+
+def range_of(value: float, draws: Sequence[float]) -> Interval:
+    """A value that is no time, and its range in the draws."""
+    return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)

@@ -1,0 +1,230 @@
+"""A recorded run, simulated again for its values alone: no record is kept, and it may take place in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from workbench.analysis.fork import hang_of
+from workbench.analysis.values import VALUES, statistics_of
+from workbench.config import EngineConfig
+from workbench.costs.cost_model import CostModel, step_features
+from workbench.costs.drift import Drift
+from workbench.costs.step_model import Features
+from workbench.costs.step_noise import Replayed, StepNoise
+from workbench.readings.latency import LatencyAccumulator, RequestTimes
+from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.policy import SchedulingPolicy
+from workbench.scheduler.request import Request
+from workbench.simulation.arrivals import Arrival, arrival_order
+from workbench.simulation.leap import Leap, LeapingRun
+from workbench.simulation.workload import made_up_token
+
+SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
+"""Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The values of a simulated run.
+
+    Attributes:
+        values: Latencies in seconds and counts, by name, as `workbench.analysis.predict.values_of` gives them.
+        end: "done", "stuck" or "max_steps".
+        hang: Why it did not end; "" if it did.
+        e2e: Seconds from arrival to the end, of each request that ended.
+        beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
+    """
+
+    values: dict[str, float]
+    end: str
+    hang: str = ""
+    e2e: dict[str, float] = field(default_factory=dict)
+    beyond: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+@dataclass
+class RecordedRun:
+    """All that a simulation of a recorded run needs, without its records.
+
+    Attributes:
+        arrivals: The requests, at their recorded times.
+        tokens: The output of each request.
+        as_vllm: Let requests wait forever where vLLM does.
+        max_steps: Maximum number of steps.
+        model: Duration of a step.
+        draws: Models of the repeated simulations.
+        drift: The trend of the recording.
+        noise: Deviations of its steps, for the repeated simulations.
+        largest: Largest sizes of a measured step, by the names of ``SIZES``.
+        counted: Requests whose latencies count; None for all.
+    """
+
+    arrivals: list[Arrival]
+    tokens: Mapping[str, list[int]]
+    as_vllm: bool
+    max_steps: int
+    model: CostModel
+    draws: list[CostModel]
+    drift: Drift
+    noise: StepNoise | None
+    largest: Mapping[str, int]
+    counted: Collection[str] | None = None
+
+    def sample_token(self, request: Request) -> int:
+        """The recorded token, or a made-up one after the end of the recording."""
+        tokens, index = self.tokens[request.request_id], len(request.token_ids) - request.num_prompt_tokens
+        return tokens[index] if index < len(tokens) else made_up_token(f"{request.request_id}:{request.num_tokens}")
+
+    def next_tokens(self, request: Request, count: int) -> list[int]:
+        """The tokens that ``sample_token`` will give."""
+        index, length = len(request.token_ids) - request.num_prompt_tokens, request.num_tokens
+        recorded = self.tokens[request.request_id][index : index + count]
+        made_up = range(length + len(recorded), length + count)
+        return [*recorded, *(made_up_token(f"{request.request_id}:{place}") for place in made_up)]
+
+    def outcome(self, config: EngineConfig, draw: int | None = None, policy: SchedulingPolicy | None = None) -> Outcome:
+        """Simulate the run.
+
+        Args:
+            config: The configuration.
+            draw: Number of a repeated simulation, with noise; None for the one without.
+            policy: Decides order, chunk sizes and victims; None for vLLM's rules.
+
+        Raises:
+            ValueError: No schedule can serve a request, or vLLM's engine would end.
+        """
+        model, noise = (self.model, None) if draw is None else (self.draws[draw], self.noise)
+        cost = _Measuring(Replayed(model, self.drift, noise, draw or 0))
+        pending = sorted(self.arrivals, key=arrival_order)
+        if not self.as_vllm:
+            for arrival in pending:
+                arrival.check_servable(config, self.sample_token)
+        run = LeapingRun(config, iter(pending), cost, self.next_tokens, policy, as_vllm=self.as_vllm)
+        run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
+        summed = _Summed(run.scheduler.kv_cache.block_pool.num_blocks)
+        try:
+            end = summed.run(run, self)
+        except RuntimeError as assertion:
+            raise ValueError(f"this setting would hang: vLLM's engine ends with {assertion}") from None
+        values = summed.values(self.counted)
+        e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
+        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest))
+
+
+def outcome_of(
+    run: RecordedRun, config: EngineConfig, draw: int | None, policy: SchedulingPolicy | None
+) -> Outcome | ValueError:
+    """One simulation, for a worker; the error of a setting that cannot be simulated is its result."""
+    try:
+        return run.outcome(config, draw, policy)
+    except ValueError as problem:
+        return problem
+
+
+class _Summed:
+    """Adds the steps of a run up."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._latencies = LatencyAccumulator(keeps_tokens=True)
+        self.requests: dict[str, RequestTimes] = {}
+        self.hang = ""
+        self._usable = num_blocks - 1
+        self._kv_use: list[float] = []
+        self._num_steps = self._num_preemptions = self._num_prefill = self._num_cached = 0
+        self._begin: float | None = None
+        self._end = 0.0
+
+    def run(self, run: LeapingRun, recorded: RecordedRun) -> str:
+        """Take all steps; how the run ended."""
+        batch: ScheduledBatch | None = None
+        end = "done"
+        while not run.over:
+            if run.scheduler.step == recorded.max_steps:
+                end = "max_steps"
+                break
+            for request in run.arrive():
+                self.requests[request.request_id] = self._latencies.arrive(request)
+            if (done := run.advance(recorded.sample_token)) is not None:
+                batch = done
+                self._add(done, run.leaps.pop(done.step, None))
+            if run.stuck:
+                end = "stuck"
+                break
+        for batch in run.remaining(recorded.sample_token):
+            self._add(batch, run.leaps.pop(batch.step, None))
+        if end != "done" and batch is not None:
+            self.hang = hang_of(batch.to_record(), self._num_steps)
+        return end
+
+    def _add(self, batch: ScheduledBatch, leap: Leap | None) -> None:
+        if leap is None:
+            self._kv_use.append(1.0 - batch.free_blocks / self._usable)
+            self._num_steps += 1
+        else:
+            self._latencies.add_decodes(batch, leap.ends[:-1])
+            self._kv_use += [1.0 - free / self._usable for free in leap.free_blocks]
+            self._num_steps += len(leap.ends)
+        self._latencies.add(batch)
+        self._num_preemptions += len(batch.preempted)
+        for chunk in [chunk for chunk in batch.chunks if chunk.arm != "decode"]:
+            self._num_prefill += chunk.num_tokens
+            self._num_cached += chunk.num_cached_tokens
+        self._begin = batch.time if self._begin is None else self._begin
+        self._end = max(self._end, batch.end)
+
+    def values(self, counted: Collection[str] | None) -> dict[str, float]:
+        """Latencies and counts, by name."""
+        columns: dict[str, list[float]] = {name: [] for name in VALUES}
+        num_output = 0
+        for request_id, times in self.requests.items():
+            tokens = times.tokens or ()
+            num_output += len(tokens)
+            if counted is not None and request_id not in counted:
+                continue
+            for name in ("ttft", "queue", "e2e"):
+                if (latency := getattr(times, name)) is not None:
+                    columns[name].append(latency.seconds)
+            if (decode := times.decode) is not None and decode.seconds is not None and len(tokens) > 1:
+                columns["tpot"].append(decode.seconds / (len(tokens) - 1))
+            columns["itl"] += [after - before for before, after in pairwise([token.seconds for token in tokens])]
+        values = statistics_of(columns)
+        duration = self._end - (self._begin or 0.0)
+        values["duration"] = duration
+        values["output_throughput"] = num_output / duration if duration > 0 else 0.0
+        values["num_steps"] = float(self._num_steps)
+        values["num_preemptions"] = float(self._num_preemptions)
+        values["hit_rate"] = self._num_cached / ((self._num_prefill + self._num_cached) or 1)
+        if self._kv_use:
+            values["mean_kv_use"], values["peak_kv_use"] = fmean(self._kv_use), max(self._kv_use)
+        return values
+
+
+class _Measuring:
+    """A cost of steps that remembers their sizes."""
+
+    def __init__(self, cost: Replayed) -> None:
+        self._cost = cost
+        self._sizes: list[tuple[float, float, float]] = []
+
+    def step_seconds(self, chunks: Sequence[Any]) -> float:
+        """Duration of the next step, by its chunks."""
+        return self.seconds(step_features(chunks))
+
+    def seconds(self, features: Features) -> float:
+        """Duration of the next step, by its features."""
+        sequences, prefill_tokens, kv_tokens, _ = features
+        self._sizes.append((sequences, sequences + prefill_tokens, kv_tokens))
+        return self._cost.seconds(features)
+
+    def beyond(self, largest: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+        """For each size with a known largest value the share of steps far beyond it, and the largest size."""
+        return dict(self._beyond(largest))
+
+    def _beyond(self, largest: Mapping[str, int]) -> Iterator[tuple[str, tuple[float, int]]]:
+        for name, column in zip(SIZES, zip(*self._sizes)):
+            if name in largest:
+                yield name, (fmean(value > 1.05 * largest[name] for value in column), int(max(column)))

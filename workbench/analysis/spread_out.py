@@ -1,0 +1,83 @@
+"""Spread simulations over the workers of an executor."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import lru_cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PROCESSES = sys.platform != "emscripten"
+"""Whether the platform has processes; a web page has none, and simulates one run after another."""
+
+
+def spread_out(
+    function: Callable[..., T],
+    shared: Any,
+    tasks: Sequence[tuple[Any, ...]],
+    *,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+) -> Iterator[tuple[int, T]]:
+    """Call a function for each task, and give the results as they become known.
+
+    Args:
+        function: A function of a module, called as ``function(shared, *task)``.
+        shared: An argument of all calls, such as a workload; it is pickled once.
+        tasks: The other arguments of each call.
+        executor: Any `concurrent.futures.Executor`, such as Dask's ``client.get_executor()``; None for processes here.
+        jobs: Number of processes without an executor; None for one per core, 1 for calls in this process.
+
+    Yields:
+        The index of a task and its result.
+    """
+    jobs = min(jobs or os.cpu_count() or 1, len(tasks))
+    if executor is None and (jobs <= 1 or not PROCESSES):
+        yield from ((index, function(shared, *task)) for index, task in enumerate(tasks))
+        return
+    from concurrent.futures import as_completed
+
+    own = _processes(jobs) if executor is None else None
+    workers = executor or own
+    assert workers is not None
+    packed = pickle.dumps((function, shared))
+    futures = {workers.submit(_call, packed, task): index for index, task in enumerate(tasks)}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+        if own is not None:
+            own.shutdown(cancel_futures=True)
+
+
+def _processes(jobs: int) -> Executor:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Spawn processes instead of forking: this one may have threads of MLX or of a server.
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C ends the process that waits, and this one with it."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@lru_cache(maxsize=2)
+def _unpacked(packed: bytes) -> tuple[Callable[..., Any], Any]:
+    return pickle.loads(packed)  # noqa: S301 - from the process that spreads the calls
+
+
+def _call(packed: bytes, task: tuple[Any, ...]) -> Any:
+    """One call, in a worker, which unpacks what all calls share once."""
+    function, shared = _unpacked(packed)
+    return function(shared, *task)

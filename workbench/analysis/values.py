@@ -1,0 +1,87 @@
+"""The values of a run that predictions and targets name, such as "ttft_p99"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+
+from workbench.readings.metrics import TraceMetrics, percentile
+from workbench.trace import Trace, TraceError
+
+VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
+"""Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def statistics_of(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean, percentiles and maximum of each latency, by names such as "ttft_p99"."""
+    values: dict[str, float] = {}
+    for name, seconds in columns.items():
+        if seconds:
+            ordered = sorted(seconds)
+            percentiles = [percentile(ordered, percent) for percent in (50, 90, 95, 99, 100)]
+            values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(ordered), *percentiles))}
+    return values
+
+
+def value_names() -> tuple[str, ...]:
+    """Names of all predicted values."""
+    return (*(f"{value}_{statistic}" for value in VALUES for statistic in STATISTICS), "duration", "output_throughput")
+
+
+def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[str, float]:
+    """The latencies of a run in seconds, by name: "ttft_mean", "itl_p99", "duration" and so on.
+
+    Args:
+        trace: A trace with a clock.
+        request_ids: Requests to count; None for all.
+
+    Raises:
+        TraceError: The trace has no clock.
+    """
+    return latency_values(trace.metrics(), request_ids)
+
+
+def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
+    """The values of ``values_of``, for the metrics of one trace or of several.
+
+    Raises:
+        TraceError: The run has no clock.
+    """
+    if metrics.summary.unit != "s":
+        raise TraceError("the trace has no clock: it holds steps, but not their times")
+    values = statistics_of(_latencies(metrics, request_ids))
+    values["duration"] = metrics.summary.duration
+    values["output_throughput"] = metrics.summary.output_throughput or 0.0
+    return values | counts_of(metrics)
+
+
+def counts_of(metrics: TraceMetrics) -> dict[str, float]:
+    """The values of a run that are no times, by name: steps, preemptions, hit rate, and use of KV blocks."""
+    summary, columns = metrics.summary, metrics.columns
+    computed = sum(columns["num_tokens"]) - sum(columns["num_decode_tokens"])
+    counts = {
+        "num_steps": float(summary.num_steps),
+        "num_preemptions": float(summary.num_preemptions),
+        "hit_rate": summary.num_cached_tokens / ((computed + summary.num_cached_tokens) or 1),
+    }
+    uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
+    return counts | {name: use for name, use in uses.items() if use is not None and math.isfinite(use)}
+
+
+def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
+    columns: dict[str, list[float]] = {name: [] for name in VALUES}
+    for request in metrics.requests.values():
+        if request_ids is not None and request.request_id not in request_ids:
+            continue
+        for name in ("ttft", "queue", "e2e"):
+            latency = getattr(request, name)
+            if latency is not None:
+                columns[name].append(latency.seconds)
+        if request.decode is not None and request.num_output_tokens > 1:
+            assert request.decode.seconds is not None  # the trace has a clock
+            columns["tpot"].append(request.decode.seconds / (request.num_output_tokens - 1))
+        columns["itl"] += request.gaps("s")
+    return columns

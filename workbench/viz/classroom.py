@@ -1,0 +1,180 @@
+"""The visitors of a served dashboard: a teacher whose cursor others follow, and questions to predict an answer to.
+
+Each visitor has a cursor; only a follower's moves with the teacher's, until the follower leaves again. The link of the
+teacher carries a key that the server makes at its start. Answers have no names, and nothing of them is stored.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from workbench.ground.field_checks import choice
+
+ROLES = ("visitor", "follower", "teacher")
+
+VIEWS = ("story", "scheduler", "kernel", "all")
+
+MAX_TEXT = 240
+"""Maximum number of characters of a question."""
+
+MAX_CHOICES = 8
+
+MAX_CHOICE = 60
+"""Maximum number of characters of a choice."""
+
+MAX_BARS = 10
+"""Maximum number of bars of a spread of numbers."""
+
+
+class Visitor:
+    """One open page.
+
+    Attributes:
+        role: One of ROLES.
+        answer: The answer to the question that is open: a number, a choice, or None.
+    """
+
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self.role = "visitor"
+        self.answer: float | str | None = None
+        self.on_news = on_news
+
+
+class Classroom:
+    """The visitors of one served dashboard. Used by one thread, that of the server's event loop.
+
+    Attributes:
+        key: The key of the teacher's link.
+    """
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(9)
+        self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
+        self._lead: dict[str, Any] = {}
+        self._question: dict[str, Any] | None = None
+        self._number = 0
+        self._followers: list[Visitor] = []
+        self._teachers: list[Visitor] = []
+
+    def enter(self, page: Any, on_news: Callable[[], None]) -> None:
+        """A page opens, if it has not yet; ``on_news`` is called whenever its `facts` may have changed."""
+        if page not in self._visitors:
+            self._visitors[page] = Visitor(on_news)
+            self._tell()
+
+    def leave(self, page: Any) -> None:
+        """A page closes."""
+        visitor = self._visitors.pop(page, None)
+        if visitor is not None and self._teachers == [visitor]:
+            self._question, self._lead = None, {}
+        self._tell()
+
+    def take(self, page: Any, what: str, **values: Any) -> None:
+        """Carry out a command of a page: join, lead, ask, answer or end.
+
+        Raises:
+            ValueError: The page may not do this, or a value is out of range.
+        """
+        commands: dict[str, Callable[..., None]] = {
+            "join": self._join,
+            "lead": self._lead_on,
+            "ask": self._ask,
+            "answer": self._answer,
+            "end": self._end,
+        }
+        commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
+        self._tell()
+
+    def facts(self, page: Any) -> dict[str, Any]:
+        """The part of a page's status that is about the class."""
+        visitor = self._visitors.get(page)
+        if visitor is None:
+            return {}
+        facts: dict[str, Any] = {"role": visitor.role, "taught": bool(self._teachers)}
+        if visitor.role == "follower":
+            facts |= {"lead": self._lead, "question": self._question, "answered": visitor.answer is not None}
+        if visitor.role == "teacher":
+            facts |= {"visitors": len(self._visitors) - len(self._teachers), "followers": len(self._followers)}
+            facts |= {"question": self._question, "spread": self._spread(self._followers)}
+        return facts
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def _join(self, visitor: Visitor, role: str, key: str = "") -> None:
+        choice("role", role, ROLES)
+        if role == "teacher" and not hmac.compare_digest(str(key).encode(), self.key.encode()):
+            raise ValueError("this is not the teacher's link of this server: take the one that it printed at its start")
+        visitor.role = role
+
+    def _lead_on(
+        self, visitor: Visitor, view: str = "story", step: int | None = None, follow: bool = False, request: Any = None
+    ) -> None:
+        self._teacher(visitor)
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise ValueError(f"step must be a number from 0, got {step!r}")
+        if request is not None and not isinstance(request, str):
+            raise ValueError(f"request must be the id of a request, got {request!r}")
+        self._lead = {"view": choice("view", view, VIEWS), "step": step, "follow": bool(follow), "request": request}
+
+    def _ask(self, visitor: Visitor, text: str, choices: str = "") -> None:
+        """Ask for a prediction: one of the choices, which commas separate, or a number if there are none."""
+        self._teacher(visitor)
+        options = [option.strip()[:MAX_CHOICE] for option in str(choices).split(",") if option.strip()]
+        if not 1 <= len(str(text).strip()) <= MAX_TEXT:
+            raise ValueError(f"the question must have from 1 to {MAX_TEXT} characters")
+        if len(options) == 1 or len(options) > MAX_CHOICES:
+            raise ValueError(f"choices must be from 2 to {MAX_CHOICES}, with commas between them, or none for a number")
+        self._number += 1
+        self._question = {"number": self._number, "text": str(text).strip(), "choices": options}
+        for each in self._visitors.values():
+            each.answer = None
+
+    def _answer(self, visitor: Visitor, number: int, value: float | str) -> None:
+        question = self._question
+        if visitor.role != "follower" or question is None or number != question["number"]:
+            raise ValueError("this question is not open any more")
+        if question["choices"]:
+            visitor.answer = choice("answer", value, question["choices"])
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"the answer must be a number, got {value!r}")
+        else:
+            visitor.answer = value
+
+    def _end(self, visitor: Visitor) -> None:
+        self._teacher(visitor)
+        self._question = None
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _teacher(self, visitor: Visitor) -> None:
+        if visitor.role != "teacher":
+            raise ValueError("only the teacher can do this: open the teacher's link that the server printed")
+
+    def _spread(self, followers: list[Visitor]) -> list[tuple[str, int]]:
+        """The answers of the followers as (words, count): each choice, or ranges of numbers from small to large."""
+        if self._question is None:
+            return []
+        given = [visitor.answer for visitor in followers if visitor.answer is not None]
+        if self._question["choices"]:
+            counts = Counter(given)
+            return [(option, counts[option]) for option in self._question["choices"]]
+        numbers = sorted(value for value in given if not isinstance(value, str))
+        if len(set(numbers)) <= MAX_BARS:
+            return [(f"{value:g}", count) for value, count in sorted(Counter(numbers).items())]
+        low, width = numbers[0], (numbers[-1] - numbers[0]) / MAX_BARS
+        bins = Counter(min(MAX_BARS - 1, int((value - low) / width)) for value in numbers)
+        return [(f"{low + i * width:.4g} to {low + (i + 1) * width:.4g}", bins[i]) for i in range(MAX_BARS)]
+
+    def _tell(self) -> None:
+        visitors = list(self._visitors.values())
+        self._followers, self._teachers = (
+            [visitor for visitor in visitors if visitor.role == role] for role in ("follower", "teacher")
+        )
+        for visitor in visitors:
+            visitor.on_news()

@@ -1,0 +1,67 @@
+// The run in equal stretches of time: arrivals, latencies and blocks of each.
+
+import { upperBound } from "./sorted.js";
+
+/** A percentile of sorted values, interpolated as in workbench/readings/metrics.py; NaN without values. */
+export function percentile(sorted, percent) {
+  if (!sorted.length) return NaN;
+  const place = ((sorted.length - 1) * percent) / 100, index = Math.floor(place);
+  const low = sorted[index], high = sorted[Math.min(index + 1, sorted.length - 1)];
+  return low + (high - low) * (place - index);
+}
+
+/**
+ * Load, latencies and blocks from one time to another, in seconds since the start of the trace.
+ * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
+ *   largest `kv` and `waiting`, `hits` and `computed` prompt tokens and `preemptions`; `whole` is one for all of them.
+ */
+export function binned(store, from, to, count) {
+  const width = (to - from) / count, bins = Array.from({ length: count }, empty), whole = empty();
+  const at = (time) => Math.min(count - 1, Math.floor((time - from) / width));
+  for (const { arrival_time: time } of store.requests) {
+    if (time < from || time > to) continue;
+    whole.arrivals++;
+    bins[at(time)].arrivals++;
+  }
+  const ends = store.column("end").subarray(0, store.numSteps), pool = Math.max(1, store.pool.size - 1);
+  for (let step = upperBound(ends, from); step < store.numSteps && store.value("time", step) < to; step++) {
+    const kv = 1 - store.value("free_blocks", step) / pool, waiting = store.value("num_waiting", step);
+    for (let i = at(Math.max(from, store.value("time", step))); i <= at(Math.min(to, ends[step])); i++) {
+      bins[i].kv = Math.max(bins[i].kv || 0, kv);
+      bins[i].waiting = Math.max(bins[i].waiting || 0, waiting);
+    }
+    whole.kv = Math.max(whole.kv || 0, kv);
+    whole.waiting = Math.max(whole.waiting || 0, waiting);
+    if (ends[step] <= to) { for (const bin of [whole, bins[at(ends[step])]]) addStep(store, step, bin); }
+  }
+  for (const bin of [whole, ...bins]) {
+    bin.first.sort((a, b) => a - b);
+    bin.next.sort((a, b) => a - b);
+  }
+  return { bins, whole, width };
+}
+
+const empty = () => ({
+  arrivals: 0,
+  first: [],
+  next: [],
+  kv: NaN,
+  waiting: NaN,
+  hits: 0,
+  computed: 0,
+  preemptions: 0,
+});
+
+function addStep(store, step, bin) {
+  const { codes } = store.facts,
+    column = (name) => store.column(`chunk.${name}`),
+    [from, to] = store.span("chunk", step);
+  const latency = column("latency"), flags = column("flags"), cached = column("num_cached");
+  for (let c = from; c < to; c++) {
+    if (!Number.isNaN(latency[c])) (flags[c] & codes.first_token ? bin.first : bin.next).push(latency[c]);
+    bin.hits += cached[c];
+  }
+  bin.computed += store.value("prefill_tokens", step);
+  const kinds = store.column("event.kind"), [first, last] = store.span("event", step);
+  for (let e = first; e < last; e++) bin.preemptions += codes.events[kinds[e]] === "preempt";
+}

@@ -1,0 +1,143 @@
+// A class around one dashboard: a teacher whose cursor and view followers see, and questions whose answers followers
+// predict before they see the picture. The page of each visitor says what its host knows of the class; see
+// workbench/viz/classroom.py.
+
+import { counted, h, plain, replace, setText } from "./dom.js";
+import { form, submitButton } from "./popovers.js";
+
+/** Milliseconds between two places that a teacher's page tells. */
+const LEAD_MS = 100;
+
+/** The role that an address asks for: #teach=KEY or #follow. */
+function roleOf(hash) {
+  const [, teach, key] = /^#(?:(teach)=(.+)|follow)$/.exec(hash) || [];
+  if (teach) return { role: "teacher", key: decodeURIComponent(key) };
+  return hash === "#follow" ? { role: "follower" } : null;
+}
+
+export class Classroom {
+  constructor(view) {
+    this.view = view;
+    this.asked = view.options.page ? roleOf(location.hash) : null;
+    const button = (words, title, onclick, kind = "wb-button") =>
+      h("button", { class: kind, type: "button", title, onclick }, words);
+    this.words = h("strong", {});
+    this.follow = button("Follow the teacher", "See the step and the view of the teacher", () => this.join("follower"));
+    this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
+    const copy = () => navigator.clipboard?.writeText(this.link).then(() => view.say(`Copied: ${this.link}`));
+    this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
+    this.prompt = h("input", {
+      type: "text",
+      placeholder: "Ask for a prediction…",
+      "aria-label": "Question",
+      size: 38,
+    });
+    const choices = "choices, with commas, or none for a number";
+    this.choices = h("input", { type: "text", placeholder: choices, "aria-label": "Choices", size: 34 });
+    this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
+    this.question = h("div", { class: "wb-predict", role: "status" });
+    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy);
+    this.element = h(
+      "section",
+      { class: "wb-class", hidden: true, "aria-label": "Class" },
+      bar,
+      this.form,
+      this.question,
+    );
+  }
+
+  /** Take the role that the address has asked for. */
+  begin() {
+    if (this.asked) this.join(this.asked.role, this.asked.key);
+  }
+
+  join(role, key = "") {
+    this.view.send("class", { what: "join", role, key });
+  }
+
+  get facts() {
+    return this.view.status.class || {};
+  }
+
+  get link() {
+    return `${location.origin}${location.pathname}#follow`;
+  }
+
+  ask() {
+    this.view.send("class", { what: "ask", text: this.prompt.value, choices: this.choices.value });
+    this.prompt.value = "";
+  }
+
+  /** Tell the followers the place of the teacher, a few times a second. */
+  lead(place) {
+    if (this.facts.role !== "teacher") return;
+    const written = JSON.stringify(place);
+    if (written === this.led) return;
+    this.led = written;
+    this.place = place;
+    this.timer ??= setTimeout(() => {
+      this.timer = null;
+      this.view.send("class", { what: "lead", ...this.place });
+    }, LEAD_MS);
+  }
+
+  /** Go where the teacher is, whenever that place changes. */
+  take(lead) {
+    const written = JSON.stringify(lead);
+    if (!lead?.view || written === this.taken) return;
+    this.taken = written;
+    if (lead.view !== this.view.shown) this.view.show(lead.view);
+    this.view.place.take(lead);
+  }
+
+  update() {
+    const { role, taught, visitors, followers, question, answered, spread, lead } = this.facts;
+    const teaches = role === "teacher", follows = role === "follower";
+    this.element.hidden = !teaches && !follows && !taught;
+    this.view.root.toggleAttribute("data-predicting", Boolean(follows && question && !answered));
+    if (this.element.hidden) return;
+    const count = teaches &&
+      `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;
+    const followed = taught ? "You follow the teacher." : "You follow: the teacher is not here yet.";
+    setText(this.words, teaches ? count : follows ? followed : "A teacher leads a class here.");
+    this.follow.hidden = teaches || follows;
+    this.leave.hidden = !teaches && !follows;
+    this.copy.hidden = this.form.hidden = !teaches;
+    if (follows) this.take(lead);
+    const signature = JSON.stringify([role, question, answered, spread, followers]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    replace(
+      this.question,
+      question && (teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)),
+    );
+  }
+
+  /** The answers so far, and the button that shows the picture to everybody. */
+  spreadOf({ text }, spread, followers) {
+    const given = spread.reduce((sum, [, n]) => sum + n, 0), most = Math.max(1, ...spread.map(([, n]) => n));
+    const row = ([words, n]) => [
+      h("dt", {}, plain(words, 60)),
+      h("dd", {}, h("i", { style: `width:${(100 * n) / most}%` }), h("span", {}, String(n))),
+    ];
+    const end = () => this.view.send("class", { what: "end" });
+    return [
+      h("p", {}, h("b", {}, plain(text, 240)), ` ${given} of ${counted(followers, "follower")} answered.`),
+      h("dl", { class: "wb-spread" }, spread.map(row)),
+      h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, "Show the picture"),
+    ];
+  }
+
+  /** The question to a follower, who sees the pictures after answering. */
+  boxOf({ number, text, choices }, answered) {
+    const title = h("p", {}, h("b", {}, plain(text, 240)));
+    if (answered) return [title, h("p", {}, "Your answer is with the teacher. Now look at the picture.")];
+    const answer = (value) => this.view.send("class", { what: "answer", number, value });
+    const button = (words) => h("button", { class: "wb-button", type: "button", onclick: () => answer(words) }, words);
+    const field = h("input", { type: "number", step: "any", required: true, "aria-label": "Your prediction" });
+    const box = choices.length
+      ? h("div", { class: "wb-bar" }, choices.map(button))
+      : form({ class: "wb-form" }, () => answer(Number(field.value)), field, submitButton("Predict"));
+    return [title, box, h("p", { class: "wb-hint" }, "The pictures are shown after your answer. It has no name.")];
+  }
+}
