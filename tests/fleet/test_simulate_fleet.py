@@ -8,7 +8,7 @@ import pytest
 from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.costs.cost_model import CostModel
 from workbench.fleet import replica
-from workbench.fleet.hashing import furc_hash
+from workbench.fleet.hashing import furc_hashes, session_hash, session_hashes
 from workbench.fleet.prefix_tree import PrefixTree
 from workbench.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
 from workbench.simulation.arrivals import timed_arrival
@@ -259,9 +259,17 @@ def test_sessions_go_where_the_real_router_sent_them(router, seen):
 
 
 def test_a_hash_has_few_movers_when_a_place_is_added():
-    before, after = ([furc_hash(f"k{i}".encode(), places) for i in range(2000)] for places in (9, 10))
+    keys = [b"k%04d" % i for i in range(2000)]
+    before, after = (furc_hashes(keys, places) for places in (9, 10))
     moved = [(old, new) for old, new in zip(before, after) if old != new]
     assert {new for _, new in moved} == {9} and 120 < len(moved) < 280
+
+
+def test_keys_that_are_hashed_together_have_their_own_hashes():
+    rng = random.Random(4)
+    keys = ["".join(rng.choices("abcé:/-012", k=rng.randrange(30))) for _ in range(1500)]
+    assert session_hashes(keys) == [session_hash(key) for key in keys]
+    assert session_hash("header:x-session-id:s1") == 16498100620886937149  # of an implementation key by key
 
 
 def test_a_session_is_forgotten_and_counts_no_more():

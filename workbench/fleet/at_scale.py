@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from workbench.config import EngineConfig
@@ -16,8 +17,11 @@ from workbench.fleet.routers import make_router
 from workbench.fleet.simulate import route
 from workbench.ground.field_checks import integer
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.at_scale import LatencyHistogram, SimulationSummary, SummedRun, servable
+from workbench.simulation.at_scale import LatencyHistogram, SimulationSummary, SummedRun, check_servable, servable
 from workbench.simulation.run import SimulatedRun
+
+BATCH = 2048
+"""Requests whose replicas are chosen at a time."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ def simulate_fleet_at_scale(
     """Simulate a fleet and keep only the summary of each replica.
 
     With an executor, routers that do not look at replicas spread the replicas over its workers: each worker reads all
-    requests, routes them as all others do, and simulates its own replicas. The result does not depend on the number of
-    workers.
+    requests, chooses their replicas as all others do, which takes little time, and simulates its own. The result does
+    not depend on the number of workers.
 
     Args:
         arrivals: Makes the requests, in order of ``arrives_at``; a function of a module or a `functools.partial` of
@@ -140,17 +144,31 @@ def _simulate_part(
         summed[index] = SummedRun(run)
         return summed[index]
 
-    fleet: list[Replica | None] = [None] * len(names)
     hashes = PromptHashes() if router.reads_prefixes else None
-    for index in indices:
-        part = (index, names[index], config, cost_model, partial(keep, index))
-        fleet[index] = Replica(*part, publishes=hashes)
+    fleet = {
+        index: Replica(index, names[index], config, cost_model, partial(keep, index), publishes=hashes)
+        for index in indices
+    }
     router.start(names, seed)
-    for _ in route(servable(arrivals(), config), router, fleet):
-        pass
-    for index in indices:
-        replica = fleet[index]
-        assert replica is not None
+    if router.looks_at_replicas:
+        for _ in route(servable(arrivals(), config), router, list(fleet.values())):
+            pass
+    else:
+        _serve_own(arrivals(), config, router, len(names), fleet)
+    for index, replica in fleet.items():
         replica.finish()
         summed[index].summary.end = replica.end or "done"
     return [(index, summed[index].summary) for index in indices]
+
+
+def _serve_own(
+    arrivals: Iterable[Arrival], config: EngineConfig, router: Router, num_replicas: int, own: Mapping[int, Replica]
+) -> None:
+    """Choose the replica of every request, and send the own replicas theirs; the others are simulated elsewhere."""
+    left = iter(arrivals)
+    while some := list(islice(left, BATCH)):
+        for arrival, index in zip(some, router.choose_all(some, num_replicas), strict=True):
+            if (replica := own.get(index)) is not None:
+                check_servable(arrival, config)
+                replica.reach(arrival)  # so that few requests are kept
+                replica.send(arrival)

@@ -97,6 +97,25 @@ class Router(ABC):
     def sent(self, request: Arrival, index: int) -> None:  # noqa: B027 (many routers remember nothing)
         """Remember that a request was sent to the replica with this number, which is not always the chosen one."""
 
+    def choose_all(self, requests: Sequence[Arrival], num_replicas: int) -> list[int]:
+        """The replicas of the next requests, for a router that does not look at replicas, and remember what was sent.
+
+        Args:
+            requests: The requests, in order of arrival.
+            num_replicas: Number of replicas; all take requests.
+
+        Raises:
+            ValueError: A decision is outside of the replicas.
+        """
+        found, replicas = [], [None] * num_replicas
+        for request in requests:
+            index = self.choose(request, replicas).replica  # type: ignore[arg-type]
+            if not 0 <= index < num_replicas:
+                raise ValueError(f"the router chose replica {index}, there are 0 to {num_replicas - 1}")
+            self.sent(request, index)
+            found.append(index)
+        return found
+
     @staticmethod
     def indices(replicas: Sequence[ReplicaView | None]) -> list[int]:
         """The numbers of replicas; one that is None is simulated elsewhere, in a fleet that never changes."""

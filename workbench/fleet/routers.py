@@ -17,7 +17,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from workbench.fleet.hashing import session_hash
+from workbench.fleet.hashing import session_hashes
 from workbench.fleet.prefix_tree import PrefixTree
 from workbench.fleet.router import Decision, ReplicaView, Router
 from workbench.ground.field_checks import number, shown
@@ -104,22 +104,31 @@ class ConsistentHash(Router):
 
     def start(self, names: Sequence[str], seed: int) -> None:
         """See `Router.start`."""
-        points = {
-            session_hash(f"{name}:{point}"): index for index, name in enumerate(names) for point in range(self._POINTS)
-        }
+        hashes = session_hashes([f"{name}:{point}" for name in names for point in range(self._POINTS)])
+        self._num_replicas = len(names)
+        points = {point: place // self._POINTS for place, point in enumerate(hashes)}
         self._points = sorted(points)
         self._owners = [points[point] for point in self._points]
 
     def choose(self, request: Arrival, replicas: Sequence[ReplicaView]) -> Decision:
         """See `Router.choose`."""
-        place = bisect_left(self._points, session_hash(self._key.format(session=_session(request))))
-        owners, count = self._owners, len(self._owners)
-        if len(replicas) * self._POINTS == count:
+        (place,), owners, count = self._places([request]), self._owners, len(self._owners)
+        if len(replicas) == self._num_replicas:
             return Decision(owners[place % count])
-        places = {index: its for its, index in enumerate(self.indices(replicas))}
+        places = {replica.index: its for its, replica in enumerate(replicas)}
         while owners[place % count] not in places:
             place += 1
         return Decision(places[owners[place % count]])
+
+    def choose_all(self, requests: Sequence[Arrival], num_replicas: int) -> list[int]:
+        """See `Router.choose_all`; the requests are hashed together."""
+        owners, count = self._owners, len(self._owners)
+        return [owners[place % count] for place in self._places(requests)]
+
+    def _places(self, requests: Sequence[Arrival]) -> list[int]:
+        """The places of requests in the list of points."""
+        hashes = session_hashes([self._key.format(session=_session(request)) for request in requests])
+        return [bisect_left(self._points, word) for word in hashes]
 
 
 class Sticky(Router):
@@ -161,8 +170,8 @@ class Sticky(Router):
             return Decision(indices.index(self._sessions[session][0]), counts, "known session")
         fewest = min(counts)
         tied = [place for place, count in enumerate(counts) if count == fewest]
-        chosen = max(tied, key=lambda place: session_hash(f"{session}:{self._names[indices[place]]}"))
-        return Decision(chosen, counts, "new session")
+        hashes = session_hashes([f"{session}:{self._names[indices[place]]}" for place in tied])
+        return Decision(tied[hashes.index(max(hashes))], counts, "new session")
 
     def sent(self, request: Arrival, index: int) -> None:
         """See `Router.sent`."""

@@ -215,24 +215,21 @@ def run_fleet(
     return FleetRun(chosen.name, choices, traces, hand_overs, again)
 
 
-def route(arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica | None]) -> Iterator[Routed]:
-    """Send each request to a replica at the moment of its arrival, with the steps before that moment taken.
-
-    Replicas that are None are simulated elsewhere, behind a router that does not look at them.
-    """
+def route(arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica]) -> Iterator[Routed]:
+    """Send each request to a replica at the moment of its arrival, with the steps before that moment taken."""
     everyone = tuple(range(len(fleet)))
     for arrival in arrivals:
         if router.looks_at_replicas:
             for replica in fleet:
-                replica.reach(arrival)  # type: ignore[union-attr]
-        decision = router.choose(arrival, fleet)  # type: ignore[arg-type]
+                replica.reach(arrival)
+        decision = router.choose(arrival, fleet)
         if not 0 <= decision.replica < len(fleet):
             raise ValueError(f"the router chose replica {decision.replica}, there are 0 to {len(fleet) - 1}")
         router.sent(arrival, decision.replica)
-        if (chosen := fleet[decision.replica]) is not None:
-            if not router.looks_at_replicas:
-                chosen.reach(arrival)  # so that few requests are kept
-            chosen.send(arrival)
+        chosen = fleet[decision.replica]
+        if not router.looks_at_replicas:
+            chosen.reach(arrival)  # so that few requests are kept
+        chosen.send(arrival)
         yield Routed(arrival, decision, everyone, decision.replica)
 
 
@@ -247,9 +244,7 @@ def _foresee(
         )
     router.start(names, seed)
     sent: list[list[Arrival]] = [[] for _ in fleet]
-    for arrival in arrivals:
-        index = router.choose(arrival, fleet).replica
-        router.sent(arrival, index)
+    for arrival, index in zip(arrivals, router.choose_all(arrivals, len(fleet))):
         sent[index].append(arrival)
     for replica, its in zip(fleet, sent):
         replica.foresee(its)

@@ -259,8 +259,13 @@ def simulate_at_scale(
 def servable(arrivals: Iterable[Arrival], config: EngineConfig) -> Iterator[Arrival]:
     """The arrivals, each checked when it is reached: a ValueError if no schedule can serve it."""
     for arrival in arrivals:
-        arrival.check_servable(config, _sample)
+        check_servable(arrival, config)
         yield arrival
+
+
+def check_servable(arrival: Arrival, config: EngineConfig) -> None:
+    """Raise a ValueError if no schedule can serve an arrival."""
+    arrival.check_servable(config, _sample)
 
 
 class SummedRun:
