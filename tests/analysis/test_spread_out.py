@@ -2,14 +2,19 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
-from workbench import simulate
+from workbench import EngineConfig, simulate
 from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import sweep
 from workbench.costs.cost_model import CostModel
+from workbench.fleet.at_scale import simulate_fleet_at_scale
+from workbench.fleet.demand import Demand
+from workbench.fleet.sizing import compare
+from workbench.simulation.arrivals import read_generated
 
 WORKLOAD = {
     "generate": {
@@ -57,6 +62,23 @@ def test_the_error_of_a_task_reaches_the_caller():
 
 def test_a_cluster_gives_the_rows_of_one_process(dask_executor):
     assert sweep(WORKLOAD, GRID, executor=dask_executor) == sweep(WORKLOAD, GRID, jobs=1)
+
+
+def test_a_cluster_compares_fleets_and_continues_from_rows(dask_executor, tmp_path):
+    demand, out = Demand.read(WORKLOAD), tmp_path / "rows.jsonl"
+    layouts = ([1, 2], ["consistent_hash", "prefix"])
+    compare(demand, [2], ["prefix"], "ttft_p99=1s", out=out, jobs=1)
+    expected = compare(demand, *layouts, "ttft_p99=1s", jobs=1)
+    assert compare(demand, *layouts, "ttft_p99=1s", out=out, executor=dask_executor) == expected
+    assert len(out.read_text().splitlines()) == 4  # three were new
+
+
+def test_a_cluster_simulates_the_replicas_of_a_fleet(dask_executor):
+    made = partial(read_generated, WORKLOAD["generate"])
+    run = partial(simulate_fleet_at_scale, made, EngineConfig(), CostModel(fixed=0.01), replicas=5)
+    for router in ("consistent_hash", "random"):
+        alone, spread = run(router=router), run(router=router, executor=dask_executor)
+        assert [one.to_row() for one in spread.replicas] == [one.to_row() for one in alone.replicas]
 
 
 def test_a_prediction_does_not_depend_on_the_executor():
