@@ -215,6 +215,32 @@ def test_an_answer_is_repeated_with_other_seeds_and_fits():
     assert f"{met} of 4 runs" in repr(table)
 
 
+def test_another_seed_draws_other_requests():
+    """Generated requests are drawn again; of given ones others come once more, and they stay the same at load 1."""
+    requests = [{"id": f"r{n}", "arrival_time": n / 40, "prompt": {"len": 50}, "max_tokens": 5} for n in range(40)]
+    given = {"requests": requests, "cost_model": WORKLOAD["cost_model"]}
+    for source, load, differs in ((WORKLOAD, 1.0, True), (given, 1.5, True), (given, 1.0, False)):
+        demand = Demand.read(source, load=load)
+        first, again, other = (demand.run(2, "round_robin", seed).choices for seed in (0, 0, 3))
+        assert first == again and (first != other) == differs
+        assert len(other) == pytest.approx(len(first), rel=0.3)
+
+
+def test_the_highest_load_of_an_answer_and_its_cost():
+    target = "ttft_p99=500ms,tpot_p99=60ms"
+    table = size(Demand.read(WORKLOAD), target, highest=True, price=3.0)
+    assert table.best.replicas > 1 and 1 < table.highest.load < 2  # fewer replicas do not do for this load
+    assert table.highest.meets and table.highest.rate == pytest.approx(40 * table.highest.load, rel=0.15)
+    more = compare(
+        Demand.read(WORKLOAD, load=table.highest.load * 1.07), [table.best.replicas], ["round_robin"], target
+    )
+    assert not more.rows[0].meets
+    run = simulate_fleet(WORKLOAD, replicas=table.best.replicas)
+    tokens, hours = run.metrics().summary.num_output_tokens, max(trace[-1].end for trace in run.traces) / 3600
+    assert table.best.cost(3.0) == pytest.approx(3.0 * table.best.replicas * hours / tokens * 1e6, rel=0.02)
+    assert f"at {table.highest.load:.3g} times this load" in repr(table) and "cost of 1M" in repr(table)
+
+
 def test_sessions_are_sized_too():
     agents = {"count": 20, "turns": 3, "input": 50, "output": 20, "arrivals": {"process": "poisson", "rate": 10}}
     workload = {name: value for name, value in WORKLOAD.items() if name != "generate"} | {"sessions": agents}

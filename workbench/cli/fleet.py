@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_command, add_settings_option, load_trace
-from workbench.ground.field_checks import integer
+from workbench.ground.field_checks import integer, number
 
 if TYPE_CHECKING:
     from workbench.fleet.demand import Demand
@@ -84,6 +84,7 @@ def add_parser(commands: Commands) -> None:
             "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
         )
         one.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+        one.add_argument("--price", type=float, metavar="COST", help="price of a replica for an hour, in any currency")
     for one in (run, size, compare):
         one.add_argument("--load", default="1x", metavar="2x", help="multiple of the load (default 1x)")
         one.add_argument(
@@ -134,6 +135,8 @@ def _size(options: argparse.Namespace) -> int:
         max_replicas=options.max_replicas,
         repeats=options.repeats,
         jobs=_jobs(options),
+        highest=True,
+        price=_price(options),
     )
     print(table)
     return 0 if table.best is not None else 1
@@ -146,7 +149,8 @@ def _compare(options: argparse.Namespace) -> int:
     replicas = _numbers("--replicas", options.replicas)
     routers = options.routers.split(",") if options.routers else list(ROUTERS)
     slo, jobs = options.slo or "", _jobs(options)
-    table = compare(_demand(options), replicas, routers, slo, out=options.rows, jobs=jobs, progress=True)
+    demand, price = _demand(options), _price(options)
+    table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
     print(table)
     if options.plot:
         options.plot.write_text(table.to_svg(), encoding="utf-8")
@@ -179,7 +183,11 @@ def _jobs(options: argparse.Namespace) -> int | None:
     return None if options.jobs is None else integer("--jobs", options.jobs, 1)
 
 
+def _price(options: argparse.Namespace) -> float | None:
+    return None if options.price is None else number("--price", options.price, 0.0)
+
+
 def _numbers(option: str, given: str) -> list[int]:
     if re.fullmatch(r"\d+(,\d+)*", given) is None:
         raise ValueError(f"{option} must be numbers such as 2,4,8, got {given!r}")
-    return [int(number) for number in given.split(",")]
+    return [int(word) for word in given.split(",")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from workbench.fleet.sessions import Sessions
 from workbench.fleet.simulate import read_fleet, run_fleet
 from workbench.formats.access_log import is_access_log, read_access_log
 from workbench.scheduler.request import Request
-from workbench.simulation.arrivals import Arrival
+from workbench.simulation.arrivals import Arrival, read_generated
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.simulate import next_token
+from workbench.simulation.workload import read_json_workload
 from workbench.trace import Trace
 
 NUM_MODELS = 8
@@ -40,6 +41,11 @@ class Demand:
         sample_token: Gives the tokens of a request.
         models: Cost models of fits to parts of the recording, whose spread is the fit's uncertainty; empty without one.
         sessions: Closed loops, which send requests beside the arrivals.
+        load: Multiple of the load of the file.
+        given: The requests of the file.
+        how: The way to another load, see `workbench.fleet.load.scale_load`.
+        seed: Seed of the requests that are left out or come once more.
+        generate: The description of generated requests, which another seed draws again; None for others.
     """
 
     arrivals: list[Arrival]
@@ -49,6 +55,11 @@ class Demand:
     sample_token: Callable[[Request], int] = next_token
     models: Sequence[CostModel] = ()
     sessions: Sessions | None = None
+    load: float = 1.0
+    given: Sequence[Arrival] = ()
+    how: str = "repeated"
+    seed: int = 0
+    generate: Mapping[str, Any] | None = None
 
     @classmethod
     def read(
@@ -77,9 +88,11 @@ class Demand:
         """
         sample_token: Callable[[Request], int] = next_token
         told = "the workload's cost_model"
-        sessions, models = None, []
+        sessions, models, generate = None, [], None
         if isinstance(source, Mapping) or Path(source).suffix == ".json":
-            base, given, model, sessions = read_fleet(source, CostModel.fit(cost_from)[0] if cost_from else None, load)
+            content = read_json_workload(source)
+            generate = content.get("generate")
+            base, given, model, sessions = read_fleet(content, CostModel.fit(cost_from)[0] if cost_from else None, load)
         elif is_access_log(source):
             base, given, model = EngineConfig(), read_access_log(source), None
         else:
@@ -96,8 +109,28 @@ class Demand:
                 "nothing says how long a step takes: give a recording of such a server to fit it to (--cost-from), or "
                 'a workload with a cost_model, such as {"fixed": 0.01}'
             )
-        arrivals = scale_load(given, load, how, seed) if load != 1.0 else list(given)
-        return cls(arrivals, base.replace(**(config or {})), model, told, sample_token, models, sessions)
+        given = list(given)
+        return cls(
+            arrivals=scale_load(given, load, how, seed),
+            config=base.replace(**(config or {})),
+            cost_model=model,
+            source=told,
+            sample_token=sample_token,
+            models=models,
+            sessions=sessions,
+            load=load,
+            given=given,
+            how=how,
+            seed=seed,
+            generate=generate,
+        )
+
+    def times(self, factor: float) -> Demand:
+        """The demand at so many times its load."""
+        load = self.load * factor
+        arrivals = scale_load(self.given, load, self.how, self.seed)
+        sessions = self.sessions.with_load(load) if self.sessions else None
+        return replace(self, arrivals=arrivals, sessions=sessions, load=load)
 
     def run(self, replicas: int, router: str | Router, seed: int = 0, model: CostModel | None = None) -> FleetRun:
         """The demand, served by so many replicas.
@@ -105,11 +138,12 @@ class Demand:
         Args:
             replicas: Their number.
             router: The router.
-            seed: Seed of the router's random choices, and added to that of sessions.
+            seed: Seed of the router's random choices, and added to those of sessions, of generated requests, and of the
+                requests that another load leaves out or repeats.
             model: Another cost model than the demand's.
         """
         return run_fleet(
-            self.arrivals,
+            self._drawn(seed) if seed else self.arrivals,
             [self.config] * replicas,
             [model or self.cost_model] * replicas,
             router=router,
@@ -118,6 +152,13 @@ class Demand:
             sessions=self.sessions.with_seed(seed) if self.sessions else None,
             max_steps=100 * MAX_STEPS,
         )
+
+    def _drawn(self, seed: int) -> list[Arrival]:
+        """The requests of another seed."""
+        generate = self.generate
+        own = {**generate, "seed": generate.get("seed", 0) + seed} if generate is not None else None
+        given = read_generated(own) if own is not None else self.given
+        return scale_load(given, self.load, self.how, self.seed + seed)
 
     def fingerprint(self) -> str:
         """A text that is the same for the same demand alone."""

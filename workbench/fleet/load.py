@@ -35,6 +35,8 @@ def scale_load(arrivals: Iterable[Arrival], load: float, how: str = "repeated", 
     number("load", load, 0.0, MAX_LOAD, low_open=True)
     choice("how", how, HOW)
     given = sorted(arrivals, key=arrival_order)
+    if load == 1.0:
+        return given
     if how == "compressed":
         return [
             replace(

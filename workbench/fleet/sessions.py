@@ -97,6 +97,10 @@ class Sessions:
         """The sessions of another seed, for a repeat; those of the description for 0."""
         return Sessions({**self._spec, "seed": self._seed + seed}, self._load)
 
+    def with_load(self, load: float) -> Sessions:
+        """The sessions of the description at another load."""
+        return Sessions(self._spec, load)
+
     def first(self) -> Iterator[Arrival]:
         """The first request of each session, which begins a run."""
         self._num_made_up = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -26,6 +27,9 @@ from workbench.readings.metrics import TraceMetrics, number, percent
 MAX_REPLICAS = 256
 """The largest fleet that ``size`` tries by default."""
 
+MAX_FACTOR = 16.0
+"""The largest multiple of a load that ``size`` tries for its answer."""
+
 OBJECTIVES = {"replicas": "min", "ttft_mean": "min", "itl_mean": "min"}
 """The measures of a layout: each replica costs, and latencies should be small."""
 
@@ -42,6 +46,8 @@ class FleetRow:
         goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
         largest_share: Share of the requests that went to the busiest replica.
         score: The worst ratio of a value to its limit; 1 or less meets the target.
+        load: Multiple of the load of the file.
+        rate: Requests that arrived in a second.
     """
 
     router: str
@@ -51,15 +57,23 @@ class FleetRow:
     goodput: float
     largest_share: float
     score: float
+    load: float = 1.0
+    rate: float = 0.0
 
     @property
     def meets(self) -> bool:
         """Whether the target is met."""
         return self.score <= 1
 
+    def cost(self, price: float) -> float:
+        """Cost of a million output tokens, at a price of a replica for an hour."""
+        return price * self.replicas / 3600 / self.values["output_throughput"] * 1e6
+
     @classmethod
-    def of(cls, run: FleetRun, slo: Mapping[str, float]) -> FleetRow:
-        """The numbers of a run."""
+    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
+        """The numbers of a run, at a multiple of the load of the file."""
+        times = [choice.time for choice in run.choices.values()]
+        span = max(times) - min(times)
         metrics = run.metrics()
         values = latency_values(metrics)
         found = metrics.summary
@@ -72,6 +86,8 @@ class FleetRow:
             goodput=_goodput(metrics, slo),
             largest_share=max(run.shares),
             score=score(values, slo) if slo else 0.0,
+            load=load,
+            rate=(len(times) - 1) / span if span else 0.0,
         )
 
 
@@ -85,6 +101,8 @@ class FleetTable:
         source: The origin of the durations of steps.
         best: The answer: the smallest layout that meets the target; None if none does.
         repeats: The answer's layout with other seeds and other fits of the cost model.
+        highest: The answer's layout at the highest load that was found to meet the target.
+        price: Price of a replica for an hour.
         note: A sentence about rows that are missing; "" for none.
     """
 
@@ -94,6 +112,8 @@ class FleetTable:
     best: FleetRow | None = field(default=None)
     repeats: Sequence[FleetRow] = ()
     note: str = ""
+    highest: FleetRow | None = None
+    price: float | None = None
 
     def pareto(self) -> list[dict[str, Any]]:
         """The rows as plain data, with ``pareto``: no other is at least as good by ``OBJECTIVES`` and better in one."""
@@ -112,8 +132,9 @@ class FleetTable:
     def __repr__(self) -> str:
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
         head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
+        head += ["cost of 1M"] if self.price is not None else []
         front = ["*" if row["pareto"] else "" for row in self.pareto()]
-        table = [head, *([mark, *_cells(row, names)] for mark, row in zip(front, self.rows))]
+        table = [head, *([mark, *_cells(row, names, self.price)] for mark, row in zip(front, self.rows))]
         widths = [max(len(row[column]) for row in table) for column in range(len(head))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
         lines[1:] = [line + (" <" if row is self.best else "") for line, row in zip(lines[1:], self.rows)]
@@ -122,6 +143,10 @@ class FleetTable:
             lines.append(self._answer())
         if self.repeats:
             lines += self._spread()
+        if self.highest is not None:
+            lines.append(self._limit())
+        if self.price is not None:
+            lines.append(f"cost of 1M: of a million output tokens, at {self.price:g} for a replica and hour")
         if self.note:
             lines.append(self.note)
         lines.append(f"steps are simulated; their durations come from {self.source}")
@@ -136,6 +161,17 @@ class FleetTable:
             f"no layout meets {limits}; closest: {closest.replicas} replicas with {closest.router}, whose worst value "
             f"is {closest.score:.3g} times its limit"
         )
+
+    def _limit(self) -> str:
+        """The highest load that the answer serves within the target, and the cost there."""
+        assert self.best is not None and self.highest is not None
+        text = (
+            f"{self.best.replicas} replicas still meet it at {self.highest.load / self.best.load:.3g} times this load, "
+            f"{number(self.highest.rate)} requests/s"
+        )
+        if self.price is not None:
+            text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"
+        return text
 
     def _spread(self) -> Iterator[str]:
         """The range of each value of the target over the repeats, and how many of them meet it."""
@@ -157,6 +193,7 @@ def compare(
     jobs: int | None = None,
     executor: Executor | None = None,
     progress: bool = False,
+    price: float | None = None,
 ) -> FleetTable:
     """Every number of replicas with every router, spread over processes. Ctrl-C ends it with the rows that are known.
 
@@ -172,6 +209,7 @@ def compare(
         executor: Runs the layouts instead. Any `concurrent.futures.Executor` will do, such as Dask's
             ``client.get_executor()``.
         progress: Show a progress bar of layouts, with the best so far.
+        price: Price of a replica for an hour; None to show no costs.
 
     Raises:
         ValueError: An argument is malformed, or a request cannot be served.
@@ -200,7 +238,7 @@ def compare(
             note = f"interrupted: {len(rows)} of {len(layouts)} layouts were simulated"
     rows = [row for row in found.values() if row is not None]
     best = _best(rows, limits)
-    return FleetTable(rows, limits, demand.source, best if limits and best.meets else None, note=note)
+    return FleetTable(rows, limits, demand.source, best if limits and best.meets else None, note=note, price=price)
 
 
 def _row(
@@ -212,7 +250,7 @@ def _row(
 ) -> FleetRow:
     """The numbers of one layout, in a worker or here."""
     demand, limits = shared
-    return FleetRow.of(demand.run(replicas, router, seed, model), limits)
+    return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
 
 
 def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
@@ -257,6 +295,8 @@ def size(
     repeats: int = 0,
     jobs: int | None = None,
     executor: Executor | None = None,
+    highest: bool = False,
+    price: float | None = None,
 ) -> FleetTable:
     """The smallest number of replicas that meets a target, by doubling and halving.
 
@@ -272,6 +312,8 @@ def size(
             stretches of the recording that are drawn with replacement.
         jobs: Number of processes for the repeats, see `compare`.
         executor: Runs the repeats instead.
+        highest: Also search for the highest load that the answer serves within the target, to a sixteenth.
+        price: Price of a replica for an hour; None to show no costs.
 
     Raises:
         ValueError: An argument is malformed, or a request cannot be served.
@@ -288,7 +330,7 @@ def size(
     low, high = 0, 1  # ``low`` misses the target
     while not meets(high):
         if high == max_replicas or (low and tried[high].values == tried[low].values):
-            return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source)
+            return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, price=price)
         low, high = high, min(2 * high, max_replicas)
     while high - low > 1:
         middle = (low + high) // 2
@@ -297,7 +339,28 @@ def size(
     tasks = [(high, router, seed, models[seed % len(models)]) for seed in range(1, repeats + 1)]
     found = dict(spread_out(_row, (demand, limits), tasks, executor=executor, jobs=jobs))
     again = [found[index] for index in sorted(found)]
-    return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, tried[high], again)
+    return FleetTable(
+        rows=[tried[count] for count in sorted(tried)],
+        slo=limits,
+        source=demand.source,
+        best=tried[high],
+        repeats=again,
+        highest=_highest(demand, limits, tried[high]) if highest else None,
+        price=price,
+    )
+
+
+def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> FleetRow:
+    """The answer's layout at the highest load that was found to meet the target, by doubling and halving."""
+    found, low, high = answer, 1.0, math.inf  # ``high`` misses the target
+    while high - low > low / 16 and low < MAX_FACTOR:
+        factor = 2 * low if high == math.inf else (low + high) / 2
+        row = _row((demand.times(factor), limits), answer.replicas, answer.router)
+        if row.meets:
+            found, low = row, factor
+        else:
+            high = factor
+    return found
 
 
 def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:
@@ -319,7 +382,7 @@ def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:
     return good / len(metrics.requests) if metrics.requests else 0.0
 
 
-def _cells(row: FleetRow, names: Sequence[str]) -> list[str]:
+def _cells(row: FleetRow, names: Sequence[str], price: float | None) -> list[str]:
     return [
         row.router,
         str(row.replicas),
@@ -328,4 +391,5 @@ def _cells(row: FleetRow, names: Sequence[str]) -> list[str]:
         percent(row.hit_rate),
         percent(row.largest_share),
         number(row.values["output_throughput"]),
+        *([number(row.cost(price))] if price is not None else []),
     ]
