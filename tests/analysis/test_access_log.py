@@ -20,6 +20,11 @@ Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 45,GPT-4,1087,0,1087,Conversation log
 """
+SERVEGEN = """\
+request_id,timestamp,input_tokens,output_tokens
+0,0.25,812,97
+1,0.75,64,201
+"""
 
 
 def lengths(arrivals):
@@ -36,6 +41,7 @@ def test_public_formats(tmp_path):
     assert lengths(azure) == [(0.0, 374, 44), (4.3146, 396, 109), (14.5419, 879, 55)]
     burst = read_access_log(write(tmp_path / "burst.csv", BURST), speed=2)
     assert lengths(burst) == [(0.0, 472, 18), (20.0, 1087, 1)]
+    assert lengths(read_access_log(write(tmp_path / "servegen.csv", SERVEGEN))) == [(0.0, 812, 97), (0.5, 64, 201)]
     lines = [
         {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]},
         {"timestamp": 3052, "input_length": 520, "output_length": 9, "hash_ids": [1, 3]},
