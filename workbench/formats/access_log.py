@@ -3,7 +3,8 @@
 Columns are found by name, whatever their case. The public traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens),
 BurstGPT (Timestamp, Request tokens, Response tokens) and Mooncake (timestamp in ms, input_length, output_length,
 hash_ids) are read as they are, and so are the requests that ServeGen generates (timestamp, input_tokens, output_tokens)
-and those that other tools record at a running vLLM: spans in OTLP/JSON, and recordings of vllm-vcr. Times are seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
+and those that other tools record at a running vLLM: spans in OTLP/JSON, and recordings of vllm-vcr. Times are seconds,
+or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
 """
 
 from __future__ import annotations
