@@ -161,7 +161,7 @@ def memory_of_a_run(keep=lambda arrival: None):
 
 @pytest.mark.parametrize("keep, grows", [("lambda arrival: None", False), ("[].append", True)])
 def test_memory_does_not_grow_with_the_number_of_requests(keep, grows):
-    # In a process of its own: threads that other tests left behind allocate as well.
+    # In another process: threads that other tests left behind allocate memory here.
     code = f"import test_simulate_at_scale as t; print(t.memory_of_a_run({keep}))"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run(
