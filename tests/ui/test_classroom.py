@@ -1,6 +1,10 @@
 """Visitors of a served dashboard: a cursor each, a teacher to follow and to leave, and predictions."""
 
+import io
+
 import pytest
+import zxingcpp
+from PIL import Image
 from viz_traces import ReplayingController
 
 from workbench.viz import app
@@ -96,3 +100,19 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     box.fill("42")
     box.press("Enter")
     teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '42'")
+
+
+def test_a_camera_reads_the_followers_link_from_the_teachers_page(open_page, address):
+    url, room = address
+    teacher = open_page(f"{url}/#teach={room.key}")
+    teacher.wait("view.status.class?.role === 'teacher'")
+    teacher.root.get_by_role("button", name="Show its QR code").click()
+    code = teacher.root.locator(".wb-code canvas")
+    code.wait_for()
+    picture = Image.open(io.BytesIO(code.screenshot()))
+    (found,) = zxingcpp.read_barcodes(picture)
+    assert found.text == f"{url}/#follow" and found.format == zxingcpp.BarcodeFormat.QRCode
+    follower = open_page(found.text)
+    follower.wait("view.status.class?.role === 'follower'")
+    teacher.root.get_by_role("button", name="Hide the QR code").click()
+    code.wait_for(state="detached")

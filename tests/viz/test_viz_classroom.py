@@ -55,6 +55,25 @@ def test_only_followers_get_the_place_of_the_teacher_and_may_leave(room):
     assert room.facts(visitor) == {"role": "visitor", "taught": False}
 
 
+def test_the_teacher_alone_shows_the_code_of_the_followers_link(room):
+    teacher, follower = enter(room, "teacher", room.key), enter(room, "follower")
+    assert room.facts(teacher)["code"] == []
+    link = "http://192.0.2.7:8000/dashboard#follow"
+    room.take(teacher, "code", link=link)
+    code = room.facts(teacher)["code"]
+    assert {len(row) for row in code} == {len(code)} and set("".join(code)) == {"0", "1"}
+    assert code[0].startswith("1111111") and code[3].startswith("1011101"), "the corner by which cameras find it"
+    assert "code" not in room.facts(follower)
+    room.take(teacher, "code", link="http://192.0.2.8:8000/dashboard#follow")
+    assert room.facts(teacher)["code"] != code
+    room.take(teacher, "code", link="")
+    assert room.facts(teacher)["code"] == []
+    with pytest.raises(ValueError, match="at most 400 characters"):
+        room.take(teacher, "code", link="x" * 401)
+    with pytest.raises(ValueError, match="only the teacher"):
+        room.take(follower, "code", link=link)
+
+
 @pytest.mark.parametrize("values", [{"step": -1}, {"step": True}, {"step": "1"}, {"request": 3}, {"view": "else"}])
 def test_a_place_out_of_range_is_refused(room, values):
     teacher = enter(room, "teacher", room.key)

@@ -29,7 +29,7 @@ EXTRA_OF = {
     **dict.fromkeys(("mlx", "mlx_lm", "numpy", "tokenizers", "transformers", "jinja2", "gguf"), "engine"),
     **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece", "elftools", "llguidance"), "engine"),
     **dict.fromkeys(("anywidget", "ipywidgets", "traitlets", "IPython", "bokeh", "pandas"), "notebook"),
-    **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq"), "serve"),
+    **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq", "segno"), "serve"),
     "ziglang": "msl",
     "hypothesis": "hunt",
 }

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from workbench.ground.field_checks import choice
+from workbench.ground.field_checks import choice, shown
+from workbench.ground.on_demand import extra_for
 
 ROLES = ("visitor", "follower", "teacher")
 
@@ -28,6 +29,9 @@ MAX_CHOICES = 8
 MAX_CHOICE = 60
 """Maximum number of characters of a choice."""
 
+MAX_LINK = 400
+"""Maximum number of characters of a link whose QR code is shown."""
+
 MAX_BARS = 10
 """Maximum number of bars of a spread of numbers."""
 
@@ -38,11 +42,13 @@ class Visitor:
     Attributes:
         role: One of ROLES.
         answer: The answer to the question that is open: a number, a choice, or None.
+        code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.role = "visitor"
         self.answer: float | str | None = None
+        self.code: list[str] = []
         self.on_news = on_news
 
 
@@ -76,7 +82,7 @@ class Classroom:
         self._tell()
 
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, ask, answer or end.
+        """Carry out a command of a page: join, lead, code, ask, answer or end.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -84,6 +90,7 @@ class Classroom:
         commands: dict[str, Callable[..., None]] = {
             "join": self._join,
             "lead": self._lead_on,
+            "code": self._show_code,
             "ask": self._ask,
             "answer": self._answer,
             "end": self._end,
@@ -101,7 +108,7 @@ class Classroom:
             facts |= {"lead": self._lead, "question": self._question, "answered": visitor.answer is not None}
         if visitor.role == "teacher":
             facts |= {"visitors": len(self._visitors) - len(self._teachers), "followers": len(self._followers)}
-            facts |= {"question": self._question, "spread": self._spread(self._followers)}
+            facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
         return facts
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -121,6 +128,15 @@ class Classroom:
         if request is not None and not isinstance(request, str):
             raise ValueError(f"request must be the id of a request, got {request!r}")
         self._lead = {"view": choice("view", view, VIEWS), "step": step, "follow": bool(follow), "request": request}
+
+    def _show_code(self, visitor: Visitor, link: str) -> None:
+        """Show the QR code of the followers' link, which the teacher's page knows; "" takes it away."""
+        self._teacher(visitor)
+        if not isinstance(link, str) or len(link) > MAX_LINK:
+            raise ValueError(f"link must have at most {MAX_LINK} characters, got {shown(link)}")
+        with extra_for("a QR code"):
+            import segno
+        visitor.code = ["".join(map(str, row)) for row in segno.make_qr(link, error="m").matrix] if link else []
 
     def _ask(self, visitor: Visitor, text: str, choices: str = "") -> None:
         """Ask for a prediction: one of the choices, which commas separate, or a number if there are none."""

@@ -26,6 +26,9 @@ export class Classroom {
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
     const copy = () => navigator.clipboard?.writeText(this.link).then(() => view.say(`Copied: ${this.link}`));
     this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
+    const show = () => this.view.send("class", { what: "code", link: this.facts.code?.length ? "" : this.link });
+    this.show = button("Show its QR code", "For the cameras of the class", show);
+    this.code = h("div", { class: "wb-code" });
     this.prompt = h("input", {
       type: "text",
       placeholder: "Ask for a prediction…",
@@ -36,11 +39,12 @@ export class Classroom {
     this.choices = h("input", { type: "text", placeholder: choices, "aria-label": "Choices", size: 34 });
     this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
     this.question = h("div", { class: "wb-predict", role: "status" });
-    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy);
+    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy, this.show);
     this.element = h(
       "section",
       { class: "wb-class", hidden: true, "aria-label": "Class" },
       bar,
+      this.code,
       this.form,
       this.question,
     );
@@ -91,7 +95,7 @@ export class Classroom {
   }
 
   update() {
-    const { role, taught, visitors, followers, question, answered, spread, lead } = this.facts;
+    const { role, taught, visitors, followers, question, answered, spread, lead, code } = this.facts;
     const teaches = role === "teacher", follows = role === "follower";
     this.element.hidden = !teaches && !follows && !taught;
     this.view.root.toggleAttribute("data-predicting", Boolean(follows && question && !answered));
@@ -102,7 +106,9 @@ export class Classroom {
     setText(this.words, teaches ? count : follows ? followed : "A teacher leads a class here.");
     this.follow.hidden = teaches || follows;
     this.leave.hidden = !teaches && !follows;
-    this.copy.hidden = this.form.hidden = !teaches;
+    this.copy.hidden = this.show.hidden = this.form.hidden = !teaches;
+    setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
+    this.draw(code || []);
     if (follows) this.take(lead);
     const signature = JSON.stringify([role, question, answered, spread, followers]);
     if (signature === this.signature) return;
@@ -111,6 +117,23 @@ export class Classroom {
       this.question,
       question && (teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)),
     );
+  }
+
+  /** Draw the QR code: dark squares on white in both themes, within the margin of 4 that cameras need. */
+  draw(rows) {
+    const written = rows.join();
+    if (written === this.drawn) return;
+    this.drawn = written;
+    const size = rows.length + 8, canvas = h("canvas", { role: "img", "aria-label": `QR code of ${this.link}` });
+    canvas.width = canvas.height = 8 * size;
+    const context = canvas.getContext("2d");
+    context.fillStyle = "#fff";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.fillStyle = "#000";
+    rows.forEach((row, y) =>
+      [...row].forEach((dark, x) => dark === "1" && context.fillRect(8 * (x + 4), 8 * (y + 4), 8, 8))
+    );
+    replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link)]);
   }
 
   /** The answers so far, and the button that shows the picture to everybody. */
