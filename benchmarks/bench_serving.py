@@ -1,17 +1,18 @@
 """Serving with arrivals: Workbench against a phase-separated engine, mlx-lm, mlx-lm's server and llama.cpp.
 
-Same weights, same BLAS, same requests, greedy, fixed output lengths. Every arm is a separate process, arms are
+Same file, same BLAS, same requests, greedy, fixed output lengths. Every arm is a separate process, arms are
 interleaved, and after every repeat the medians so far are saved to benchmarks/results/serving_WORKLOAD[_small].json.
 
     python benchmarks/bench_serving.py --small                         # the serving table in ten minutes on two cores
     python benchmarks/bench_serving.py                                 # 100 requests of 1,024 in, 128 out
     python benchmarks/bench_serving.py --small --workload all          # all five workloads
-    python benchmarks/bench_serving.py --workload sonnet --repeats 1 --arms workbench,phase_separated,mlx_lm
+    python benchmarks/bench_serving.py --workload sonnet --repeats 1 --arms workbench_float32,phase_separated,mlx_lm
     python benchmarks/bench_serving.py --small --llama PYTHON          # with a Python that has llama-cpp-python
 
-Arms: workbench (the engine), workbench_http (its server), phase_separated (benchmarks/baselines), mlx_lm (its
-BatchGenerator), mlx_lm_http (mlx_lm.server), llama_cpp. The two servers are measured from the client: for them, queue
-is the time in the client before the request is sent.
+Arms: workbench (the engine as it ships: the file's packed weights), workbench_http (its server), workbench_float32 (the
+weights that mlx-lm computes with; every output is compared with this arm's), phase_separated (benchmarks/baselines),
+mlx_lm (its BatchGenerator), mlx_lm_http (mlx_lm.server), llama_cpp. The two servers are measured from the client: for
+them, queue is the time in the client before the request is sent.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ from serving.replay import Timeline
 from serving.workloads import FULL, SMALL, Workload, make_workload
 
 ARM_SCRIPT = Path(__file__).parent / "serving" / "arm.py"
-ARMS = ("workbench", "phase_separated", "mlx_lm", "workbench_http", "mlx_lm_http", "llama_cpp")
-COMPARED = [("workbench", arm) for arm in ("phase_separated", "mlx_lm", "llama_cpp")] + [
-    ("workbench_http", "mlx_lm_http")
-]
+REFERENCE = "workbench_float32"
+"""The arm with which outputs are compared."""
+ARMS = ("workbench", REFERENCE, "phase_separated", "mlx_lm", "workbench_http", "mlx_lm_http", "llama_cpp")
+COMPARED = (
+    *(("workbench", arm) for arm in ("mlx_lm", "llama_cpp")),
+    *((REFERENCE, arm) for arm in ("phase_separated", "mlx_lm")),
+    ("workbench_http", "mlx_lm_http"),
+)
 RATIOS = ("duration_s", "cpu_s", "mean_ttft_s", "mean_tpot_s", "p99_itl_s")
 
 
@@ -123,11 +128,11 @@ def print_results(results: dict[str, Any]) -> None:
     """Print the medians, one column per arm, and the number of equal outputs."""
     arms = results["arms"]
     print(f"{'':22s}" + "".join(f"{arm:>17s}" for arm in arms))
-    for row in arms["workbench"]:
+    for row in arms[REFERENCE]:
         cells = (f"{values[row]['median']:17.3f}" if row in values else f"{'':17s}" for values in arms.values())
         print(f"{row:22s}" + "".join(cells))
-    for arm, compared in results["outputs_compared_with_workbench"].items():
-        print(f"{arm}: {compared['equal']} of {compared['requests']} outputs equal to workbench's")
+    for arm, compared in results["outputs_compared_with_float32"].items():
+        print(f"{arm}: {compared['equal']} of {compared['requests']} outputs equal to those of {REFERENCE}")
 
 
 def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: list[int], model: Path) -> None:
@@ -166,10 +171,10 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
                 "seed": options.seed,
                 "llama_cpp_python": llama_version,
                 **summary(runs),
-                "outputs_compared_with_workbench": {
-                    arm: compare_outputs(first["workbench"], timelines, tokenizer.decode)
+                "outputs_compared_with_float32": {
+                    arm: compare_outputs(first[REFERENCE], timelines, tokenizer.decode)
                     for arm, timelines in first.items()
-                    if arm != "workbench"
+                    if arm != REFERENCE
                 },
             }
             save(f"serving_{name}{'_small' if options.small else ''}", results)
@@ -196,7 +201,7 @@ def main() -> None:
     parser.add_argument("--workload", default="random", choices=[*FULL, "all"])
     parser.add_argument("--small", action="store_true", help="the same proportions, for two cores")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas between; workbench is always there")
+    parser.add_argument("--arms", help=f"some of {', '.join(ARMS)}, with commas between; {REFERENCE} is always there")
     parser.add_argument("--llama", metavar="PYTHON", help="a Python that has llama-cpp-python")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -208,7 +213,7 @@ def main() -> None:
     sizes = SMALL if options.small else FULL
     if options.workload not in (*sizes, "all"):
         parser.error(f"--workload {options.workload} has no small size")
-    options.arms = [arm for arm in ARMS if arm in chosen | {"workbench"}]
+    options.arms = [arm for arm in ARMS if arm in chosen | {REFERENCE}]
     tokenizer, vocabulary, model = bundled_tokenizer()
     for name in sizes if options.workload == "all" else [options.workload]:
         measure(name, options, tokenizer, vocabulary, model)

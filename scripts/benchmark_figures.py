@@ -17,6 +17,7 @@ from workbench.viz.palette import LIGHT
 ROW, LEFT, PANEL, GAP, TOP = 26, 128, 250, 22, 40
 ARM_NAMES = {
     "workbench": "Workbench",
+    "workbench_float32": "with float32 weights",
     "workbench_http": "Workbench HTTP",
     "phase_separated": "phase-separated",
     "mlx_lm": "mlx-lm",

@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, serving_figure, watched_figure
 from benchmark_tables import Result, cell, load, number, provenance, spread, table
 from generated_files import write_or_check
-from model_tables import llama_cpp_table, models_table, quality_table, served_ttft_table, starts_table
+from model_tables import llama_cpp_table, models_table, quality_table, starts_table
+from summary_tables import checkouts_summary, llama_cpp_summary, losses, served_summary, serving_summary
 
 ROOT = Path(__file__).parent.parent
 MODELS_PAGE, OPERATIONS_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "operations.md"
@@ -57,7 +58,7 @@ def serving_table() -> str:
     result = load("serving_random_small")
     arms = result["arms"]
     rows = [[title, *(cell(row, values) for values in arms.values())] for row, title in SERVING_ROWS.items()]
-    rows.append(["outputs equal to Workbench's", *(_equal(result, arm) for arm in arms)])
+    rows.append(["outputs equal to those with float32 weights", *(_equal(result, arm) for arm in arms)])
     repeats = next(iter(arms.values()))["cpu_s"]["repeats"]
     return (
         f"{result['workload']['what']}, arrivals at {result['workload']['rate']:g} per second, "
@@ -67,7 +68,7 @@ def serving_table() -> str:
 
 
 def _equal(result: Result, arm: str) -> str:
-    compared = result["outputs_compared_with_workbench"].get(arm)
+    compared = result["outputs_compared_with_float32"].get(arm)
     return f"{compared['equal']} of {compared['requests']}" if compared else ""
 
 
@@ -89,8 +90,9 @@ def other_workloads() -> str:
 
 
 def full_size() -> str:
-    """Rows that other load on the machine does not affect: a run takes an hour, and other programs ran meanwhile."""
-    return arm_table("full size", load("serving_random"), ("cpu_s", "forward_passes", "rows_computed"))
+    """Random prompts, with rows that other programs do not change, and prompts of lines, with latencies."""
+    random = arm_table("full size", load("serving_random"), ("cpu_s", "forward_passes", "rows_computed"))
+    return f"{random}\n\n{arm_table('sonnet', load('serving_sonnet'), ('forward_passes', *OTHER_COLUMNS))}"
 
 
 def arm_table(title: str, result: Result, columns: Sequence[str]) -> str:
@@ -273,9 +275,14 @@ MODELS_SECTIONS: dict[str, Callable[[], str]] = {
 }
 
 OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
-    "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async")
+    "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async"),
 }
 SECTIONS: dict[str, Callable[[], str]] = {
+    "losses": losses,
+    "ships llama.cpp": llama_cpp_summary,
+    "ships served": served_summary,
+    "ships mlx-lm": serving_summary,
+    "ships version 0.1": checkouts_summary,
     "serving": serving_table,
     "serving ratios": ratio_list,
     "other workloads": other_workloads,
@@ -283,7 +290,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "chunk size": chunk_size_table,
     "watched": watched_table,
     "llama.cpp": llama_cpp_table,
-    "served time to first token": served_ttft_table,
     "speculation": speculation_table,
     "other scripts": other_scripts,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmark_tables import load, number, provenance, spread, table
+from benchmark_tables import load, number, spread, table
 
 
 def llama_cpp_table() -> str:
@@ -38,18 +38,6 @@ def llama_cpp_table() -> str:
     times = f"{max(repeats)} repeats" if len(set(repeats)) == 1 else f"{min(repeats)} to {max(repeats)} repeats"
     note = f"{machine['processor']}, {machine['cores']} cores; medians of {times} in turn (ratios: range)."
     return f"{note}\n\n{speeds}\n\n{table(head, memory)}"
-
-
-def served_ttft_table() -> str:
-    """Time to the first token of a served request, one line per length of the prompt."""
-    result = load("served_ttft")
-    rows = []
-    for scene, row in result.items():
-        if isinstance(row, dict) and "wall_s" in row:
-            times = [number(1000 * row[clock][side]["median"]) for clock in row for side in ("workbench", "llama_cpp")]
-            rows.append([scene, *times, *(spread(row[clock]["times_as_fast"]) for clock in row)])
-    head = ["prompt", "Workbench, ms", "llama.cpp", "Workbench, CPU ms", "llama.cpp", "times as fast", "CPU"]
-    return f"{result['model']}; {provenance(result, result['repeats'])}.\n\n{table(head, rows)}"
 
 
 def models_table() -> str:

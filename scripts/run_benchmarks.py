@@ -62,7 +62,7 @@ BY_HAND = {
     "hunt": "make measure-hunt",
     "instructions": "needs another checkout, and valgrind",
     "llama_cpp": "needs a Python that has llama-cpp-python",
-    "served_ttft": "needs a Python that has llama-cpp-python[server]",
+    "served": "needs llama.cpp's server",
     "fleet": "compares wall times of processes, which needs a quiet machine",
     "prediction": "make measure-prediction",
     "recordings": "needs another checkout",

@@ -23,16 +23,16 @@ from serving.workloads import Request, Workload
 
 BLOCK_SIZE = 16
 
-WEIGHTS = "float32"
-"""Weights of all arms on MLX: mlx-lm cannot compute with a GGUF file's packed ones."""
+FLOAT32 = "float32"
+"""Weights of the arms that are not Workbench as it ships: mlx-lm cannot compute with a GGUF file's packed ones."""
 SERVERS = ("workbench_http", "mlx_lm_http")
 
 
 class WorkbenchEngine:
     """Workbench behind ``add`` and ``step``."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._engine = make_engine(workload)
+    def __init__(self, workload: Workload, **choice: str) -> None:
+        self._engine = make_engine(workload, **choice)
         self._index: dict[str, int] = {}
         self.forward_passes = self.rows = 0
 
@@ -52,8 +52,8 @@ class WorkbenchEngine:
         self._engine.close()
 
 
-def make_engine(workload: Workload):
-    """An Engine whose pool holds ``concurrency`` requests of the workload's maximum length."""
+def make_engine(workload: Workload, **choice: str):
+    """An Engine whose pool holds ``concurrency`` of the longest requests; ``weights`` may be chosen."""
     from workbench import Engine, EngineConfig
 
     shape = workload.shape
@@ -66,7 +66,7 @@ def make_engine(workload: Workload):
             block_size=BLOCK_SIZE,
             num_blocks=1 + shape.concurrency * (blocks + 1),
         ),
-        weights=WEIGHTS,
+        **choice,
     )
 
 
@@ -79,6 +79,8 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
     shape = workload.shape
     if arm == "workbench":
         return WorkbenchEngine(workload)
+    if arm == "workbench_float32":
+        return WorkbenchEngine(workload, weights=FLOAT32)
     if arm == "llama_cpp":
         from baselines.llama_cpp import LlamaCppEngine
 
@@ -86,7 +88,7 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
         return LlamaCppEngine(path, shape.concurrency, context, max(shape.token_budget, shape.concurrency))
     from workbench.models import load_model  # installs the BLAS before MLX is imported
 
-    model = load_model("smollm2", weights=WEIGHTS).model
+    model = load_model("smollm2", weights=FLOAT32).model
     if arm == "phase_separated":
         from baselines.phase_separated import PhaseSeparatedEngine
 
@@ -95,7 +97,8 @@ def make_arm(arm: str, workload: Workload, path: str) -> ServingEngine:
         from baselines.mlx_lm_batch import MlxLmEngine
 
         return MlxLmEngine(model, shape.concurrency)
-    raise ValueError(f"arm must be workbench, phase_separated, mlx_lm, llama_cpp or a server, got {arm!r}")
+    known = "workbench, workbench_float32, phase_separated, mlx_lm, llama_cpp or a server"
+    raise ValueError(f"arm must be {known}, got {arm!r}")
 
 
 class ForwardCounter:
@@ -158,7 +161,7 @@ def main() -> None:
     engine = make_arm(arm, workload, path)
     replay(warm_up(workload), engine)
     counter: Any = None
-    if arm == "workbench":
+    if isinstance(engine, WorkbenchEngine):
         # Its model is compiled, and calls no embedding.
         counter, engine.forward_passes, engine.rows = engine, 0, 0
     elif arm != "llama_cpp":

@@ -50,7 +50,9 @@ class Shape:
 
 FULL = {
     "random": Shape("100 requests of 1,024 in, 128 out", 100, 1024, 128, 32, 10.0, 512),
-    "sonnet": Shape("2 requests of 1,024 in, 128 out", 2, 1024, 128, 2, 10.0, 512, shared_prefix=192, line_tokens=16),
+    "sonnet": Shape(
+        "16 requests of 1,024 in, 128 out", 16, 1024, 128, 16, 10.0, 512, shared_prefix=192, line_tokens=16
+    ),
     "sharegpt": Shape(
         "100 requests, 23,260 in and 22,061 out, log-normal", 100, 23_260, 22_061, 32, 10.0, 512, skewed=True
     ),
