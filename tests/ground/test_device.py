@@ -119,6 +119,7 @@ CHECKED_FIRST = {
     "benchmarks/bench_class.py": "notes no memory if there is no such file",
     "benchmarks/bench_llama_cpp.py": "reports no memory if there is no such file",
     "benchmarks/bench_playground.py": "counts no CPU time if there are no such files",
+    "benchmarks/bench_served.py": "reports no memory if there is no such file",
     "benchmarks/bench_simulation.py": "counts ru_maxrss in bytes on macOS",
 }
 """Files with such a word, and how they cope."""
