@@ -1,6 +1,6 @@
 """lm-eval scores a task against the server as the engine does directly.
 
-It runs where LM_EVAL_PYTHON names a Python that has `lm-eval[api]` and transformers.
+`make test-lm-eval` installs `lm-eval[api]` and transformers into an environment and names its Python in LM_EVAL_PYTHON.
 """
 
 import json
@@ -15,7 +15,7 @@ from serve_helpers import ServerProcess
 from workbench import Engine, EngineConfig, SamplingParams
 
 PYTHON = os.environ.get("LM_EVAL_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval: make test-lm-eval")
 
 DOCUMENTS = [
     {"question": "The capital of France is", "choices": [" Paris", " a banana", " Berlin"], "label": 0},
@@ -70,7 +70,7 @@ def test_a_task_has_the_engines_scores(tmp_path):
         command = [PYTHON, "-m", "lm_eval", "--model", "local-completions", "--tasks", "made_up", "--log_samples"]
         command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--model_args", arguments]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-        subprocess.run(command, check=True, env=environment, timeout=900, cwd=tmp_path)
+        subprocess.run(command, check=True, env=environment, timeout=240, cwd=tmp_path)
     finally:
         server.end()
     (results,) = Path(tmp_path / "out").rglob("results*.json")
