@@ -28,9 +28,10 @@ from workbench.scheduler.policy import SchedulingPolicy
 from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]
+SLOT = "waiting for a slot for its adapter (max_loras)"
 COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
-NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "33"))
-"""Random cases in a normal run of the tests: three of each kind. Set the variable for more; 330 have passed."""
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "36"))
+"""Random cases in a normal run of the tests: three of each kind. Set the variable for more; 360 have passed."""
 
 
 def request(name, prompt, output, at, **others):
@@ -144,6 +145,15 @@ def cut_by_policy(rng):
     return config, [decoding, victim], {f"{CUT} policy"}, None
 
 
+def no_slot_for_an_adapter(rng):
+    """Requests with long outputs hold all slots of adapters, and the victim's adapter is another one."""
+    slots = rng.randint(1, 3)
+    holders = [request(f"holder{i}", 9, rng.randint(150, 300), 0.0, adapter=f"lora{i}") for i in range(slots)]
+    victim = request("victim", rng.randint(5, 60), 3, rng.uniform(0.02, 0.1), adapter="another")
+    config = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "num_blocks": 4000, "max_loras": slots}
+    return config, [*holders, victim], {SLOT}, {holder["id"] for holder in holders}
+
+
 def run(config, requests):
     """A planted run; a policy that is an object is no part of a workload's configuration."""
     config = config | {"block_size": 16, "enable_prefix_caching": False}
@@ -163,6 +173,7 @@ PLANTED = [
     no_slot_for_a_long_prompt,
     cut_to_a_share,
     cut_by_policy,
+    no_slot_for_an_adapter,
 ]
 
 
@@ -194,7 +205,7 @@ def test_a_planted_cause_is_named(case):
     assert culprits is None or biggest.culprits[0] in culprits, (plant.__name__, explanation)
 
 
-@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt, no_slot_for_a_long_prompt, cut_by_policy])
+@pytest.mark.parametrize("plant", [*PLANTED[:5], cut_prompt, no_slot_for_a_long_prompt, *PLANTED[-2:]])
 def test_the_cause_is_confirmed_by_a_run_without_it(plant):
     rng = random.Random(1)
     config, requests, _, _ = plant(rng)

@@ -164,9 +164,11 @@ def test_units_and_flags():
         "enable_prefix_caching": False,
         "async_scheduling": True,
         "num_blocks": 99,
+        "max_loras": 4,
     }
     assert vllm_flags(changes) == (
-        "--max-num-batched-tokens 2048 --no-enable-prefix-caching --async-scheduling --num-gpu-blocks-override 99"
+        "--max-num-batched-tokens 2048 --no-enable-prefix-caching --async-scheduling --num-gpu-blocks-override 99 "
+        "--max-loras 4"
     )
 
 

@@ -62,6 +62,7 @@ def recorded(config, requests, *, running=(), source="vllm 0.33.0", lost=(), ste
 
 
 CONFIG = {"block_size": 4, "num_blocks": 12, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+DRAFTING = CONFIG | {"num_speculative_tokens": 2, "speculative": {"method": "ngram"}}
 SHARED = list(range(100, 133))
 
 
@@ -131,9 +132,8 @@ def encoder_cache_of_waiting_requests():
     return recorded(CONFIG, {"r0": 8, "r1": 8, "e": 8}, running=running, passed_over={"e": reason})
 
 
-def output_empty_after_drafts():
-    config = CONFIG | {"num_speculative_tokens": 2, "speculative": {"method": "ngram"}}
-    whole = stuck(config, {"id": "a", "prompt": {"len": 6}, "max_tokens": 9, "accepts": [0]})
+def output_empty_after_drafts(config=DRAFTING, adapter=""):
+    whole = stuck(config, {"id": "a", "prompt": {"len": 6}, "max_tokens": 9, "accepts": [0], "adapter": adapter})
     trace = Trace(whole.meta)
     trace.add_request(whole.requests["a"])
     for record in whole[:4]:
@@ -143,6 +143,14 @@ def output_empty_after_drafts():
     trace.append(msgspec.structs.replace(whole[4], chunks=(chunk,)))
     for step in (5, 6, 7):
         trace.append(StepRecord(step, running=("a",), free_blocks=8, free_blocks_end=8))
+    return trace
+
+
+def slot_of_an_adapter_that_is_never_given_back():
+    trace = output_empty_after_drafts(DRAFTING | {"max_loras": 1}, "french")
+    trace.add_request(RequestInfo("c", num_prompt_tokens=8, max_tokens=8, adapter="legal"))
+    reason = Reason("adapter", "max_loras", 1, 1, 0, requests=("a",))
+    trace.append(StepRecord(8, running=("a",), waiting=("c",), passed_over={"c": reason}, free_blocks=8))
     return trace
 
 
@@ -174,6 +182,7 @@ THREADS = [
     (seats_taken_by_skipped_requests, "outside", {("max_num_seqs", 3)}),
     (encoder_cache_of_waiting_requests, "outside", {("encoder_cache_size", 120)}),
     (output_empty_after_drafts, "never", set()),
+    (slot_of_an_adapter_that_is_never_given_back, "never", set()),
     (resumed_for_one_chunk, "never", {("num_blocks", 11)}),
     (cause_unknown, "differs", set()),
 ]
@@ -191,6 +200,12 @@ def test_a_known_state_gets_its_verdict_and_the_change_that_frees_it(make, verdi
     assert changes <= found, answer
     assert bool(changes) == bool(found), answer
     assert repr(answer)
+
+
+def test_a_request_that_waits_for_the_slot_of_a_stuck_one_is_stuck_too():
+    answer = slot_of_an_adapter_that_is_never_given_back().why()
+    assert answer.left == ("a", "c")
+    assert "c: max_loras reached (1), and its adapter is not one of those of a" in repr(answer)
 
 
 def test_a_recording_of_vllm_that_stands_still_is_explained_by_the_command(capsys):
@@ -315,6 +330,10 @@ def random_run(seed):
         }
         for i in range(rng.randint(2, 8))
     ]
+    if seed % 2:
+        config["max_loras"] = rng.randint(1, 2)
+        for request in requests:
+            request["adapter"] = rng.choice(["", "french", "legal", "terse"])
     return rng, {"config": config, "requests": requests}
 
 

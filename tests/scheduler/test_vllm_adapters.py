@@ -9,6 +9,7 @@ from vllm_features import count_waits, differences, read_runs
 from workbench import EngineConfig, simulate
 from workbench.scheduler import kv_cache_manager
 from workbench.scheduler.scheduler import Scheduler
+from workbench.trace import narrate
 
 RUNS = read_runs("vllm-adapters")
 ADAPTER_KINDS = [kind for kind in KINDS if kind.endswith("adapter")]
@@ -58,6 +59,8 @@ def test_the_reason_names_the_limit_and_those_whose_adapters_run():
     assert (reason.kind, reason.limit, reason.value, reason.requests) == ("adapter", "max_loras", 2, ("a", "b"))
     assert str(reason) == "max_loras reached (2), and its adapter is not one of those of a, b"
     assert trace[0].admitted == ("a", "b", "plain")
+    said = "c waits: max_loras reached (2), and its adapter is not one of those of a and b"
+    assert said in narrate(trace[0]) and str(reason) in repr(trace[:2].why())
 
 
 def test_without_a_limit_every_adapter_runs():

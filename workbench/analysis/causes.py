@@ -63,7 +63,7 @@ class Cause(NamedTuple):
         kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
             "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain, or
             "cut" for a chunk that a limit cut small.
-        limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" the field of EngineConfig.
+        limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" and "adapter" the field of EngineConfig.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Cause(NamedTuple):
     @classmethod
     def of(cls, reason: Reason) -> Cause:
         """The cause of a step in which a request waits."""
-        return cls(reason.root, reason.limit if reason.root == "seats" else "")
+        return cls(reason.root, reason.limit if reason.root in ("seats", "adapter") else "")
 
     @property
     def words(self) -> str:
@@ -81,7 +81,8 @@ class Cause(NamedTuple):
             return f"{CUT} {self.limit}"
         if self.kind == "seats":
             return f"waiting for a seat ({self.limit})" if self.limit else SEATS
-        return _WORDS.get(self.kind, OTHER_WAIT)
+        words = _WORDS.get(self.kind, OTHER_WAIT)
+        return f"{words} ({self.limit})" if self.limit else words
 
 
 class _PartFields(NamedTuple):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
 from workbench.analysis.fork import fork, recorded_config
+from workbench.config import MAX_LORAS
 from workbench.costs.cost_model import CostModel, StepCost
 from workbench.costs.fit import FitReport
 from workbench.readings.metrics import TraceMetrics
@@ -345,6 +346,9 @@ class Explainer:
             case "seats", _:
                 seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)
                 return f"with max_num_seqs={seats}", {"max_num_seqs": seats, "max_num_active_seqs": None}
+            case "adapter", "max_loras":
+                slots = min(config.max_loras * 2, MAX_LORAS)
+                return f"with max_loras={slots}", {"max_loras": slots}
             case "kv_blocks" | "preempted" | "recomputed", _:
                 return f"with num_blocks={config.num_blocks * 4}", {"num_blocks": config.num_blocks * 4}
             case "cut", "long_prefill_token_threshold":

@@ -16,6 +16,7 @@ FLAGS = {
     "max_num_scheduled_tokens": "--max-num-scheduled-tokens",
     "max_num_active_seqs": "--max-num-active-seqs",
     "watermark": "--watermark",
+    "max_loras": "--max-loras",
     "data_parallel_size": "--data-parallel-size",
 }
 """vLLM's flags for fields with a value; switches are in ``vllm_flags``."""

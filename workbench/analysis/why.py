@@ -21,7 +21,7 @@ from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.reasons import Reason
 
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
-"""Kinds of reasons that end with an event outside the scheduler."""
+"""Kinds of reasons that end with an event outside the scheduler; ``max_loras`` is a limit of the scheduler itself."""
 
 STILL = 3
 """An engine stands still if its last steps, this many or more, schedule nothing. The recorder for vLLM leaves out all
@@ -71,7 +71,9 @@ class _Asker:
         self.parked = [
             request_id
             for request_id in state.waiting
-            if (reason := self.recorded.get(request_id)) is not None and reason.kind in OUTSIDE
+            if (reason := self.recorded.get(request_id)) is not None
+            and reason.kind in OUTSIDE
+            and reason.limit != "max_loras"
         ]
 
     def answer(self) -> Why:
