@@ -1,5 +1,8 @@
 """Log-probabilities of prompts against a plain forward pass."""
 
+import tracemalloc
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -97,9 +100,48 @@ def test_compiled_code_projects_them_in_slices(monkeypatch):
             assert near == (far and pytest.approx(far, abs=1e-5))
 
 
-def test_too_many_logits_are_refused(model):
-    from dataclasses import replace
+SLICE = 1 << 20
+"""Bytes of 64 rows of logits of the model below."""
 
+
+def peak_memory(loaded, length, budget):
+    """Largest number of bytes that MLX and Python take while a prompt is scored, beyond those in use before."""
+    config = CONFIG.replace(max_num_batched_tokens=budget, block_size=16, max_model_len=1100)
+    with Engine(loaded, config) as engine:
+        prompt = np.random.default_rng(length).integers(0, loaded.vocab_size, length).tolist()
+        engine.generate([prompt[:9]], max_tokens=1, prompt_logprobs=1)  # compiles
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        tracemalloc.start()
+        try:
+            (output,) = engine.generate([prompt], max_tokens=1, prompt_logprobs=1)
+            python = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert len(output.prompt_logprobs) == length
+        return mx.get_peak_memory() - before, python
+
+
+@pytest.mark.parametrize("path", ["compiled", "layer by layer"])
+def test_memory_does_not_grow_with_the_prompt(path, monkeypatch):
+    """Compiled code holds two slices of a step with the whole prompt, another path the rows of a short step."""
+    loaded = replace(tiny_loaded_model("llama", seed=3, vocab_size=4096), vocab_size=4096, max_position=1100)
+    budget, bound = 64, 1.2 * SLICE
+    if path == "compiled":
+        pack_model(loaded.model)
+        monkeypatch.setattr(compiled, "SLICE_BYTES", SLICE)
+        budget, bound = 1024, 2.1 * SLICE
+    for length in (256, 1024):  # logits of 4 and of 16 slices
+        of_mlx, of_python = peak_memory(loaded, length, budget)
+        assert SLICE < of_mlx < bound, (length, of_mlx / SLICE)
+        assert of_python < 0.3 * SLICE + 2000 * length, (length, of_python / SLICE)
+    if path == "compiled":  # the same measure sees logits that are not sliced
+        monkeypatch.setattr(compiled, "SLICE_BYTES", 16 * SLICE)
+        assert peak_memory(loaded, 1024, budget)[0] > 16 * SLICE
+
+
+def test_too_many_logits_are_refused(model):
     with (
         Engine(replace(model, vocab_size=120), CONFIG) as engine,
         pytest.MonkeyPatch.context() as patch,

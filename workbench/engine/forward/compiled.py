@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
+import mlx.core as mx
+
 from workbench.engine.forward.layer_by_layer import LayerByLayer
 from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.packed_batch import PackedBatch
@@ -61,8 +63,10 @@ class CompiledPath(ChosenPath):
             size, packed.token_ids, packed.positions, rows, *packed.metadata, adapters=adapters
         )
         first = next(slices)
-        whole = len(first) == len(rows)
-        logits = Logits.of(first) if whole else SlicedLogits(first[:0], [], slices=chain([first], slices))
+        if len(first) == len(rows):
+            logits = Logits.of(first)
+        else:  # chain() keeps its arguments, and a part of an array the whole: neither may hold the first slice
+            logits = SlicedLogits(mx.zeros((0, self.step.vocab_size)), [], slices=chain(iter([first]), slices))
         return logits, self._served.launch(packed.metadata[0], {"forward": self.name})
 
     def _run_with_adapters(self, packed: PackedBatch) -> ForwardOutput:
