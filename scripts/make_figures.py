@@ -11,6 +11,7 @@ from pathlib import Path
 
 from generated_files import write_or_check
 from lanes import lanes
+from roles import roles
 
 from workbench import simulate
 from workbench.costs.cost_model import CostModel
@@ -60,6 +61,17 @@ def figures() -> Iterator[tuple[str, str]]:
     yield "packed-batch", svg.packed_batch(step, focus)
     yield "block-tables", svg.block_tables(step, focus)
     yield "timeline", svg.timeline(list(mixed))
+    requests = {"chat": (5, 9, 0), "document": (90, 3, 0), "question": (12, 3, 1), "book": (200, 3, 1)}
+    unified = simulate(
+        {
+            "config": {"max_num_batched_tokens": 64, "num_blocks": 64},
+            "requests": [
+                {"id": name, "prompt": {"len": length}, "max_tokens": output, "arrival_step": arrival}
+                for name, (length, output, arrival) in requests.items()
+            ],
+        }
+    )
+    yield "unified-step", roles(unified, unified[1])
     chunked = {
         "config": {"max_num_batched_tokens": 64, "num_blocks": 64},
         "requests": [
