@@ -7,7 +7,7 @@ CONSTRAINTS ?= tests/constraints.txt
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-lm-eval
+.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -136,15 +136,18 @@ $(VLLM_CPU_ENV)/.installed: benchmarks/prediction/repair.py
 	@$(VLLM_CPU_ENV)/bin/python $<
 	@touch $@
 
-# lm-eval, as it comes from PyPI, against the server.
-test-lm-eval: .venv-lm-eval/.installed .venv/.installed-all
-	LM_EVAL_PYTHON=$(CURDIR)/.venv-lm-eval/bin/python $(BIN)/python -m pytest -n0 tests/serve/test_lm_eval.py
+# Programs that use the server, as they come from PyPI: lm-eval, pydantic-ai and LangChain.
+CLIENTS := $(CURDIR)/.venv-clients/bin/python
 
-.venv-lm-eval/.installed:
-	@echo "installing lm-eval into .venv-lm-eval (a minute and 1 GB, once)"
-	$(PYTHON) -m venv .venv-lm-eval
-	$(call install,.venv-lm-eval,'lm-eval[api]' transformers)
+test-clients: .venv-clients/.installed .venv/.installed-all
+	LM_EVAL_PYTHON=$(CLIENTS) CLIENTS_PYTHON=$(CLIENTS) \
+	  $(BIN)/python -m pytest -n0 tests/serve/test_lm_eval.py tests/serve/test_client_libraries.py
+
+.venv-clients/.installed:
+	@echo "installing lm-eval, pydantic-ai and LangChain into .venv-clients (a minute and 1 GB, once)"
+	$(PYTHON) -m venv .venv-clients
+	$(call install,.venv-clients,'lm-eval[api]' transformers 'pydantic-ai-slim[openai]' langchain-openai)
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-lite .venv-lm-eval .venv-vllm .venv-vllm-cpu-* build site *.egg-info
+	rm -rf .venv .venv-lite .venv-clients .venv-vllm .venv-vllm-cpu-* build site *.egg-info

@@ -1,6 +1,6 @@
 """lm-eval scores a task against the server as the engine does directly.
 
-`make test-lm-eval` installs `lm-eval[api]` and transformers into an environment and names its Python in LM_EVAL_PYTHON.
+`make test-clients` installs it into an environment, and names its Python in LM_EVAL_PYTHON.
 """
 
 import json
@@ -15,7 +15,7 @@ from serve_helpers import ServerProcess
 from workbench import Engine, EngineConfig, SamplingParams
 
 PYTHON = os.environ.get("LM_EVAL_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval: make test-lm-eval")
+pytestmark = pytest.mark.skipif(not PYTHON, reason="LM_EVAL_PYTHON names no Python with lm-eval: make test-clients")
 
 DOCUMENTS = [
     {"question": "The capital of France is", "choices": [" Paris", " a banana", " Berlin"], "label": 0},
