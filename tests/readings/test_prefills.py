@@ -1,8 +1,10 @@
 """The prompts in progress that a record tells of equal those that the scheduler decided by."""
 
 import random
+from collections import Counter
 
 import pytest
+from feature_workloads import random_workload
 
 from workbench import simulate
 from workbench.readings.prefills import prefills
@@ -74,6 +76,21 @@ def test_a_resumed_request_needs_its_output_again():
         len(chunk.accepted) for step in trace[:before] for chunk in step.chunks if chunk.request_id == again[0]
     )
     assert output > 0 and again.tokens_left == 12 + output
+
+
+@pytest.mark.parametrize("kind", ["async", "async_spec", "spec_hybrid"])
+def test_a_chunk_that_is_not_partial_computes_what_is_left(kind):
+    """Also with outputs in flight, and where drafts fill up the rows of a short prompt."""
+    seen = Counter()
+    for index in range(25):
+        trace = simulate(random_workload(kind, random.Random(f"prefills:{kind}:{index}")), as_vllm=True, max_steps=400)
+        for step, found in zip(trace, prefills(trace), strict=True):
+            chunks = {chunk.request_id: chunk for chunk in step.chunks}
+            for request_id, left, num_tokens, _ in found:
+                assert (num_tokens < left) == chunks[request_id].is_partial_prefill and num_tokens <= left
+                seen["resumed"] += request_id in step.resumed
+                seen["padded"] += bool(chunks[request_id].drafts)
+    assert seen["resumed"] and bool(seen["padded"]) is ("spec" in kind)
 
 
 def test_a_window_is_refused():

@@ -16,7 +16,7 @@ class Prefill(NamedTuple):
         request_id: The request.
         tokens_left: Tokens that are neither in the prefix cache nor computed before the step; those of a preempted
             request include its output.
-        num_tokens: Tokens of them that the step computes.
+        num_tokens: Tokens of them that the step computes, without drafts.
         is_long: They are more than ``long_prefill_token_threshold``, or than the token budget where that is 0: the
             request takes one of the ``max_long_partial_prefills`` places in this step.
     """
@@ -56,4 +56,5 @@ def _in_progress(trace: Trace, step: StepRecord, threshold: int, outputs: Counte
         if chunk.arm != "decode":
             total = trace.requests[chunk.request_id].num_prompt_tokens + outputs[chunk.request_id]
             left = total - chunk.start
-            yield Prefill(chunk.request_id, left, chunk.num_tokens, left > (threshold or step.token_budget))
+            computed = chunk.num_tokens - len(chunk.drafts)
+            yield Prefill(chunk.request_id, left, computed, left > (threshold or step.token_budget))
