@@ -21,6 +21,7 @@ from workbench.playground.runtime import is_fetched
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = "workbench/course/notebooks"
+MACHINE_CODE = "workbench/cpu/machine_code/x86-64-v3-cpython-311-numba-0.68.1/0123/product.code"
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.3 has no filters
 BUILD = "import sys; from setuptools import build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
 RUN = """
@@ -77,6 +78,9 @@ def built(tracked, tmp_path_factory):
         if name.startswith(("workbench/", "notebooks/", "tests/test_")) or "/" not in name:
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / "checkout" / name)
+    code = folder / "checkout" / MACHINE_CODE
+    code.parent.mkdir(parents=True)
+    code.write_bytes(b"what scripts/build_machine_code.py made")
     sdist = build("build_sdist", folder / "checkout", folder / "sdist")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", **SAFELY)
@@ -90,7 +94,7 @@ def package_files(tracked):
     """Files of the package; setup.py puts the notebooks into it."""
     package = {name for name in tracked if name.startswith("workbench/")}
     course = {name for name in tracked if name.startswith("notebooks/") and not name.endswith("conftest.py")}
-    return package | {NOTEBOOKS + name.removeprefix("notebooks") for name in course}
+    return package | {MACHINE_CODE} | {NOTEBOOKS + name.removeprefix("notebooks") for name in course}
 
 
 def names_in(wheel):

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import check_package
 import pytest
 from add_repository_links import add_urls, link_readme
 from release_text import release_text
@@ -110,14 +111,16 @@ def test_the_quick_checks_come_first_and_everything_runs_at_night():
     assert WORKFLOWS["nightly.yml"][True]["schedule"]  # YAML takes "on" for true
 
 
-def test_a_release_is_tried_without_a_checkout_before_it_is_published():
+def test_a_release_is_tried_with_each_extra_before_it_is_published():
     jobs = WORKFLOWS["release.yml"]["jobs"]
     assert jobs["publish"]["needs"] == ["tests", "install"] and jobs["install"]["needs"] == "build"
     assert jobs["tests"]["uses"] == "./.github/workflows/test.yml" and "push" in jobs["publish"]["if"]
-    assert not [step for step in jobs["install"]["steps"] if "checkout" in step.get("uses", "")]
-    assert any(command.endswith("workbench demo --headless") for command in commands_of("release.yml", "install"))
+    (tried,) = commands_of("release.yml", "install")
+    assert tried.startswith("python scripts/check_package.py dist/") and not tried.endswith(tuple(check_package.LINES))
+    extras = set(PYPROJECT["project"]["optional-dependencies"]) - {"cuda", "all"}
+    assert set(check_package.LINES) == extras | {"base"} and all(check_package.LINES.values())
     build = commands_of("release.yml", "build")
-    assert {"python -m build --sdist", "python -m build --wheel", "python -m twine check --strict dist/*"} <= set(build)
+    assert {"python -m build", "python -m twine check --strict dist/*"} <= set(build)
     assert any("${GITHUB_REF_NAME#v}" in command for command in build), "the tag is not compared with the version"
 
 
