@@ -12,11 +12,15 @@ from workbench.viz.classroom import Classroom
 
 
 @pytest.fixture
-def address(serve, long_trace, monkeypatch):
+def controller(long_trace):
+    return ReplayingController(long_trace)
+
+
+@pytest.fixture
+def address(serve, controller, monkeypatch):
     """The address of a dashboard of 60 steps, and its class."""
     room = Classroom()
     monkeypatch.setattr(app, "Classroom", lambda: room)
-    controller = ReplayingController(long_trace)
     for _ in range(60):
         controller.step()
     return serve(controller).rstrip("/"), room
@@ -61,6 +65,19 @@ def test_a_follower_goes_where_the_teacher_is_and_leaves_again(open_page, addres
     follower.wait("view.cursor.step === 3")
     assert step_of(visitor) == 20
     teacher.wait("view.status.class.followers === 1")
+
+
+def test_a_follower_waits_for_a_step_that_only_the_teacher_has(open_page, address, controller):
+    url, room = address
+    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    teacher.wait("view.status.class?.role === 'teacher' && view.status.class.followers === 1")
+    follower.wait("view.store.numSteps === 60")
+    teacher.view("view.send('class', {what: 'lead', view: 'story', step: 65, follow: false, request: null})")
+    follower.wait("view.status.class.lead.step === 65")
+    for _ in range(10):
+        controller.step()
+    follower.wait("view.store.numSteps === 70")
+    follower.wait("view.cursor.step === 65")
 
 
 def test_a_wrong_key_makes_no_teacher(open_page, address):

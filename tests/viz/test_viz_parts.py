@@ -33,7 +33,10 @@ def test_one_cursor_moves_every_view_of_a_trace(trace):
     seen = []
     cursor_of(trace).param.watch(lambda event: seen.append(event.new), "step")
     pool.cursor = {"step": 2, "follow": False, "request": None}
-    assert seen == [2] and pool.step == timeline.step == 2
+    # The browser sends its step itself, a moment later, and may have moved on: an echo would take it back.
+    assert seen == [2] and timeline.step == 2 != pool.step
+    pool.step = 2
+    assert seen == [2]
     timeline.step = 4  # as a linked slider sends it
     assert (cursor_of(trace).step, cursor_of(trace).follow, pool.cursor["step"], pool.step) == (4, False, 4, 4)
 

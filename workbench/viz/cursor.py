@@ -46,10 +46,17 @@ class Cursor(param.Parameterized):
         view.cursor = self.to_view() if self.step is not None or self.request is not None else {}
         view.step = self.step
         watcher = view.observe if hasattr(view, "observe") else view.param.watch
+        moved_itself = False
 
+        # A view sends its cursor, then its step. Told the step in between, it would return to a place that it left.
         def take(change: Any) -> None:
-            if change.new:
-                self.take(change.new)
+            nonlocal moved_itself
+            moved_itself = True
+            try:
+                if change.new:
+                    self.take(change.new)
+            finally:
+                moved_itself = False
 
         def take_step(change: Any) -> None:
             if change.new not in (None, self.step):
@@ -68,7 +75,7 @@ class Cursor(param.Parameterized):
                 return
             if (values := self.to_view()) != linked.cursor:
                 linked.cursor = values
-            if self.step is not None:
+            if self.step is not None and not moved_itself:
                 linked.step = self.step
 
         watching = self.param.watch(show, ["step", "follow", "request"])

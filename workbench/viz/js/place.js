@@ -16,6 +16,7 @@ export class Place {
     if (written === this.shared) return;
     const first = this.shared === undefined;
     this.shared = written;
+    this.later = null;
     if (first && cursor.follow && request === null) return;
     model.set("cursor", place);
     if (step !== null) model.set("step", step);
@@ -41,7 +42,10 @@ export class Place {
   take(place) {
     const { store, cursor } = this.view;
     if (!place || place.follow === undefined || JSON.stringify(place) === this.shared) return;
-    if (!store.numSteps) return void (this.later = place);
+    // The place of a teacher may be in a step that this page gets a moment later.
+    const isHere = store.numSteps && !(cursor.live && place.step > store.label(cursor.last));
+    this.later = isHere ? null : place;
+    if (!isHere) return;
     this.shared = JSON.stringify(place);
     const request = place.request === null ? null : store.byId.get(place.request)?.index ?? null;
     if (request !== cursor.selected) {
