@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
-from workbench.analysis.fork import fork, recorded_config
+from workbench.analysis.fork import Past, fork, recorded_config
+from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
 from workbench.costs.cost_model import CostModel, StepCost
 from workbench.costs.fit import FitReport
-from workbench.readings.metrics import TraceMetrics
+from workbench.readings.latency import RequestTimes
+from workbench.readings.metrics import RequestMetrics
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.find_request import find_request
 from workbench.trace.reasons import UNKNOWN, Reason
@@ -115,6 +117,8 @@ class Explainer:
                 self.model, self._report = CostModel.fit(trace)
             except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
                 self.model = None
+        self._past: Past | None = None  # read when a simulation asks for it
+        self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())
@@ -317,25 +321,34 @@ class Explainer:
             as_it_was = "scheduling_policy" not in self.trace.config
             if not as_it_was and (part.kind, part.limit) != ("cut", "policy"):
                 return None
-            before = latency_of(self._simulated({}) if as_it_was else self.metrics, is_ttft)
-            after = latency_of(self._simulated(arguments), is_ttft)
+            measured = self.metrics.requests[request_id]
+            before = latency_of(self._simulated(request_id) if as_it_was else measured, is_ttft)
+            after = latency_of(self._simulated(request_id, **arguments), is_ttft)
             if before is None or after is None or abs(after - before) < NO_CHANGE * before:
                 return None
-            recorded = latency_of(self.metrics, is_ttft)
+            recorded = latency_of(measured, is_ttft)
             if recorded is None:  # it has not ended
                 return None
             what = "time to first token" if is_ttft else "end to end"
             return Confirmation(f"{what} {words}", before, after, recorded, is_recorded=not as_it_was)
 
-        def latency_of(metrics: TraceMetrics, is_ttft: bool) -> float | None:
-            request = metrics.requests[request_id]
+        def latency_of(request: RequestMetrics | RequestTimes, is_ttft: bool) -> float | None:
             latency = request.ttft if is_ttft else request.e2e
             return None if latency is None else _in_unit(latency, self.unit)
 
         return confirm
 
-    def _simulated(self, changes: dict[str, Any]) -> TraceMetrics:
-        return fork(self.trace, cost_model=self.model if self.unit == "s" else None, **changes).metrics()
+    def _simulated(
+        self, request_id: str, without: Collection[str] = (), **changes: Any
+    ) -> RequestMetrics | RequestTimes:
+        """The times of a request in a simulation without some others, or with other settings."""
+        if self.unit == "steps" or self.model is None:
+            return fork(self.trace, without=without, **changes).metrics().requests[request_id]
+        if self._past is None or self._run is None:
+            self._past = Past(self.trace)
+            self._run = RecordedRun.of(self.trace, self._past, self.model)
+        config = self._past.changed(recorded_config(self.trace), changes)
+        return self._run.without(without).times_of(request_id, config)
 
     def _without(self, part: Part, request_id: str) -> tuple[str, dict[str, Any]] | None:
         """The fork without a cause: its words and its arguments."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
-from workbench.analysis.fork import Past, fork, max_steps_of, recorded_config
+from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
@@ -160,12 +160,10 @@ class Predictor:
         """The recorded run, to be simulated again."""
         if len(self.trace) and self.trace[0].step:
             raise ValueError(f"a prediction needs the whole run, and this trace has only {self.trace.steps_in_words}")
-        return RecordedRun(
-            arrivals=[self._past.timed_arrival(info, 0) for info in self.trace.requests.values()],
-            tokens=self._past.tokens,
-            as_vllm=self.trace.meta.is_of_vllm,
-            max_steps=max_steps_of(self.trace),
-            model=self.model,
+        return RecordedRun.of(
+            self.trace,
+            self._past,
+            self.model,
             draws=self._models,
             drift=self._drift,
             noise=self._noise,

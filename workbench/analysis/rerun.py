@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.fork import hang_of
+from workbench.analysis.fork import Past, hang_of, max_steps_of
 from workbench.analysis.values import VALUES, statistics_of
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, step_features
@@ -20,8 +20,9 @@ from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
-from workbench.simulation.leap import Leap, LeapingRun
+from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
+from workbench.trace import Trace
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
@@ -68,11 +69,21 @@ class RecordedRun:
     as_vllm: bool
     max_steps: int
     model: CostModel
-    draws: list[CostModel]
-    drift: Drift
-    noise: StepNoise | None
-    largest: Mapping[str, int]
+    draws: list[CostModel] = field(default_factory=list)
+    drift: Drift = field(default_factory=Drift)
+    noise: StepNoise | None = None
+    largest: Mapping[str, int] = field(default_factory=dict)
     counted: Collection[str] | None = None
+
+    @classmethod
+    def of(cls, trace: Trace, past: Past, model: CostModel, **fields: Any) -> RecordedRun:
+        """The run of a trace, from its first step on, with its requests; fields that are not given have defaults."""
+        arrivals = [past.timed_arrival(info, 0) for info in trace.requests.values()]
+        return cls(arrivals, past.tokens, trace.meta.is_of_vllm, max_steps_of(trace), model, **fields)
+
+    def without(self, request_ids: Collection[str]) -> RecordedRun:
+        """The same run without some of its requests."""
+        return replace(self, arrivals=[each for each in self.arrivals if each.request_id not in request_ids])
 
     def sample_token(self, request: Request) -> int:
         """The recorded token, or a made-up one after the end of the recording."""
@@ -99,6 +110,23 @@ class RecordedRun:
         """
         model, noise = (self.model, None) if draw is None else (self.draws[draw], self.noise)
         cost = _Measuring(Replayed(model, self.drift, noise, draw or 0))
+        summed, end = self._summed(config, cost, policy)
+        values = summed.values(self.counted)
+        e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
+        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest))
+
+    def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes:
+        """Simulate the run until a request has ended; when it arrived, got its tokens and ended.
+
+        Raises:
+            ValueError: No schedule can serve a request, or vLLM's engine would end.
+        """
+        return self._summed(config, self.model, until=request_id)[0].requests[request_id]
+
+    def _summed(
+        self, config: EngineConfig, cost: FeatureCost, policy: SchedulingPolicy | None = None, until: str | None = None
+    ) -> tuple[_Summed, str]:
+        """The sums of a simulation, and how it ended."""
         pending = sorted(self.arrivals, key=arrival_order)
         if not self.as_vllm:
             for arrival in pending:
@@ -107,12 +135,9 @@ class RecordedRun:
         run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
         summed = _Summed(run.scheduler.kv_cache.block_pool.num_blocks)
         try:
-            end = summed.run(run, self)
+            return summed, summed.run(run, self, until)
         except RuntimeError as assertion:
             raise ValueError(f"this setting would hang: vLLM's engine ends with {assertion}") from None
-        values = summed.values(self.counted)
-        e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
-        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest))
 
 
 def outcome_of(
@@ -138,8 +163,8 @@ class _Summed:
         self._begin: float | None = None
         self._end = 0.0
 
-    def run(self, run: LeapingRun, recorded: RecordedRun) -> str:
-        """Take all steps; how the run ended."""
+    def run(self, run: LeapingRun, recorded: RecordedRun, until: str | None = None) -> str:
+        """Take all steps, or those until a request has ended; how the run ended."""
         batch: ScheduledBatch | None = None
         end = "done"
         while not run.over:
@@ -154,6 +179,8 @@ class _Summed:
             if run.stuck:
                 end = "stuck"
                 break
+            if until in self.requests and self.requests[until].end is not None:
+                return end
         for batch in run.remaining(recorded.sample_token):
             self._add(batch, run.leaps.pop(batch.step, None))
         if end != "done" and batch is not None:
