@@ -171,7 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mooncake", type=Path)
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--mooncake-pools", type=int, nargs="+", default=[1000, 3000, 9000], metavar="BLOCKS")
+    pools = [1000, 2000, 3000, 4500, 6500, 9000, 13000]
+    parser.add_argument("--mooncake-pools", type=int, nargs="+", default=pools, metavar="BLOCKS")
     parser.add_argument("--ahead", action="store_true", help="measure only this, and keep the other results")
     options = parser.parse_args()
     if options.ahead:
@@ -179,7 +180,7 @@ def main() -> None:
         kept = {name: others[name] for name in ("requests", "rows", "orders", "tiers")}
         save("cache_arena", kept | {"ahead": ahead()})
         return
-    rows = league("sessions", lambda: sessions(options.requests), 64, [800, 1200, 1800, 2500])
+    rows = league("sessions", lambda: sessions(options.requests), 64, [400, 800, 1200, 1800, 2500])
     if options.mooncake:
         rows += league(
             "mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), 512, options.mooncake_pools

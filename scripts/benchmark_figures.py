@@ -30,6 +30,7 @@ WATCHED_NAMES = {
     "saved": "saved as it grows",
     "dashboard": "dashboard open",
 }
+ARENA_NAMES = {"sessions": "generated requests", "mooncake": "Mooncake's conversations"}
 Statistics = Mapping[str, float]
 
 
@@ -116,6 +117,48 @@ def chunk_size_figure(result: Mapping[str, Any]) -> str:
     parts.append(_text((left + right) / 2, bottom + 38, "output tokens per second of CPU time", "middle"))
     parts.append(_text(left - 48, top - 16, "inter-token latency, s, under three token budgets"))
     return _svg(right + 40, bottom + 50, "Token budget: throughput against inter-token latency", parts)
+
+
+def arena_figure(result: Mapping[str, Any]) -> str:
+    """Prompt tokens found in the cache against the size of the pool: a panel for each kind of requests.
+
+    Belady's is the dark line and LRU's the dashed one; between them are the other policies.
+    """
+    top, height, width = 48, 200, 270
+    bottom = top + height
+    parts: list[str] = []
+    for number, (workload, title) in enumerate(ARENA_NAMES.items()):
+        left = 48 + number * (width + 80)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row in result["rows"]:
+            if row["workload"] == workload:
+                lines.setdefault(row["eviction"], []).append((row["pool"] / 1000, row["hit_tokens"] / 1e6))
+        x_ticks, y_ticks = (_ticks(max(point[axis] for line in lines.values() for point in line)) for axis in (0, 1))
+        parts.append(_text(left, top - 28, title, weight=600))
+        parts.append(_text(left, top - 12, "hits, million tokens"))
+        for tick in x_ticks:
+            x = left + tick / x_ticks[-1] * width
+            parts.append(f'<path d="M{x:.1f} {top}V{bottom}" stroke="{LIGHT.hairline}"/>')
+            parts.append(_text(x, bottom + 18, f"{tick:g}", "middle"))
+        for tick in y_ticks:
+            y = bottom - tick / y_ticks[-1] * height
+            parts.append(f'<path d="M{left} {y:.1f}h{width}" stroke="{LIGHT.hairline}"/>')
+            parts.append(_text(left - 8, y + 4, f"{tick:g}", "end"))
+        parts.append(_text(left + width / 2, bottom + 36, "blocks of the pool, thousands", "middle"))
+        for name, line in lines.items():
+            points = [(left + x / x_ticks[-1] * width, bottom - y / y_ticks[-1] * height) for x, y in line]
+            style = {"belady": 'stroke-width="2.5"', "lru": 'stroke-width="1.5" stroke-dasharray="5 3"'}.get(name, "")
+            stroke = LIGHT.prefill if style else LIGHT.owned
+            path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            parts.append(f'<path d="M{path}" fill="none" stroke="{stroke}" {style}/>')
+            if style:
+                x, y = points[len(points) // 2]
+                above = name == "belady"
+                label = "Belady's" if above else "LRU"
+                parts.append(
+                    _text(x + (-4 if above else 8), y + (-8 if above else 16), label, "end" if above else "start")
+                )
+    return _svg(48 + 2 * width + 110, bottom + 48, "Hits against the size of the pool, by eviction policy", parts)
 
 
 def watched_figure(result: Mapping[str, Any]) -> str:

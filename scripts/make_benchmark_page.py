@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmark_figures import ARM_NAMES, WATCHED_NAMES, chunk_size_figure, serving_figure, watched_figure
+from benchmark_figures import ARM_NAMES, WATCHED_NAMES, arena_figure, chunk_size_figure, serving_figure, watched_figure
 from benchmark_tables import Result, cell, load, number, provenance, spread, table
 from generated_files import write_or_check
 from model_tables import llama_cpp_table, models_table, quality_table, starts_table
@@ -300,6 +300,7 @@ def files() -> Iterator[tuple[Path, str]]:
     yield IMAGES / "bench-serving.svg", serving_figure(load("serving_random_small"))
     yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
     yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
+    yield IMAGES / "bench-arena.svg", arena_figure(load("cache_arena"))
     pages = ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS), (OPERATIONS_PAGE, OPERATIONS_SECTIONS))
     for page, sections in pages:
         text = page.read_text()
