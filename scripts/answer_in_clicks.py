@@ -147,10 +147,10 @@ class Dashboard(Place):
         ("block_of_token", "story", 12),
         ("rows_seen", "story", 12),
         ("request_by_name", "story", 12),
+        ("own_question", "story", 12),
         ("smaller_budget", "story", 12),
         ("back_from_comparison", "story", 12),
-        ("own_question", "story", 12),
-        ("saved", "story", 12),
+        ("saved", "story", 12),  # with the comparison, as the run has not grown since
     )
 
     def __init__(self, reader: Reader, engine: Engine, folder: Path) -> None:

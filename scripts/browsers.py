@@ -59,17 +59,13 @@ class Browser(ABC):
         call = f"JSON.stringify((({function})({', '.join(json.dumps(value) for value in values)})) ?? null)"
         return json.loads(self._evaluate(call))
 
+    @abstractmethod
     def press(self, x: float, y: float) -> None:
         """Click at a point of the window."""
-        pointer = [{"type": "pointerMove", "x": round(x), "y": round(y)}]
-        pointer += [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
-        self._act({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": pointer})
 
+    @abstractmethod
     def type(self, text: str) -> None:
         """Type characters; a line break is Enter."""
-        keys = ["\ue007" if character == "\n" else character for character in text]
-        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self._act({"type": "key", "id": "keyboard", "actions": actions})
 
     @abstractmethod
     def picture(self, path: Path) -> None:
@@ -83,9 +79,25 @@ class Browser(ABC):
     def _evaluate(self, expression: str) -> str:
         """The value of a JavaScript expression, a text."""
 
+
+class Acting(Browser):
+    """A browser that performs the actions of a pointer and a keyboard, as WebDriver describes them."""
+
+    def press(self, x: float, y: float) -> None:
+        """Click."""
+        pointer = [{"type": "pointerMove", "x": round(x), "y": round(y)}]
+        pointer += [{"type": kind, "button": 0} for kind in ("pointerDown", "pointerUp")]
+        self._act({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": pointer})
+
+    def type(self, text: str) -> None:
+        """Type."""
+        keys = ["\ue007" if character == "\n" else character for character in text]
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self._act({"type": "key", "id": "keyboard", "actions": actions})
+
     @abstractmethod
     def _act(self, source: dict[str, Any]) -> None:
-        """Perform the actions of a pointer or a keyboard, as WebDriver describes them."""
+        """Perform the actions of one device."""
 
 
 class Chromium(Browser):
@@ -129,7 +141,7 @@ class Chromium(Browser):
         self._driver.stop()
 
 
-class Firefox(Browser):
+class Firefox(Acting):
     """Firefox, by WebDriver BiDi."""
 
     def __init__(self) -> None:
@@ -207,7 +219,7 @@ class Firefox(Browser):
         self._folder.cleanup()
 
 
-class WebKit(Browser):
+class WebKit(Acting):
     """WebKitGTK, which stands for Safari, by WebDriver, in a virtual display."""
 
     def __init__(self) -> None:

@@ -24,6 +24,11 @@ def browser_of_debian(request):
         yield browser
 
 
+@pytest.mark.parametrize("kind", [browsers.Chromium, browsers.Firefox, browsers.WebKit])
+def test_every_browser_can_be_made(kind):
+    assert not kind.__abstractmethods__
+
+
 def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
     long_trace.to_html(tmp_path / "trace.html")
     reader = Reader(browser_of_debian)
