@@ -1,0 +1,68 @@
+"""Tab reaches every control that the eye sees: of each view, and of a live dashboard with its dialogs."""
+
+import pytest
+from viz_traces import ReplayingController
+
+CONTROLS = (
+    "button, input, select, textarea, a[href], summary, canvas[tabindex], [role=button], [role=tab], [role=option]"
+)
+
+WATCH = """(css) => {
+  const walk = (node) => [...node.querySelectorAll("*")].flatMap((each) =>
+    [...(each.matches(css) ? [each] : []), ...(each.shadowRoot ? walk(each.shadowRoot) : [])]);
+  window.stops = new Set();
+  window.stop = () => {
+    let found = document.activeElement;
+    while (found?.shadowRoot?.activeElement) found = found.shadowRoot.activeElement;
+    const isNew = !stops.has(found);
+    stops.add(found);
+    return isNew;
+  };
+  window.left = () => walk(document).filter((each) => !stops.has(each) && !each.disabled
+    && each.getClientRects().length && each.checkVisibility({ visibilityProperty: true })
+    && !(each.type === "radio" && !each.checked));
+}"""
+
+
+def unreached(page, most=200):
+    """The visible controls at which Tab does not stop, as the beginnings of their HTML."""
+    page.evaluate(WATCH, CONTROLS)
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if not page.evaluate("() => stop()"):
+            break
+    assert page.evaluate("() => stops.size") > 3
+    return page.evaluate("() => left().map((each) => each.outerHTML.slice(0, 120))")
+
+
+@pytest.mark.parametrize("view", ["story", "scheduler", "kernel", "all"])
+def test_tab_reaches_every_control_of_a_view(page_of, long_trace, view):
+    page = page_of(long_trace)
+    page.view("view.show(argument)", view)
+    page.view("view.inspector.pin({ kind: 'request', request: 3 })")
+    page.frame()
+    assert unreached(page.page) == []
+
+
+def test_tab_reaches_every_control_of_a_live_dashboard_and_its_dialogs(open_page, serve, long_trace):
+    controller = ReplayingController(long_trace)
+    controller.tokenizer = type("Tokenizer", (), {"has_chat_template": True})()
+    controller.fork = lambda **_: long_trace
+    while controller.step() is not None and len(controller.trace) < 40:
+        pass
+    page = open_page(serve(controller).rstrip("/") + "/#story")
+    page.wait("view.store.numSteps === 40")
+    for keys in ([], ["?"], ["Escape", "b"], ["Escape", "w"], ["Escape", "a"]):
+        for key in keys:
+            page.page.keyboard.press(key)
+        page.frame()
+        assert unreached(page.page) == [], keys
+
+
+def test_a_control_without_a_stop_is_noticed(page_of, long_trace):
+    page = page_of(long_trace)
+    page.root.evaluate("""(root) => {
+        const planted = Object.assign(document.createElement("button"), { textContent: "planted", tabIndex: -1 });
+        root.prepend(planted);
+    }""")
+    assert [html.partition(">")[0] for html in unreached(page.page)] == ['<button tabindex="-1"']
