@@ -133,6 +133,7 @@ def main() -> None:
     results: dict[str, Any] = {
         kind: {name: summarise([one[name] for one in of_kind]) for name in of_kind[0]} for kind, of_kind in runs.items()
     }
+    measured = {kind: results.pop(kind) for kind in scripts}
     target = RESULTS / "loading.json"
     saved = json.loads(target.read_text()) if target.exists() else {"benchmark": "loading", "models": {}}
     name = "random-1b" if options.model == "random-1b" else Path(path).stem
@@ -142,9 +143,10 @@ def main() -> None:
         "pool_blocks": NUM_BLOCKS,
         "prompt_tokens": PROMPT_TOKENS,
         "starts": saved["models"].get(name, {}).get("starts", {}) | results,
+        "scripts": measured,
     }
     target.write_text(json.dumps(saved, indent=2) + "\n")
-    for kind, row in results.items():
+    for kind, row in (measured | results).items():
         print(kind, {key: round(value["median"], 2) for key, value in row.items()}, flush=True)
 
 
