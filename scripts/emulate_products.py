@@ -204,7 +204,8 @@ def make_calls(some_cases: Sequence[Case]) -> tuple[list[Call], bytes]:
     from stored_rows import dequantised, random_rows
 
     from workbench.cpu.formats import TILE, UNIT
-    from workbench.cpu.inputs import code_bits, factors, prepare_rows, row_size
+    from workbench.cpu.inputs import code_bits, factors, row_size
+    from workbench.cpu.inputs_code import prepare_rows
     from workbench.cpu.kernels import TILE_ROWS
     from workbench.models.packed import matrix
     from workbench.models.packed.check import as_int8
