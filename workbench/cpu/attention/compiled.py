@@ -64,7 +64,7 @@ entry_point = EntryPoint
 
 
 def kinds_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """What numba's types tell apart in some arguments: types, and of arrays their dtype, dimensions and flags."""
+    """Types of arguments as far as numba tells them apart; those of arrays are their dtype, dimensions and flags."""
     kinds: list[Any] = []
     for argument in arguments:
         kind = type(argument)
