@@ -6,10 +6,14 @@ everything, loads the model, makes an engine, and generates one token from a pro
 
 Memory is the peak of the resident set above that after the imports. The KV pool is part of it.
 
+A fourth kind, "process", does what a user's script does, and counts everything from the start of the process to the
+first token. With ``--other CHECKOUT``, "process, other" does the same with another checkout of this repository.
+
 With ``--llama PYTHON``, llama.cpp loads the same file and generates the same token, in turns.
 
     python benchmarks/bench_loading.py --model smollm2
     python benchmarks/bench_loading.py --model random-1b --cold 0 --repeats 2
+    python benchmarks/bench_loading.py --cold 0 --other /tmp/base
 """
 
 from __future__ import annotations
@@ -30,6 +34,18 @@ from _common import RESULTS, machine, summarise
 from bench_llama_cpp import NUM_BLOCKS, LlamaArm, WorkbenchArm, file_of, memory, token_ids
 
 PROMPT_TOKENS = 64
+HERE = Path(__file__).parents[1]
+PROGRAM = """
+import json, sys, time
+from workbench import Engine, SamplingParams
+engine = Engine(sys.argv[1])
+request = engine.add_request([index % 100 for index in range({tokens})], SamplingParams(max_tokens=1))
+while not engine.output(request).token_ids:
+    engine.step()
+print(json.dumps(dict(cpu_s=time.process_time(), modules=len(sys.modules), numba=int("numba.core" in sys.modules))))
+sys.stdout.flush()
+"""
+"""A script from its first line to the first token."""
 
 
 def start(arm_name: str, path: str) -> dict[str, float]:
@@ -61,6 +77,17 @@ def start(arm_name: str, path: str) -> dict[str, float]:
     }
 
 
+def script(path: str, checkout: Path) -> dict[str, float]:
+    """A start of the script with a checkout, with all that earlier starts keep."""
+    environment = os.environ | {"WORKBENCH_PREFLIGHT": "remembered", "PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-c", PROGRAM.format(tokens=PROMPT_TOKENS), path]
+    begin = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout) as process:
+        line = process.stdout.readline()
+        wall = time.perf_counter() - begin
+    return {**json.loads(line), "wall_s": wall}
+
+
 def run(kind: str, path: str, cache: Path | None, llama: str | None) -> dict[str, float]:
     """One start in a separate process."""
     environment = os.environ | {"WORKBENCH_PREFLIGHT": "always" if kind == "checked" else "remembered"}
@@ -77,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help='"smollm2", "random-1b" or a GGUF file')
     parser.add_argument("--llama", metavar="PYTHON", help="a Python that has llama-cpp-python")
+    parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="another checkout for starts of a script")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cold", type=int, default=1, help="number of cold starts")
     parser.add_argument("--start", help=argparse.SUPPRESS)
@@ -93,12 +121,19 @@ def main() -> None:
     for _ in range(2):
         run("remembered", path, None, None)  # compiles what is not compiled, and remembers
     kinds = ["checked", "remembered", *(["llama_cpp"] if options.llama else [])]
-    for _ in range(options.repeats):
+    scripts = {"process": HERE} | ({"process, other": options.other.resolve()} if options.other else {})
+    for checkout in scripts.values():
+        for _ in range(2):
+            script(path, checkout)
+    for repeat in range(options.repeats):
+        for kind in sorted(scripts, reverse=repeat % 2 == 1):
+            runs.setdefault(kind, []).append(script(path, scripts[kind]))
         for kind in kinds:
             runs.setdefault(kind, []).append(run(kind, path, None, options.llama))
     results: dict[str, Any] = {
         kind: {name: summarise([one[name] for one in of_kind]) for name in of_kind[0]} for kind, of_kind in runs.items()
     }
+    measured = {kind: results.pop(kind) for kind in scripts}
     target = RESULTS / "loading.json"
     saved = json.loads(target.read_text()) if target.exists() else {"benchmark": "loading", "models": {}}
     name = "random-1b" if options.model == "random-1b" else Path(path).stem
@@ -108,9 +143,10 @@ def main() -> None:
         "pool_blocks": NUM_BLOCKS,
         "prompt_tokens": PROMPT_TOKENS,
         "starts": saved["models"].get(name, {}).get("starts", {}) | results,
+        "scripts": measured,
     }
     target.write_text(json.dumps(saved, indent=2) + "\n")
-    for kind, row in results.items():
+    for kind, row in (measured | results).items():
         print(kind, {key: round(value["median"], 2) for key, value in row.items()}, flush=True)
 
 

@@ -2,7 +2,8 @@
 
 One layer of SmolLM2-135M (9 query heads, 3 KV heads, head_dim 64, blocks of 16 tokens in random order), one thread, CPU
 time. Layers take turns, so that none is read from a cache of the processor. The plain read sums the same arrays.
-"Blocks in a cache" is the same work on 16 blocks again and again: the arithmetic without the memory.
+"Blocks in a cache" is the same work on 16 blocks again and again: the arithmetic without the memory. "Blocks in order"
+is the same work on blocks one after another. Results of other vectors than AVX2's are saved beside AVX2's.
 
     python benchmarks/bench_long_decodes.py [--repeats N]
 """
@@ -45,7 +46,8 @@ def bench_case(context: int, requests: int, repeats: int) -> dict[str, Any]:
     table = (rng.permutation(blocks_each * requests) + 1).astype(np.int32).reshape(requests, blocks_each)
     near = (np.arange(blocks_each * requests) % 16 + 1).astype(np.int32).reshape(requests, blocks_each)
     starts, lens = np.arange(requests + 1, dtype=np.int32), np.full(requests, context, np.int32)
-    far_batch, near_batch = (AttentionMetadata(starts, lens, blocks, None, BLOCK_SIZE) for blocks in (table, near))
+    tables = {"far": table, "near": near, "ordered": np.sort(table, axis=None).reshape(table.shape)}
+    batches = {arm: AttentionMetadata(starts, lens, blocks, None, BLOCK_SIZE) for arm, blocks in tables.items()}
     shape = (blocks_each * requests + 1, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     queries = mx.array(rng.standard_normal((requests, NUM_HEADS, HEAD_DIM), dtype=np.float32))
     numbers = [mx.array(rng.standard_normal(shape, dtype=np.float32)) for _ in range(2)]
@@ -56,10 +58,10 @@ def bench_case(context: int, requests: int, repeats: int) -> dict[str, Any]:
         count = -(-READ_AT_LEAST // (2 * first[0].nbytes))
         layers[name] = [[mx.array(np.array(x)) for x in first] for _ in range(count)]
         mx.eval(layers[name])
-    times: dict[str, dict[str, list[float]]] = {name: {"far": [], "near": [], "plain": []} for name in DTYPES}
+    times: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in (*tables, "plain")} for name in DTYPES}
     for _ in range(repeats + 1):
         for name, caches in layers.items():
-            for arm, batch in (("far", far_batch), ("near", near_batch)):
+            for arm, batch in batches.items():
                 run = [lambda kv=kv, batch=batch: backend.attend(queries, *kv, batch, options) for kv in caches]
                 times[name][arm].append(cpu_ms(lambda run=run: [one() for one in run]) / len(caches))
             words = [shared_memory(x).reshape(-1).view(np.uint64) for kv in caches for x in kv]
@@ -71,10 +73,15 @@ def bench_case(context: int, requests: int, repeats: int) -> dict[str, Any]:
         gb_per_s = {arm: round(size / summary["median"], 2) for arm, summary in summaries.items()}
         results[name] = {
             "mb": round(size, 2),
-            "cpu_ms": {"attention": summaries["far"], "blocks_in_a_cache": summaries["near"]},
+            "cpu_ms": {
+                "attention": summaries["far"],
+                "blocks_in_a_cache": summaries["near"],
+                "blocks_in_order": summaries["ordered"],
+            },
             "plain_read_cpu_ms": summaries["plain"],
             "gb_per_s": gb_per_s["far"],
             "share_of_plain_read": round(gb_per_s["far"] / gb_per_s["plain"], 2),
+            "share_in_order": round(gb_per_s["ordered"] / gb_per_s["plain"], 2),
             "share_without_memory": round(gb_per_s["near"] / gb_per_s["plain"], 2),
             "times_float32": round(summarise(times["float32"]["far"][1:])["median"] / summaries["far"]["median"], 2),
         }
@@ -87,7 +94,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     save(
-        "long_decodes",
+        "long_decodes" if LANES == 8 else f"long_decodes_{LANES}_lanes",
         {
             "what": "one layer, 9 query heads, 3 KV heads, head_dim 64, block size 16, one thread",
             "blas": workbench.backend_info(),

@@ -3,7 +3,12 @@
 A core with AVX2 does 2 x 8 multiply-adds of float32 a cycle. Its clock is measured with a chain of multiplications of
 three cycles each. Times are CPU times of one thread, the best of a few.
 
-    python benchmarks/bench_products.py       # about half a minute
+A single row has little to compute, so its products are measured in bytes of weights per second, with inputs of float32
+and of 8 bits, as a share of a plain read: the sum of the same memory as integers, in turns. Matrices take turns, too,
+so that none is in a cache. "best" compares the shortest times, "median" the median ones.
+
+    python benchmarks/bench_products.py                      # about a minute
+    python benchmarks/bench_products.py --only weights_read
 """
 
 from __future__ import annotations
@@ -12,6 +17,9 @@ import os
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+import argparse
+import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +28,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
-from _common import save
+from _common import RESULTS, machine, save
 
 from workbench.cpu.attention.simd import LANES
 from workbench.models.packed import matrix
@@ -36,6 +44,9 @@ SHAPES = {
     "Q8_0": (4096, 640),
 }
 ROWS = (4, 16, 512)
+READ = ("Q4_0", "Q4_1", "Q8_0")
+READ_AT_LEAST = 96 << 20
+"""Bytes of the matrices that take turns: more than a processor's caches."""
 
 
 @numba.njit
@@ -57,11 +68,57 @@ def seconds(run: Callable[[], object], repeats: int = 1) -> float:
     return min(times)
 
 
+def weights_read(type_name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Bytes of weights per second of products with a single row, as shares of a plain read."""
+    rows = [random_rows(type_name, 4096, 4096, 0)]
+    first = matrix.from_ggml(type_name, rows)
+    matrices = [first, *(matrix.from_ggml(type_name, rows) for _ in range(READ_AT_LEAST // first.nbytes))]
+    words = [each.data.view(np.uint64) for each in matrices]
+    x = np.random.default_rng(0).standard_normal((1, 4096)).astype(np.float32)
+    times: dict[str, list[float]] = {"plain read": [], "float32": [], "int8": []}
+    for repeat in range(repeats + 1):
+        for arm in sorted(times, reverse=repeat % 2 == 1):
+            if arm != "plain read":
+                for each in matrices:
+                    each.use(arm)
+            started = time.process_time()
+            for each, its_words in zip(matrices, words):
+                its_words.sum() if arm == "plain read" else each.multiply(x)
+            times[arm].append(time.process_time() - started)
+    size = sum(each.nbytes for each in matrices) / 1e9
+    best = {arm: size / min(values[1:]) for arm, values in times.items()}
+    median = {arm: size / statistics.median(values[1:]) for arm, values in times.items()}
+    found = {
+        arm: {
+            "best_gb_per_s": round(best[arm], 2),
+            "median_gb_per_s": round(median[arm], 2),
+            "best_share": round(best[arm] / best["plain read"], 3),
+            "median_share": round(median[arm] / median["plain read"], 3),
+        }
+        for arm in times
+    }
+    print(f"{type_name}, a row:", found, flush=True)
+    return found
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["weights_read"], help="measure this alone, and keep the other results")
+    parser.add_argument("--repeats", type=int, default=15, help="repeats of a single row's products (default 15)")
+    options = parser.parse_args()
+    read = {
+        "machine": machine(),
+        "repeats": options.repeats,
+        "types": {type_name: weights_read(type_name, options.repeats) for type_name in READ},
+    }
+    if options.only:
+        saved = json.loads((RESULTS / "products.json").read_text())
+        (RESULTS / "products.json").write_text(json.dumps(saved | {"weights_read": read}, indent=2) + "\n")
+        return
     chain(1, np.uint64(3))
     clock = 3 * 50_000_000 / seconds(lambda: chain(50_000_000, np.uint64(3)))
     peak = 2 * 2 * LANES * clock
-    results = {"clock_ghz": clock / 1e9, "peak_gflops": peak / 1e9, "share_of_peak": {}}
+    results = {"clock_ghz": clock / 1e9, "peak_gflops": peak / 1e9, "share_of_peak": {}, "weights_read": read}
     for type_name, (num_outputs, num_columns) in SHAPES.items():
         packed = matrix.from_ggml(type_name, [random_rows(type_name, num_outputs, num_columns, 0)])
         weights = packed.rows(np.arange(num_outputs)).T

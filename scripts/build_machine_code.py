@@ -10,7 +10,6 @@ its own process. Only the compiler has to know the level, not this processor.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import pickle  # read by this script's own processes alone
 import subprocess
@@ -24,8 +23,8 @@ from workbench.cpu.attention.processor import LEVELS, code_folder
 PRODUCTS = ("Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16", "BF16", "F32")
 """Formats of weights whose products are compiled."""
 
-Call = tuple[str, str, Any, bool]
-"""Module and name of a function, types of its arguments, and whether Python calls it."""
+Call = tuple[str, str, str, Any, bool]
+"""`Wanted` with the signature itself."""
 
 
 def calls_of_a_run() -> list[Call]:
@@ -35,16 +34,15 @@ def calls_of_a_run() -> list[Call]:
     from workbench import Engine, SamplingParams
     from workbench.cpu import kernels, packing
     from workbench.cpu.attention import object_code
-    from workbench.cpu.decoders import KINDS
     from workbench.cpu.formats import GGML_FORMATS
 
     calls: dict[str, Call] = {}
     place_of = object_code.place_of
 
-    def noting(function: Any, signature: Any, for_python: bool) -> tuple[str, str]:
-        call = function.__module__, function.__name__, signature, for_python
-        calls[repr(call)] = call
-        return place_of(function, signature, for_python)
+    def noting(wanted: object_code.Wanted) -> tuple[str, str]:
+        call = wanted._replace(signature=wanted.signature())
+        calls[repr(call)] = tuple(call)
+        return place_of(wanted)
 
     object_code.place_of = noting
     for activations in ("float32", "int8"):
@@ -54,27 +52,24 @@ def calls_of_a_run() -> list[Call]:
     layout = packing.layout_of(GGML_FORMATS["Q4_K"], 8)
     raw = np.zeros((1, 144), np.uint8)
     raw.flags.writeable = False
-    packing.pack_ggml(raw, KINDS["Q4_K"], layout, np.zeros(layout.tile_bytes, np.uint8), 0)
-    object_code.place_of = place_of
+    packing.pack_ggml(raw, packing.KINDS["Q4_K"], layout, np.zeros(layout.tile_bytes, np.uint8), 0)
     for name in PRODUCTS:
         for activations in ("float32", "int8"):
             if GGML_FORMATS[name].takes(activations):
-                signature = kernels.product_signature(GGML_FORMATS[name], activations)
-                call = kernels.__name__, kernels.product.__name__, signature, False
-                calls[repr(call)] = call
+                kernels.product_kernel(GGML_FORMATS[name], activations)
+    object_code.place_of = place_of
     return list(calls.values())
 
 
 def compile_all(calls: list[Call], folder: Path) -> None:
     """Compile functions for the level that this process was started for."""
-    from workbench.cpu.attention.object_code import compiled, place_of, write
+    from workbench.cpu.attention.object_code import Wanted, compiled, place_of, write
 
-    for number, (module, name, signature, for_python) in enumerate(calls, start=1):
-        function = getattr(importlib.import_module(module), name)
-        function = getattr(function, "py_func", function)
+    for number, (module, name, types, signature, for_python) in enumerate(calls, start=1):
         print(f"{folder.name}: {number} of {len(calls)}, {name}", flush=True)
-        path = folder.joinpath(*place_of(function, signature, for_python))
-        write(path, compiled(function, signature, for_python))
+        wanted = Wanted(module, name, types, lambda signature=signature: signature, for_python)
+        path = folder.joinpath(*place_of(wanted))
+        write(path, compiled(wanted.function(), signature, for_python))
         path.chmod(0o644)
         path.parent.chmod(0o755)
     folder.chmod(0o755)

@@ -119,8 +119,8 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Every type with every kind of activations, and controls."""
+    from workbench.cpu.attention.processor import instruction_set
     from workbench.cpu.formats import GGML_FORMATS
-    from workbench.cpu.int8_inputs import instruction_set
 
     kinds: list[Activations] = ["float32", "int8"] if instruction_set() else ["float32"]
     found = [
@@ -142,7 +142,7 @@ def write_kernels(target: Target, folder: Path) -> None:
     from llvmlite import binding
     from numba.core import types
 
-    from workbench.cpu.kernels import _block
+    from workbench.cpu.kernels_code import _block
     from workbench.cpu.tiles import PackedType
 
     binding.initialize_all_targets()
@@ -204,7 +204,8 @@ def make_calls(some_cases: Sequence[Case]) -> tuple[list[Call], bytes]:
     from stored_rows import dequantised, random_rows
 
     from workbench.cpu.formats import TILE, UNIT
-    from workbench.cpu.inputs import code_bits, factors, prepare_rows, row_size
+    from workbench.cpu.inputs import code_bits, factors, row_size
+    from workbench.cpu.inputs_code import prepare_rows
     from workbench.cpu.kernels import TILE_ROWS
     from workbench.models.packed import matrix
     from workbench.models.packed.check import as_int8

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from workbench.cpu.attention import object_code, processor, simd
-from workbench.cpu.attention.compiled import EntryPoint
+from workbench.cpu.attention.compiled import EntryPoint, kinds_of
+from workbench.cpu.attention.layout import Scoring
 
 
 def double(x, out):
@@ -162,3 +163,30 @@ def test_a_later_process_runs_kept_code_without_the_compiler(folder):
     )
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": path}, timeout=300)
+
+
+def test_arguments_of_the_same_types_share_their_code(folder):
+    """Python's and numpy's integers, and arrays that lie in both orders or in one."""
+    one, several = np.zeros((1, 4), np.float32), np.zeros((2, 4), np.float32)
+    assert kinds_of([one]) == kinds_of([several]) != kinds_of([several[:, ::2]])
+    frozen = several.copy()
+    frozen.flags.writeable = False
+    others = (
+        frozen,
+        several.astype(np.float64),
+        several[0],
+        np.asfortranarray(several),
+        Scoring(*several[:1], 1, 2, 3, 4),
+    )
+    assert len({kinds_of([other]) for other in (several, *others)}) == 1 + len(others)
+    entry = EntryPoint(twice)
+    out = np.zeros(1)
+    for factor in (2, np.int64(2)):
+        entry(factor, out)
+    assert out[0] == 4 and len(list(folder.iterdir())) == 1
+    entry(2.5, out)
+    assert out[0] == 5 and len(list(folder.iterdir())) == 2
+
+
+def twice(factor, out):
+    out[0] = 2 * factor

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from workbench.attention.cpu_ops import swiglu
-from workbench.cpu.attention.matmul_tiles import TILE_ROWS, dot_tile, matmul_tile
+from workbench.cpu.attention.layout import TILE_ROWS
+from workbench.cpu.attention.matmul_tiles import dot_tile, matmul_tile
 from workbench.cpu.attention.simd import LANES, exp, exp2, jit, load, store, tanh
 
 

@@ -9,6 +9,7 @@ from gguf_bytes import gguf_bytes
 from gguf_files import add_value, finish, random_model, tiny_config, write_model
 
 from workbench.models import load_model
+from workbench.models.gguf import types
 from workbench.models.gguf.file import GGUFError, GGUFFile
 from workbench.models.gguf.quantized import pack_quantized
 
@@ -312,3 +313,10 @@ def test_a_part_in_the_place_of_another_is_refused(tmp_path):
     third.write_bytes(second.read_bytes())
     with pytest.raises(GGUFError, match=r"00003-of-00003\.gguf: metadata split\.no=1 must be 2 in part 3 of 3"):
         GGUFFile(first)
+
+
+def test_the_tables_of_types_are_those_of_the_gguf_package():
+    known = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
+    assert types.GGML_TYPES.items() <= known.items()
+    assert all(types.ggml_type(number) == kind for number, kind in known.items())
+    assert {kind.name: int(kind) for kind in types.TokenType} == {kind.name: int(kind) for kind in gguf.TokenType}

@@ -14,7 +14,7 @@ from llvmlite import binding
 from numba.core import types
 from workbench.cpu.attention.simd import LANES
 from workbench.cpu.formats import GGML_FORMATS
-from workbench.cpu.kernels import PackedType, _block
+from workbench.cpu.kernels_code import PackedType, _block
 
 assert LANES == 4
 

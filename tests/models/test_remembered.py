@@ -1,6 +1,9 @@
 """Checks of a model that are remembered from one start to the next, and starts that check again."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,6 +13,7 @@ from gguf_files import random_model, tiny_config, write_model
 import workbench
 from workbench import Engine
 from workbench.cpu.kernels import product_kernel
+from workbench.ground.cache_folder import cached, make_folder
 from workbench.models import load_model
 from workbench.models import preflight_once as once_module
 from workbench.models import remembered as remembered_module
@@ -179,3 +183,29 @@ def test_an_unknown_value_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "sometimes")
     with pytest.raises(ValueError, match="WORKBENCH_PREFLIGHT is 'sometimes'; it must be"):
         is_on()
+
+
+def test_a_start_with_kept_code_does_not_import_numba(file, tmp_path):
+    """The first process may compile, and the second one only loads."""
+    (tmp_path / "cache").mkdir()
+    compiled = cached("compiled")
+    make_folder(compiled)
+    (tmp_path / "cache" / "compiled").symlink_to(compiled)
+    program = (
+        "import sys\n"
+        "from workbench import Engine\n"
+        f"with Engine({str(file)!r}) as engine:\n"
+        "    print(engine.generate([3, 1, 4], max_tokens=3), engine.runner.path.name, end=' ')\n"
+        "print(*sorted({'numba', 'numba.core', 'gguf', 'transformers'} & set(sys.modules)))\n"
+    )
+    environment = os.environ | {"WORKBENCH_CACHE": str(tmp_path / "cache"), "WORKBENCH_PREFLIGHT": "remembered"}
+
+    def ran() -> tuple[str, str]:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=600)
+        found, _, imported = done.stdout.strip().partition("] ")
+        return found, imported
+
+    first, second = ran(), ran()
+    assert first[0] == second[0]
+    assert second[1] == "compiled"  # and none of the modules

@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.attention.cpu_backend import shared_memory
-from workbench.cpu.attention.compiled import entry_point
-from workbench.cpu.attention.simd import LANES, exp, jit, load, splat, store
+from workbench.cpu.attention.compiled import EntryPoint
+from workbench.cpu.attention.processor import LANES
 
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+_swiglu = EntryPoint("workbench.attention.cpu_ops_code:swiglu")
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
@@ -34,22 +34,3 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     out = np.empty(gate.size, np.float32)
     _swiglu(out, shared_memory(gate).reshape(-1), shared_memory(up).reshape(-1), np.zeros(2 * LANES, np.float32))
     return mx.array(out.reshape(gate.shape))
-
-
-@jit
-def _swiglu_vector(gate, up):
-    return gate / (splat(_ONE) + exp(splat(_ZERO) - gate)) * up
-
-
-@entry_point
-def _swiglu(out, gate, up, rest):
-    """Whole vectors in place; the remaining elements go through ``rest``, two vectors of zeros."""
-    whole = out.size - out.size % LANES
-    for at in range(0, whole, LANES):
-        store(out, at, _swiglu_vector(load(gate, at), load(up, at)))
-    for at in range(whole, out.size):
-        rest[at - whole] = gate[at]
-        rest[at - whole + LANES] = up[at]
-    store(rest, 0, _swiglu_vector(load(rest, 0), load(rest, LANES)))
-    for at in range(whole, out.size):
-        out[at] = rest[at - whole]

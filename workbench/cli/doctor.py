@@ -85,7 +85,7 @@ def _device() -> Iterator[str]:
 
 
 def _products() -> Iterator[str]:
-    from workbench.cpu.int8_inputs import instruction_set
+    from workbench.cpu.attention.processor import instruction_set
     from workbench.models.packed.int8 import int8_gain, why_no_int8
     from workbench.models.packed.pack_model import why_not_packed
 

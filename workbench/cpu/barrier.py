@@ -6,7 +6,6 @@ barriers that last microseconds, so they spin there, and give way to other proce
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -16,11 +15,6 @@ from workbench.cpu.attention.simd import jit
 _SPINS = 4096  # looks at a barrier before the processor is offered to others
 
 _COUNT, _TURN = 0, 16  # elements of a barrier: arrivals, and turns of the barrier; on different cache lines
-
-
-def make_barrier() -> np.ndarray:
-    """A barrier: int64 [32]."""
-    return np.zeros(32, np.int64)
 
 
 @intrinsic

@@ -9,25 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.cpu.attention.simd import jit
-
-NIBBLES, BYTES, POWERS, Q2_K, Q3_K, Q4_K, Q6_K = range(7)
-"""Kinds of ggml blocks."""
-
-KINDS = {
-    "Q4_0": NIBBLES,
-    "Q4_1": NIBBLES,
-    "Q5_0": NIBBLES,
-    "Q5_1": NIBBLES,
-    "IQ4_NL": NIBBLES,
-    "Q8_0": BYTES,
-    "MXFP4": POWERS,
-    "Q2_K": Q2_K,
-    "Q3_K": Q3_K,
-    "Q4_K": Q4_K,
-    "Q5_K": Q4_K,
-    "Q6_K": Q6_K,
-}
-"""The kind of each ggml type's blocks."""
+from workbench.cpu.packing import BYTES, POWERS, Q2_K, Q3_K, Q4_K, power
 
 
 @jit
@@ -95,17 +77,7 @@ def decode_super_blocks(kind, row, extra, codes, scales):
             shared[block] = _half(row, at + 208)
 
 
-def half_of_power(exponents: np.ndarray) -> np.ndarray:
-    """Bits of ``2**(exponent - 128)`` as bfloat16, uint16; the exponents are uint8."""
-    return np.array([_power.py_func(exponent) for exponent in range(256)], np.uint16)[exponents]
-
-
-@jit
-def _power(exponent):
-    """Bits of ``2**(exponent - 128)`` as bfloat16, of which the smallest two are not normal."""
-    if exponent < 2:
-        return np.uint32(0x20) << np.uint32(exponent)
-    return (np.uint32(exponent) - np.uint32(1)) << np.uint32(7)
+_power = jit(power)
 
 
 @jit

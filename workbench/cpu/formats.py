@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from workbench.cpu.attention.simd import LANES
+from workbench.cpu.attention.processor import LANES
 
 UNIT = 32
 """Columns of a unit."""

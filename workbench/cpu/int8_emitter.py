@@ -15,10 +15,11 @@ from functools import partial
 from llvmlite import ir
 from numba.core import cgutils
 
+from workbench.cpu.attention.processor import instruction_set
 from workbench.cpu.attention.simd import INDEX, LANES, VECTOR, loop, splat_scalar
 from workbench.cpu.emitter import BYTE, WORD, WORDS, Emitter, each, splat_integer
 from workbench.cpu.formats import INT8_UNIT_BYTES, UNIT, Format
-from workbench.cpu.int8_inputs import PART, SIGN_BIT, instruction_set, run_length
+from workbench.cpu.int8_inputs import PART, SIGN_BIT, run_length
 
 _BYTES = ir.VectorType(BYTE, 4 * LANES)
 _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES)

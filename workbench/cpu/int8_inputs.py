@@ -17,7 +17,6 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from workbench.cpu.attention.processor import cpu_features
 from workbench.cpu.attention.simd import (
     FLOAT,
     LANES,
@@ -42,16 +41,6 @@ PART = 16
 """Columns of a unit that have first summands."""
 
 _BYTE, _HALF, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
-
-
-def instruction_set() -> str:
-    """The instructions that multiply bytes: "VNNI", "AVX-512", "AVX2", or "" for none that is known."""
-    features = cpu_features()
-    if LANES == 16:
-        return "VNNI" if "avx512vnni" in features else "AVX-512" if "avx512bw" in features else ""
-    if LANES == 8:
-        return "VNNI" if "avxvnni" in features else "AVX2"
-    return ""
 
 
 SIGN_BIT = 128

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from llvmlite import binding, ir
 from numba.core import cgutils
 
-from workbench.cpu.attention.processor import cpu_features
-from workbench.cpu.attention.simd import LANES
+from workbench.cpu.attention.processor import LANES, cpu_features
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
 _SIZE = 4 * LANES

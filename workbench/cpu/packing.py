@@ -10,10 +10,39 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.cpu.attention.compiled import entry_point
-from workbench.cpu.attention.simd import jit
-from workbench.cpu.decoders import BYTES, NIBBLES, POWERS, decode_bits, decode_small_blocks, decode_super_blocks
-from workbench.cpu.formats import SUPER, TILE, UNIT, Format
+from workbench.cpu.attention.compiled import EntryPoint
+from workbench.cpu.formats import SUPER, UNIT, Format
+
+NIBBLES, BYTES, POWERS, Q2_K, Q3_K, Q4_K, Q6_K = range(7)
+"""Kinds of ggml blocks."""
+
+KINDS = {
+    "Q4_0": NIBBLES,
+    "Q4_1": NIBBLES,
+    "Q5_0": NIBBLES,
+    "Q5_1": NIBBLES,
+    "IQ4_NL": NIBBLES,
+    "Q8_0": BYTES,
+    "MXFP4": POWERS,
+    "Q2_K": Q2_K,
+    "Q3_K": Q3_K,
+    "Q4_K": Q4_K,
+    "Q5_K": Q4_K,
+    "Q6_K": Q6_K,
+}
+"""The kind of each ggml type's blocks."""
+
+
+def half_of_power(exponents: np.ndarray) -> np.ndarray:
+    """Bits of ``2**(exponent - 128)`` as bfloat16, uint16; the exponents are uint8."""
+    return np.array([power(exponent) for exponent in range(256)], np.uint16)[exponents]
+
+
+def power(exponent: int) -> np.uint32:
+    """Bits of ``2**(exponent - 128)`` as bfloat16, of which the smallest two are not normal."""
+    if exponent < 2:
+        return np.uint32(0x20) << np.uint32(exponent)
+    return (np.uint32(exponent) - np.uint32(1)) << np.uint32(7)
 
 
 class Layout(NamedTuple):
@@ -98,165 +127,10 @@ def pack_floats(bits: np.ndarray, layout: Layout, packed: np.ndarray, first_outp
     _pack_floats(bits, layout, packed.view(bits.dtype), first_output)
 
 
-# Two functions instead of one, because most files need one, and compiling takes seconds.
-@entry_point
-def _pack_small_blocks(raw, kind, layout, packed, first_output, codes, scales):
-    for row in range(raw.shape[0]):
-        decode_small_blocks(kind, raw[row], layout.has_minima, layout.extra, codes, scales)
-        _place(layout, packed, first_output + row, codes, scales)
+_pack_small_blocks = EntryPoint("workbench.cpu.packing_code:pack_small_blocks")
+_pack_super_blocks = EntryPoint("workbench.cpu.packing_code:pack_super_blocks")
+_pack_affine = EntryPoint("workbench.cpu.packing_code:pack_affine")
+_pack_floats = EntryPoint("workbench.cpu.packing_code:pack_floats")
 
-
-@entry_point
-def _pack_super_blocks(raw, kind, layout, packed, first_output, codes, scales):
-    for row in range(raw.shape[0]):
-        decode_super_blocks(kind, raw[row], layout.extra, codes, scales)
-        _place(layout, packed, first_output + row, codes, scales)
-
-
-@entry_point
-def _pack_affine(words, scale_bits, minimum_bits, layout, packed, first_output, codes, scales):
-    repeats = layout.num_units // scale_bits.shape[1]
-    for row in range(words.shape[0]):
-        decode_bits(words[row], layout.bits, codes)
-        for unit in range(layout.num_units):
-            scales.scales[unit] = scale_bits[row, unit // repeats]
-            scales.minima[unit] = minimum_bits[row, unit // repeats]
-        _place(layout, packed, first_output + row, codes, scales)
-
-
-@jit
-def _place(layout, packed, output, codes, scales):
-    """Write one output: its lane of each unit of its tile."""
-    tile, lane = output // TILE, output % TILE
-    first = tile * layout.tile_bytes
-    supers = -(-layout.num_units // SUPER) if layout.super_bytes else 0
-    for index in range(supers):
-        at = first + index * layout.super_bytes
-        _write(packed, at + 2 * lane, 2, scales.shared[index])
-        if layout.has_minima:
-            _write(packed, at + 2 * (TILE + lane), 2, scales.shared_minima[index])
-    base, extra = layout.base, layout.extra
-    per_word, mask = UNIT // base, np.uint32((1 << base) - 1)
-    for unit in range(layout.num_units):
-        at = first + supers * layout.super_bytes + unit * layout.unit_bytes
-        for word in range(base):
-            bits = np.uint32(0)
-            for index in range(per_word):
-                code = np.uint32(codes[unit * UNIT + word * per_word + index])
-                bits |= (code & mask) << np.uint32(base * index)
-            packed[(at >> 2) + word * TILE + lane] = bits
-        for number in range(extra):
-            sharing = base // extra
-            bits = np.uint32(0)
-            for part in range(sharing):
-                for index in range(per_word):
-                    code = np.uint32(codes[unit * UNIT + (number * sharing + part) * per_word + index])
-                    bits |= (code >> np.uint32(base)) << np.uint32(base * index + extra * part)
-            packed[(at >> 2) + (base + number) * TILE + lane] = bits
-        size = layout.scale_bytes
-        for number in range(layout.sets):
-            place = at + layout.word_bytes + (number * TILE + lane) * size
-            _write(packed, place, size, scales.scales[unit * layout.sets + number])
-            if layout.has_minima:
-                place += layout.sets * TILE * size
-                _write(packed, place, size, scales.minima[unit * layout.sets + number])
-
-
-@jit
-def _write(packed, at, size, bits):
-    """Write the low ``size`` bytes of ``bits`` at byte ``at`` of an array of uint32."""
-    if size == 4:
-        packed[at >> 2] = bits
-        return
-    shift = np.uint32(8 * (at & 3))
-    mask = np.uint32(0xFFFF if size == 2 else 0xFF)
-    packed[at >> 2] = packed[at >> 2] & ~(mask << shift) | (bits & mask) << shift
-
-
-@jit
-def _read(packed, at, size):
-    if size == 4:
-        return packed[at >> 2]
-    mask = np.uint32(0xFFFF if size == 2 else 0xFF)
-    return packed[at >> 2] >> np.uint32(8 * (at & 3)) & mask
-
-
-@entry_point
-def _pack_floats(bits, layout, packed, first_output):
-    columns = layout.num_units * UNIT
-    for row in range(bits.shape[0]):
-        output = first_output + row
-        at = output // TILE * columns * TILE + output % TILE
-        for column in range(bits.shape[1]):
-            packed[at + column * TILE] = bits[row, column]
-
-
-@entry_point
-def unpack_rows(packed, layout, table, numbers, outputs, out):
-    """Write the weights of some outputs.
-
-    Args:
-        packed: The packed matrix as uint32.
-        layout: Its layout.
-        table: uint8 [16], the number that each code of 4 bits stands for; empty if codes are numbers.
-        numbers: float32 [65536], the number that each 16 bits stand for; empty for scales of 32 bits.
-        outputs: int64 [num_rows].
-        out: float32 [num_rows, num_columns]; written.
-    """
-    for row in range(outputs.size):
-        tile, lane = outputs[row] // TILE, outputs[row] % TILE
-        first = tile * layout.tile_bytes
-        if layout.bits >= 16:
-            size = layout.bits // 8
-            for column in range(out.shape[1]):
-                bits = _read(packed, first + (column * TILE + lane) * size, size)
-                out[row, column] = _number(bits, numbers)
-            continue
-        supers = -(-layout.num_units // SUPER) if layout.super_bytes else 0
-        for column in range(out.shape[1]):
-            unit, place = column // UNIT, column % UNIT
-            at = first + supers * layout.super_bytes + unit * layout.unit_bytes
-            code = _code(packed, at, place, lane, layout)
-            if table.size:
-                code = np.uint32(table[code])
-            scale_at = at + layout.word_bytes + (place * layout.sets // UNIT * TILE + lane) * layout.scale_bytes
-            super_at = first + unit // SUPER * layout.super_bytes + 2 * lane
-            scale = _scale(packed, scale_at, super_at, layout, numbers)
-            if layout.has_minima:
-                scale_at += layout.sets * TILE * layout.scale_bytes
-                minimum = _scale(packed, scale_at, super_at + 2 * TILE, layout, numbers)
-                out[row, column] = scale * np.float32(code) + minimum
-            else:
-                out[row, column] = scale * np.float32(np.int64(code) - layout.offset)
-
-
-@jit
-def _number(bits, numbers):
-    if numbers.size:
-        return numbers[bits]
-    return np.uint32(bits).view(np.float32)
-
-
-@jit
-def _scale(packed, at, super_at, layout, numbers):
-    bits = _read(packed, at, layout.scale_bytes)
-    if layout.super_bytes == 0:
-        return _number(bits, numbers)
-    code = np.int64(bits)
-    if layout.signed and code > 127:
-        code -= 256
-    return np.float32(code) * numbers[_read(packed, super_at, 2)]
-
-
-@jit
-def _code(packed, at, place, lane, layout):
-    base, extra = layout.base, layout.extra
-    per_word = UNIT // base
-    word, index = place // per_word, place % per_word
-    code = packed[(at >> 2) + word * TILE + lane] >> np.uint32(base * index) & np.uint32((1 << base) - 1)
-    if extra:
-        sharing = base // extra
-        bits = packed[(at >> 2) + (base + word // sharing) * TILE + lane]
-        bits = bits >> np.uint32(base * index + extra * (word % sharing)) & np.uint32((1 << extra) - 1)
-        code |= bits << np.uint32(base)
-    return code
+unpack_rows = EntryPoint("workbench.cpu.packing_code:unpack_rows")
+"""Writes the weights of some outputs; see `workbench.cpu.packing_code` for the arguments."""

@@ -183,9 +183,9 @@ def _versions() -> dict[str, str]:
 def _processor() -> dict[str, Any]:
     """The processor and the instructions that code is compiled for, and MLX's device."""
     import llvmlite.binding
-    import numba
 
-    config: Any = numba.config
+    from workbench.cpu.attention.processor import config
+
     features = sorted(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
     return {
         "machine": platform.machine(),

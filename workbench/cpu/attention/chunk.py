@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.cpu.attention.layout import BLOCK_KV, PANEL
-from workbench.cpu.attention.matmul_tiles import TILE_ROWS, matmul_tile
+from workbench.cpu.attention.layout import BLOCK_KV, PANEL, TILE_ROWS
+from workbench.cpu.attention.matmul_tiles import matmul_tile
 from workbench.cpu.attention.simd import (
     LANES,
     exp2,

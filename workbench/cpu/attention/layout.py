@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.cpu.attention.matmul_tiles import TILE_ROWS
-from workbench.cpu.attention.simd import LANES
+from workbench.cpu.attention.processor import LANES
+
+TILE_ROWS = 8 if LANES == 16 else 4
+"""Number of rows of a tile of two vectors: enough independent sums to hide the latency of a multiply-add, few enough to
+leave registers for the operands (AVX-512 and Arm have 32 registers, AVX2 has 16)."""
 
 BLOCK_KV = 64
 """KV positions per inner tile: a tile of keys, one of values and a panel of scores fit into the first-level cache."""

@@ -28,10 +28,6 @@ from workbench.cpu.attention.simd import (
     sums_of_four,
 )
 
-TILE_ROWS = 8 if LANES == 16 else 4
-"""Number of rows of a tile of two vectors: enough independent sums to hide the latency of a multiply-add, few enough to
-leave registers for the operands (AVX-512 and Arm have 32 registers, AVX2 has 16)."""
-
 
 def matmul_tile(rows: int, vectors: int, accumulate: bool) -> Callable[..., None]:
     """A function ``c = a @ b`` (or ``c += a @ b``) for a tile of ``rows`` x ``vectors * LANES`` elements.

@@ -17,22 +17,25 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding
-import numba
-import numba.core.runtime._nrt_python as runtime_symbols
-from numba import _dynfunc, _helperlib  # type: ignore[attr-defined]
-from numba.core import types
 
-from workbench.cpu.attention.processor import SHIPPED, config, cpu_features
-from workbench.cpu.attention.simd import LANES
+from workbench.cpu.attention.processor import LANES, NUMBA_VERSION, SHIPPED, config, cpu_features
 from workbench.ground.cache_folder import cache_folder, cached, make_folder
 
-Signature = tuple[types.Type, ...]
+if TYPE_CHECKING:
+    from numba.core import types
+
+    Signature = tuple[types.Type, ...]
+else:
+    Signature = tuple
 
 _LOCK = RLock()
 _DIGEST_BYTES = 32
@@ -51,22 +54,54 @@ class Code(NamedTuple):
     call: Any
 
 
-def code_of(function: Callable[..., None], signature: Signature, for_python: bool) -> Code:
+class Wanted(NamedTuple):
+    """A function to compile or to load.
+
+    Attributes:
+        module: Name of its module, which is imported if the function has to be compiled.
+        name: Its name there.
+        types: Text that stands for the types of its arguments.
+        signature: Returns numba's types of its arguments.
+        for_python: Whether Python calls it, too.
+    """
+
+    module: str
+    name: str
+    types: str
+    signature: Callable[[], Signature]
+    for_python: bool
+
+    @property
+    def folder(self) -> Path:
+        """Folder of its sources."""
+        module = sys.modules.get(self.module)
+        if module is not None and module.__file__:
+            return Path(module.__file__).parent
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"no module named {self.module!r}", name=self.module)
+        return Path(spec.origin).parent
+
+    def function(self) -> Callable[..., None]:
+        """The function, not compiled."""
+        function = getattr(import_module(self.module), self.name)
+        return getattr(function, "py_func", function)
+
+
+def code_of(wanted: Wanted) -> Code:
     """A compiled function.
 
     It is compiled if it is not kept, or was kept by other sources or packages or for another processor. If the folder
     cannot be written, each process compiles it.
 
     Args:
-        function: The function, not compiled.
-        signature: Types of its arguments.
-        for_python: Whether Python calls it, too.
+        wanted: The function.
 
     Raises:
         TypeError: The function returns something.
     """
     with _LOCK:
-        place = place_of(function, signature, for_python)
+        place = place_of(wanted)
         kept = None if SHIPPED is None else _read(SHIPPED.joinpath(*place))
         if kept is None:
             path = cached("compiled", *place)
@@ -75,11 +110,11 @@ def code_of(function: Callable[..., None], signature: Signature, for_python: boo
             if not path.parent.exists():
                 _announce()
             start = time.perf_counter()
-            kept = compiled(function, signature, for_python)
+            kept = compiled(wanted.function(), wanted.signature(), wanted.for_python)
             write(path, kept)
             if time.perf_counter() - start > _SHOWN_SECONDS:
-                print(f"compiled {function.__name__.lstrip('_')}", file=sys.stderr, flush=True)
-        return _load(function, kept)
+                print(f"compiled {wanted.name.lstrip('_')}", file=sys.stderr, flush=True)
+        return _load(wanted, kept)
 
 
 class _Kept(NamedTuple):
@@ -92,7 +127,19 @@ class _Kept(NamedTuple):
 
 
 def compiled(function: Callable[..., None], signature: Signature, for_python: bool) -> _Kept:
-    """Compile a function; see `code_of`."""
+    """Compile a function.
+
+    Args:
+        function: The function, not compiled.
+        signature: Types of its arguments.
+        for_python: Whether Python calls it, too.
+
+    Raises:
+        TypeError: It returns something.
+    """
+    import numba
+    from numba.core import types
+
     options: Any = {"no_cpython_wrapper": not for_python, "no_cfunc_wrapper": True}
     dispatcher = numba.jit(nogil=True, error_model="numpy", **options)(function)
     dispatcher.compile(signature)
@@ -107,25 +154,24 @@ def compiled(function: Callable[..., None], signature: Signature, for_python: bo
     return kept._replace(wrapper=names.llvm_cpython_wrapper_name.encode(), environment=names.env_name.encode())
 
 
-def _load(function: Callable[..., None], kept: _Kept) -> Code:
+def _load(wanted: Wanted, kept: _Kept) -> Code:
     """Place machine code in memory."""
     binding = llvmlite.binding
     machine = _target().create_target_machine()
-    engine = binding.create_mcjit_compiler(
-        binding.parse_assembly(""), machine, use_lmm=config.USE_LLVMLITE_MEMORY_MANAGER
-    )
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine, use_lmm=config.own_memory)
     engine.add_object_file(binding.ObjectFileRef.from_data(kept.machine_code))
     engine.finalize_object()
     _ENGINES.append(engine)
     address = engine.get_function_address(kept.function.decode())
     if not kept.wrapper:
         return Code(address, None)
-    environment = _dynfunc.Environment({})
+    functions = _extension("numba._dynfunc")
+    environment = functions.Environment({})
     place = engine.get_global_value_address(kept.environment.decode())
     ctypes.c_void_p.from_address(place).value = id(environment)
     wrapper = engine.get_function_address(kept.wrapper.decode())
-    module = sys.modules[function.__module__]
-    return Code(address, _dynfunc.make_function(module, function.__name__, "", wrapper, environment, (engine,)))
+    owner = sys.modules[__name__]
+    return Code(address, functions.make_function(owner, wanted.name, "", wrapper, environment, (engine,)))
 
 
 _ENGINES: list[Any] = []
@@ -138,9 +184,9 @@ def _target() -> Any:
     binding = llvmlite.binding
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    helpers: dict[str, int] = _helperlib.c_helpers | _dynfunc.c_helpers  # type: ignore[attr-defined]
+    helpers = _extension("numba._helperlib").c_helpers | _extension("numba._dynfunc").c_helpers
     symbols = {f"numba_{name}": address for name, address in helpers.items()}
-    of_runtime = runtime_symbols.c_helpers
+    of_runtime = _extension("numba.core.runtime._nrt_python").c_helpers
     symbols |= {f"NRT_{name}".replace("NRT__", "_"): address for name, address in of_runtime.items()}
     symbols |= {f"PyExc_{name}": id(kind) for name, kind in vars(builtins).items() if isinstance(kind, type)}
     for name, address in (symbols | {"_Py_NoneStruct": id(None)}).items():
@@ -148,18 +194,40 @@ def _target() -> Any:
     return binding.Target.from_triple(binding.get_process_triple())
 
 
+def _extension(name: str) -> Any:
+    """A module of numba's written in C, without the packages around it, whose import takes most of a second.
+
+    A later import of numba finds the module and uses it, too.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    package, _, rest = name.partition(".")
+    spec = find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        for suffix in EXTENSION_SUFFIXES:
+            path = Path(folder, *rest.split(".")).with_suffix(suffix)
+            if path.exists():
+                loader = ExtensionFileLoader(name, str(path))
+                sys.modules[name] = module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
+                loader.exec_module(module)
+                return module
+    return import_module(name)
+
+
 # -- the files -----------------------------------------------------------------------------------------------------
 
 
-def place_of(function: Callable[..., None], signature: Signature, for_python: bool) -> tuple[str, str]:
+def place_of(wanted: Wanted) -> tuple[str, str]:
     """Names of a function's folder and file. The folder is that of its sources: this package's, and those beside it."""
     features = ",".join(sorted(cpu_features()))
     name = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-    versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
-    key = repr((str(signature), for_python, name, features, LANES, llvmlite.binding.get_process_triple(), versions))
-    sources = Path(function.__code__.co_filename).parent
-    file_name = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.code"
-    return _source_digest(sources), file_name
+    versions = sys.implementation.cache_tag, NUMBA_VERSION, llvmlite.__version__
+    key = repr(
+        (wanted.types, wanted.for_python, name, features, LANES, llvmlite.binding.get_process_triple(), versions)
+    )
+    file_name = f"{wanted.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.code"
+    return _source_digest(wanted.folder), file_name
 
 
 def _read(path: Path) -> _Kept | None:

@@ -7,14 +7,34 @@ compiles for the level, so that everything which depends on instruction sets agr
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding
-import numba
 
-config: Any = numba.config  # numba sets its attributes at import, so a type checker does not know them
+NUMBA_VERSION = version("numba")
+
+
+def _settings() -> Any:
+    """Numba's settings for the processor; numba itself is imported only if they are in its file."""
+    if "numba.core.config" in sys.modules or Path(".numba_config.yaml").exists():
+        import numba
+
+        settings: Any = numba.config  # numba sets its attributes at import, so a type checker does not know them
+        own_memory = settings.USE_LLVMLITE_MEMORY_MANAGER
+        return SimpleNamespace(CPU_NAME=settings.CPU_NAME, CPU_FEATURES=settings.CPU_FEATURES, own_memory=own_memory)
+    name = os.environ.get("NUMBA_CPU_NAME")
+    features = os.environ.get("NUMBA_CPU_FEATURES", "" if str(name).lower() == "generic" else None)
+    own_memory = os.environ.get("NUMBA_USE_LLVMLITE_MEMORY_MANAGER")
+    return SimpleNamespace(CPU_NAME=name, CPU_FEATURES=features, own_memory=own_memory and bool(int(own_memory)))
+
+
+config = _settings()
+"""The name and the features of the processor that numba compiles for, None for this one's."""
 
 MACHINE_CODE = Path(__file__).parents[1] / "machine_code"
 """Folder of the machine code that came with the package; it need not exist."""
@@ -59,7 +79,7 @@ def level_of(features: set[str]) -> str | None:
 
 def code_folder(level: str) -> Path:
     """Folder of the machine code of a level, for this Python and numba."""
-    return MACHINE_CODE / f"{level}-{sys.implementation.cache_tag}-numba-{numba.__version__}"
+    return MACHINE_CODE / f"{level}-{sys.implementation.cache_tag}-numba-{NUMBA_VERSION}"
 
 
 def _choose() -> Path | None:
@@ -75,3 +95,23 @@ def _choose() -> Path | None:
 
 SHIPPED = _choose()
 """Folder of the machine code that this process may use, None if there is none."""
+
+
+def _vector_width() -> int:
+    """Number of float32 elements in a vector register of the processor that numba compiles for."""
+    features = cpu_features()
+    return 16 if "avx512f" in features else 8 if "avx2" in features else 4
+
+
+LANES = _vector_width()
+"""Number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, else 4."""
+
+
+def instruction_set() -> str:
+    """The instructions that multiply bytes: "VNNI", "AVX-512", "AVX2", or "" for none that is known."""
+    features = cpu_features()
+    if LANES == 16:
+        return "VNNI" if "avx512vnni" in features else "AVX-512" if "avx512bw" in features else ""
+    if LANES == 8:
+        return "VNNI" if "avxvnni" in features else "AVX2"
+    return ""

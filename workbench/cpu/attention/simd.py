@@ -25,17 +25,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
-from workbench.cpu.attention.processor import cpu_features
+from workbench.cpu.attention.processor import LANES, config
 
+numba.config.CPU_NAME, numba.config.CPU_FEATURES = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
 
-def _vector_width() -> int:
-    """Number of float32 elements in a vector register of the processor that numba compiles for."""
-    features = cpu_features()
-    return 16 if "avx512f" in features else 8 if "avx2" in features else 4
-
-
-LANES = _vector_width()
-"""Number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, else 4."""
 
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)

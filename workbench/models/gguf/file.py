@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from workbench.ground.field_checks import shown
 from workbench.models.gguf.fields import GGUFError, whole_number
+from workbench.models.gguf.types import ggml_type
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -71,6 +70,11 @@ class GGUFTensor:
         Raises:
             GGUFError: PyPI gguf cannot dequantise the type.
         """
+        if self.type_name in ("F32", "F16"):
+            return stored.astype(np.float32, copy=False)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
         try:
             return dequantize(stored, GGMLQuantizationType[self.type_name]).astype(np.float32, copy=False)
         except NotImplementedError:
@@ -188,21 +192,20 @@ class GGUFFile:
         """The tensor of an entry, whose data is not read yet; ``start`` is the byte where all tensors' data begins."""
         name, shape, type_number, offset = entry
         try:
-            ggml_type = GGMLQuantizationType(type_number)
+            kind = ggml_type(type_number)
         except ValueError:
             raise GGUFError(
                 f"{self.path}: tensor {name!r} has ggml type {type_number}, which this version of PyPI gguf "
                 "does not know: upgrade gguf, or use a file of another quantisation"
             ) from None
-        block_elements, block_bytes = GGML_QUANT_SIZES[ggml_type]
         num_columns = shape[-1] if shape else 1
-        if num_columns % block_elements:
+        if num_columns % kind.elements:
             raise GGUFError(
                 f"{self.path}: tensor {name!r} has rows of {num_columns}, which is not a multiple of "
-                f"{block_elements}, the block of {ggml_type.name}"
+                f"{kind.elements}, the block of {kind.name}"
             )
-        dtype = _PLAIN_DTYPES.get(ggml_type.name, np.dtype(np.uint8))
-        num_bytes = num_columns // block_elements * block_bytes
+        dtype = _PLAIN_DTYPES.get(kind.name, np.dtype(np.uint8))
+        num_bytes = num_columns // kind.elements * kind.size
         stored = (*shape[:-1], num_bytes // dtype.itemsize)
         count = math.prod(stored)
         if count == 0:
@@ -210,7 +213,7 @@ class GGUFFile:
         if start + offset + count * dtype.itemsize > len(self._buffer):
             raise GGUFError(f"{self.path} is cut short: tensor {name!r} ends after the file: download it again")
         raw = np.frombuffer(self._buffer, dtype, count, start + offset).reshape(stored)
-        return GGUFTensor(name, ggml_type.name, shape, raw)
+        return GGUFTensor(name, kind.name, shape, raw)
 
     def __repr__(self) -> str:
         architecture = self.metadata.get("general.architecture", "?")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gguf import TokenType
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from workbench.models.gguf.fields import GGUFError
+from workbench.models.gguf.types import TokenType
 
 _SPACE = "▁"
 _BPE = 2  # sentencepiece's TrainerSpec.model_type
@@ -29,7 +29,7 @@ class SentencePieceBPE:
     Args:
         tokens: The text of each token; special tokens as they are written in a text.
         scores: Their scores.
-        types: Their types, `gguf.TokenType`; neighbours are joined to NORMAL and UNUSED ones.
+        types: Their types, `TokenType`; neighbours are joined to NORMAL and UNUSED ones.
         special: Ids of tokens that are found in a text before it is cut.
         add_prefix: Whether a text begins with a space, also after a special token.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gguf import TokenType
-
 from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
+from workbench.models.gguf.types import TokenType
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import numpy as np
 from workbench.attention.cpu_backend import kernel_memory, shared_memory
 from workbench.attention.metadata import AttentionMetadata
 from workbench.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
-from workbench.cpu.barrier import make_barrier
 from workbench.cpu.kernels import ROWS
 from workbench.cpu.layer_loop import (
     NUM_FACTORED,
@@ -22,6 +21,7 @@ from workbench.cpu.layer_loop import (
     Field,
     Model,
     input_sizes,
+    make_barrier,
     run_layers,
 )
 from workbench.cpu.threads import thread_pool

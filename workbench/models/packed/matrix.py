@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from workbench.cpu.decoders import KINDS, half_of_power
 from workbench.cpu.formats import (
     GGML_FORMATS,
     MXFP4,
@@ -21,9 +20,10 @@ from workbench.cpu.formats import (
 )
 from workbench.cpu.inputs import code_bits, factors
 from workbench.cpu.kernels import multiply, product_kernel
-from workbench.cpu.packing import layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
+from workbench.cpu.packing import KINDS, half_of_power, layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
 from workbench.cpu.threads import share, thread_pool
 from workbench.ground.threads import num_threads
+from workbench.models.gguf.types import GGML_TYPES
 
 _LINE = 64
 _WORTH_THREADS = 2**21  # multiplications of a product that takes longer than waking threads
@@ -150,9 +150,7 @@ def from_ggml(type_name: str, parts: Sequence[np.ndarray]) -> PackedMatrix:
         type_name: A key of `GGML_FORMATS`.
         parts: Stored rows of each tensor, [num_rows, stored elements of a row].
     """
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    elements, size = next(kind[1:] for kind in GGML_TYPES.values() if kind.name == type_name)
     num_columns = parts[0].shape[-1] * parts[0].itemsize // size * elements
     return _joined(
         GGML_FORMATS[type_name],

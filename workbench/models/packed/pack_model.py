@@ -14,8 +14,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from tqdm import tqdm
 
-from workbench.cpu.attention.processor import cpu_features
-from workbench.cpu.attention.simd import LANES
+from workbench.cpu.attention.processor import LANES, cpu_features
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Product
