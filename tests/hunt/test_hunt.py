@@ -9,7 +9,7 @@ import pytest
 
 from workbench.cli import main
 from workbench.hunt import hunt, target
-from workbench.hunt.progress import obstacle
+from workbench.hunt.progress import UNSERVABLE, obstacle
 from workbench.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,6 +76,23 @@ def test_a_pool_that_nobody_holds_is_not_the_first_obstacle(all_free, field):
     workload["config"]["num_speculative_tokens"] = 5
     words = obstacle(workload, lambda other: other["config"] != workload["config"], all_free=all_free)
     assert words.endswith("max_num_batched_tokens is below 1 + drafts") is all_free
+
+
+def test_the_slot_of_a_draft_model_is_part_of_its_budget():
+    config = {"max_num_batched_tokens": 2, "num_speculative_tokens": 1, "spec_method": "draft_model"}
+    for budget, words in ((2, "below 1 + drafts"), (3, "too small")):
+        workload = {"config": config | {"max_num_batched_tokens": budget}, "requests": []}
+        told = obstacle(workload, lambda other: other["config"]["max_num_batched_tokens"] > 3)
+        assert told == f"requests wait forever, max_num_batched_tokens is {words}"
+
+
+@pytest.mark.parametrize("others_end", [True, False])
+def test_an_unservable_request_is_the_obstacle_until_it_is_aborted(others_end):
+    requests = [{"prompt": {"len": 9}, "max_tokens": 1, "abort_step": 4}, {"prompt": {"len": 1}, "max_tokens": 1}]
+    workload = {"config": {"num_blocks": 3, "block_size": 2}, "requests": requests}
+    words = obstacle(workload, lambda other: others_end and other["requests"] == requests[1:])
+    assert words == (UNSERVABLE if others_end else "requests wait forever")
+    assert obstacle({**workload, "requests": requests[:1]}, lambda other: False) == UNSERVABLE
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):
