@@ -3,12 +3,16 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench.cli import main
 from workbench.hunt import hunt, target
+from workbench.hunt.drive import Chunk, Plan, live_request
+from workbench.hunt.plain_laws import CheckOrder
 from workbench.hunt.progress import UNSERVABLE, obstacle
 from workbench.trace import Trace
 
@@ -93,6 +97,31 @@ def test_an_unservable_request_is_the_obstacle_until_it_is_aborted(others_end):
     words = obstacle(workload, lambda other: others_end and other["requests"] == requests[1:])
     assert words == (UNSERVABLE if others_end else "requests wait forever")
     assert obstacle({**workload, "requests": requests[:1]}, lambda other: False) == UNSERVABLE
+
+
+@pytest.mark.parametrize(
+    "got, preempted, on_their_way, allows, skipped",
+    [
+        ("ac", "", 0, (), "b runs"),  # one behind it has a token
+        ("a", "", 0, (), "b runs"),  # budget is left
+        ("a", "c", 0, (), ""),  # c found no block, which ends the step
+        ("ac", "", 1, (), "b runs"),  # asynchronous, one token of two is to come
+        ("ac", "", 2, (), ""),
+        ("ac", "", 0, ("a running request is skipped",), ""),
+        ("abc", "", 0, (), ""),
+    ],
+)
+def test_the_generated_check_of_the_order_sees_a_request_that_is_skipped(got, preempted, on_their_way, allows, skipped):
+    requests = {name: live_request(0, {"id": name, "prompt": {"len": 3}, "max_tokens": 2}) for name in ("a", "b", "c")}
+    requests["b"].num_expected = on_their_way
+    scheduler = SimpleNamespace(allows=allows)
+    run = SimpleNamespace(config={"max_num_batched_tokens": 8}, requests=requests, scheduler=scheduler)
+    check = CheckOrder()
+    check.before = tuple("abc")
+    running = tuple(name for name in "abc" if name not in preempted)
+    plan = Plan([Chunk(name, 0, 1) for name in got], list(preempted), running=running)
+    with pytest.raises(AssertionError, match=skipped) if skipped else nullcontext():
+        check.scheduled(run, plan)
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):
