@@ -3,13 +3,17 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench.cli import main
 from workbench.hunt import hunt, target
-from workbench.hunt.progress import obstacle
+from workbench.hunt.drive import Chunk, Plan, live_request
+from workbench.hunt.plain_laws import CheckOrder
+from workbench.hunt.progress import UNSERVABLE, obstacle
 from workbench.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -76,6 +80,48 @@ def test_a_pool_that_nobody_holds_is_not_the_first_obstacle(all_free, field):
     workload["config"]["num_speculative_tokens"] = 5
     words = obstacle(workload, lambda other: other["config"] != workload["config"], all_free=all_free)
     assert words.endswith("max_num_batched_tokens is below 1 + drafts") is all_free
+
+
+def test_the_slot_of_a_draft_model_is_part_of_its_budget():
+    config = {"max_num_batched_tokens": 2, "num_speculative_tokens": 1, "spec_method": "draft_model"}
+    for budget, words in ((2, "below 1 + drafts"), (3, "too small")):
+        workload = {"config": config | {"max_num_batched_tokens": budget}, "requests": []}
+        told = obstacle(workload, lambda other: other["config"]["max_num_batched_tokens"] > 3)
+        assert told == f"requests wait forever, max_num_batched_tokens is {words}"
+
+
+@pytest.mark.parametrize("others_end", [True, False])
+def test_an_unservable_request_is_the_obstacle_until_it_is_aborted(others_end):
+    requests = [{"prompt": {"len": 9}, "max_tokens": 1, "abort_step": 4}, {"prompt": {"len": 1}, "max_tokens": 1}]
+    workload = {"config": {"num_blocks": 3, "block_size": 2}, "requests": requests}
+    words = obstacle(workload, lambda other: others_end and other["requests"] == requests[1:])
+    assert words == (UNSERVABLE if others_end else "requests wait forever")
+    assert obstacle({**workload, "requests": requests[:1]}, lambda other: False) == UNSERVABLE
+
+
+@pytest.mark.parametrize(
+    "got, preempted, on_their_way, allows, skipped",
+    [
+        ("ac", "", 0, (), "b runs"),  # one behind it has a token
+        ("a", "", 0, (), "b runs"),  # budget is left
+        ("a", "c", 0, (), ""),  # c found no block, which ends the step
+        ("ac", "", 1, (), "b runs"),  # asynchronous, one token of two is to come
+        ("ac", "", 2, (), ""),
+        ("ac", "", 0, ("a running request is skipped",), ""),
+        ("abc", "", 0, (), ""),
+    ],
+)
+def test_the_generated_check_of_the_order_sees_a_request_that_is_skipped(got, preempted, on_their_way, allows, skipped):
+    requests = {name: live_request(0, {"id": name, "prompt": {"len": 3}, "max_tokens": 2}) for name in ("a", "b", "c")}
+    requests["b"].num_expected = on_their_way
+    scheduler = SimpleNamespace(allows=allows)
+    run = SimpleNamespace(config={"max_num_batched_tokens": 8}, requests=requests, scheduler=scheduler)
+    check = CheckOrder()
+    check.before = tuple("abc")
+    running = tuple(name for name in "abc" if name not in preempted)
+    plan = Plan([Chunk(name, 0, 1) for name in got], list(preempted), running=running)
+    with pytest.raises(AssertionError, match=skipped) if skipped else nullcontext():
+        check.scheduled(run, plan)
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from workbench.hunt.drive import Chunk, Plan
 from workbench.hunt.own import OwnScheduler
+from workbench.hunt.search import Search
 from workbench.hunt.target import Refused, Target, find_target
 from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
 from workbench.scheduler.block_pool import BlockPool
@@ -32,6 +33,21 @@ def first_fault(target, laws, number, **changes):
 @pytest.mark.parametrize("word", ["lfu", "ttl", "two_zones", "session", "s3fifo", "belady"])
 def test_policies_keep_their_rules(word):
     assert first_fault(find_target("workbench"), None, 60, eviction=word) is None
+
+
+@pytest.mark.parametrize("name", ["Lfu", "Ttl", "TwoZones", "Session", "S3Fifo", "Belady"])
+def test_an_eviction_policy_is_hunted_by_its_name(name):
+    target = find_target("workbench", f"workbench.scheduler.eviction:{name}")
+    made = target.make({"enable_prefix_caching": True})
+    assert f"{name}(" in repr(made.scheduler.config.eviction)
+    assert target.make({"enable_prefix_caching": False}).scheduler.config.eviction == "lru"
+    search = Search(target, workloads=25, seed=7)
+    assert search.run() == [] and search.num_workloads == 25 and search.num_refused < 3
+
+
+def test_a_class_that_is_no_policy_is_named():
+    with pytest.raises(ValueError, match=r"makes Counter\(\): it must"):
+        find_target("workbench", "collections:Counter")
 
 
 def uses_count_nothing(self, block, digest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from workbench.config import EngineConfig, SamplingParams
@@ -26,7 +27,7 @@ class OwnScheduler:
 
     Args:
         config: The workload's configuration.
-        policy: Makes the policy object; None for vLLM's rules.
+        policy: Makes the policy object, of scheduling or of eviction; None for vLLM's rules.
         make: Makes the scheduler.
 
     Raises:
@@ -36,11 +37,15 @@ class OwnScheduler:
     def __init__(
         self,
         config: Mapping[str, Any],
-        policy: Callable[[], SchedulingPolicy] | None = None,
+        policy: Callable[[], SchedulingPolicy | Eviction] | None = None,
         make: Callable[..., Scheduler] = Scheduler,
     ) -> None:
         self._config: EngineConfig = read_workload({"config": config, "requests": []})[0]
-        self.scheduler = make(self._config, clock=lambda: 0.0, policy=policy() if policy else None)
+        chosen = policy() if policy else None
+        if isinstance(chosen, Eviction):
+            caches = self._config.enable_prefix_caching
+            self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
+        self.scheduler = make(self._config, clock=lambda: 0.0, policy=chosen)
         pool = self.scheduler.kv_cache.block_pool
         if pool.eviction is not None:
             pool.eviction = cast(Eviction, Judged(pool.eviction, pool))

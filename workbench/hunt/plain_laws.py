@@ -23,10 +23,14 @@ class Check:
 
 
 class CheckOrder(Check):
-    """Nobody waits behind a request that is served after it."""
+    """Nobody waits behind a request that is served after it, and no running request is skipped."""
+
+    def __init__(self) -> None:
+        self.before: tuple[str, ...] = ()
 
     def scheduled(self, run: Any, plan: Any) -> None:
         """Compare the waiting requests with those that run and those that are new."""
+        self._skipped(run, plan)
         for name in plan.waiting:
             waits = run.requests[name]
             for other in map(run.requests.get, plan.running):
@@ -37,6 +41,26 @@ class CheckOrder(Check):
                 behind = waits.status == "preempted" and waits.priority <= other.priority and name not in plan.preempted
                 first = (waits.priority, waits.arrival_time) < (other.priority, other.arrival_time)
                 assert not behind and not first, f"{name} waits, and {other.request_id} is admitted"
+
+    def _skipped(self, run: Any, plan: Any) -> None:
+        """A running request without a token, while one behind it has some or budget is left; some settings allow it."""
+        before, self.before = self.before, plan.running
+        allowed = "a running request is skipped" in getattr(run.scheduler, "allows", ())
+        allowed = allowed or any(run.config.get(name) for name in ("kv_cache_groups", "max_num_active_seqs"))
+        got = {chunk.request_id: chunk.num_tokens for chunk in plan.chunks}
+        if allowed or not got:
+            return
+        last = max((place for place, name in enumerate(before) if name in got), default=-1)
+        budget = run.config.get("max_num_scheduled_tokens") or run.config["max_num_batched_tokens"]
+        is_left = budget > sum(got.values()) + (run.config.get("num_speculative_tokens") or 0) * (1 + len(got))
+        is_left = is_left and not {*before[last + 1 :]} & {*plan.preempted}  # one that found no block ends the step
+        for place, name in enumerate(before):
+            if name not in plan.running or name in got or not (place < last or is_left):
+                continue
+            request = run.requests[name]
+            most = min(request.num_prompt_tokens + request.max_tokens, run.config.get("max_model_len") or 1 << 60)
+            ends = len(request.token_ids) + request.num_expected >= most  # its last token is on its way
+            assert ends, f"{name} runs and gets no token, {budget - sum(got.values())} of the budget are left"
 
 
 class CheckUtilisation(Check):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from workbench.config import EngineConfig
 from workbench.hunt.workloads import length_of
 from workbench.scheduler.admission import check_servable
 from workbench.simulation.workload import read_workload
@@ -29,7 +30,7 @@ def obstacle(workload: dict[str, Any], ends: Ends, expected: str = "", *, all_fr
         expected: The words to try first.
         all_free: Nobody holds a block: a larger pool only changes the order of events, unless nothing else helps.
     """
-    if not _servable(workload):
+    if _only_unservable_wait(workload, ends):
         return UNSERVABLE
     who = "requests wait forever"
     if (without := _without_states(workload)) is not None and ends(without):
@@ -42,7 +43,8 @@ def obstacle(workload: dict[str, Any], ends: Ends, expected: str = "", *, all_fr
 
 
 def _budget_below_drafts(config: Mapping[str, Any]) -> bool:
-    budget = min(config.get(name) or 512 for name in ("max_num_batched_tokens", "max_num_scheduled_tokens"))
+    inputs = config.get("max_num_batched_tokens", 512) - (config.get("spec_method") == "draft_model")  # it takes a slot
+    budget = min(inputs, config.get("max_num_scheduled_tokens") or 512)
     return bool(budget < 1 + (config.get("num_speculative_tokens") or 0))
 
 
@@ -96,19 +98,26 @@ def _without_states(workload: dict[str, Any]) -> dict[str, Any] | None:
     return {**workload, "config": {**workload["config"], "kv_cache_groups": other}}
 
 
-def _servable(workload: dict[str, Any]) -> bool:
-    """Whether our scheduler's rules say that a schedule can serve every request."""
-    return not any(True for _ in _refusals(workload))
+def _only_unservable_wait(workload: dict[str, Any], ends: Ends) -> bool:
+    """Whether, by our scheduler's rules, no schedule can serve a request, and the others end without it.
 
-
-def _refusals(workload: dict[str, Any]) -> Iterator[str]:
+    An unservable request that is aborted may be gone when the run stops.
+    """
+    requests = workload["requests"]
     try:
         config = read_workload({"config": workload["config"], "requests": []})[0]
     except ValueError:
-        return
-    for request in workload["requests"]:
-        try:
-            if request.get("abort_step") is None:
-                check_servable(config, length_of(request["prompt"]), request.get("max_tokens", 16))
-        except ValueError as problem:
-            yield str(problem)
+        return False
+    refused = [request for request in requests if not _is_servable(config, request)]
+    if any(request.get("abort_step") is None for request in refused):
+        return True
+    rest = [request for request in requests if request not in refused]
+    return bool(refused) and (not rest or ends({**workload, "requests": rest}))
+
+
+def _is_servable(config: EngineConfig, request: Mapping[str, Any]) -> bool:
+    try:
+        check_servable(config, length_of(request["prompt"]), request.get("max_tokens", 16))
+    except ValueError:
+        return False
+    return True

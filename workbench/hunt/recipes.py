@@ -131,6 +131,24 @@ def _same_block_behind_others(draw: Draw, index: int, config: dict[str, Any], re
     request["arrival_step"] = 2 * index
 
 
+def _states_in_long_blocks(draw: Draw, config: dict[str, Any]) -> None:
+    _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark", "policy")
+    drafts, budget = draw.upto(4), draw.pick(16, 8, 4, 24)
+    if drafts:
+        method = draw.pick("eagle" if config.get("async_scheduling") else "ngram", "draft_model")
+        config |= {"num_speculative_tokens": drafts, "spec_method": method}
+    config |= {"kv_cache_groups": [{"kind": kind} for kind in draw.pick(("mamba",), ("mamba", "full_attention"))]}
+    config |= {"max_num_batched_tokens": budget, "block_size": draw.pick(budget, budget - 1, budget // 2, budget + 1)}
+    config |= {"enable_prefix_caching": True, "max_num_seqs": draw.pick(1, 2, 4), "max_model_len": 128}
+
+
+def _prompts_of_whole_blocks(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """States are kept where a block ends, and a step reaches about one such end: prompts end near it."""
+    length = draw.pick(1, 1, 2, 3) * config["block_size"] + draw.pick(0, 0, 1, 2) - draw.pick(0, 0, 1, 2)
+    request |= {"prompt": {"len": max(1, length), "seed": draw.pick("A", f"u{index}")}, "max_tokens": draw.upto(6, 1)}
+    _without(request, "abort_step", "stop_at", "priority")
+
+
 RECIPES = (
     Recipe(
         frozenset({"priority", "caching", "pools"}),
@@ -146,5 +164,11 @@ RECIPES = (
     ),
     Recipe(frozenset({"drafts", "caching", "caps"}), _drafts_at_a_cap, _one_token_left),
     Recipe(frozenset({"caching"}), _small_blocks, _same_block_behind_others, lambda draw, one: draw.pick(0, 1, 2, one)),
+    Recipe(
+        frozenset({"states", "drafts", "caching", "groups"}),
+        _states_in_long_blocks,
+        _prompts_of_whole_blocks,
+        lambda draw, one: draw.pick(one, 2 * one, 4),
+    ),
 )
 """Every recipe."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from workbench.hunt.drive import Run
 from workbench.hunt.watch import BrokenLaw, Watch
@@ -249,12 +249,22 @@ def _own(name: str, policy: str | None) -> Target:
     import workbench
 
     kind: Any = _import("workbench.hunt." + ("own:OwnScheduler" if name == "workbench" else "engine:EngineScheduler"))
-    made = _import(policy) if policy else None
+    made = _policy(policy) if policy else None
     root = Path(workbench.__file__).parent
     folders = (str(root / "scheduler"), str(root / "engine"))
     features = getattr(kind, "features", tuple(each for each in FEATURES if each not in ("too_large", "loads")))
     version = workbench.__version__
     return Target(name, version, lambda config: kind(config, made), features, True, folders, policy or "")
+
+
+def _policy(name: str) -> Callable[[], Any]:
+    from workbench.scheduler.eviction import Eviction
+    from workbench.scheduler.policy import SchedulingPolicy
+
+    made = _import(name)
+    if not isinstance(shown := made(), (SchedulingPolicy, Eviction)):
+        raise ValueError(f"--policy {name!r} makes {shown!r}: it must be a SchedulingPolicy or an Eviction")
+    return cast("Callable[[], Any]", made)
 
 
 def _vllm(name: str) -> Target:
