@@ -373,6 +373,18 @@ def chosen(files: list[str], per_function: int) -> tuple[list[tuple[Mutant, ast.
     return made, never
 
 
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts, and the latest result of each mutant."""
+    latest = {identity(each): each for each in results}.values()
+    differ = [each for each in latest if each["differs_after"] is not None]
+    return {
+        "num_mutants": len(latest),
+        "num_that_differ": len(differ),
+        "num_found": sum(each["found"] is not None for each in differ),
+        "mutants": sorted(latest, key=lambda each: (each["file"], each["line"])),
+    }
+
+
 def identity(mutant: Mapping[str, Any]) -> tuple[Any, ...]:
     """A change without its line, which other changes of the file move."""
     return tuple(mutant[name] for name in ("file", "function", "kind", "before", "after"))
@@ -417,16 +429,11 @@ def main() -> None:
             if found := result["found"]:
                 said = f"{found['law']} after {result['workloads']}, {result['cpu_seconds']} s: {found['place']}"
             print(Mutant(*[result[name] for name in Mutant._fields]), "->", said, flush=True)
-    results = list({identity(each): each for each in results}.values())
-    differ = [each for each in results if each["differs_after"] is not None]
-    found = [each for each in differ if each["found"]]
-    print(f"{len(results)} mutants, {len(differ)} differ, {len(found)} are found")
-    print(Counter(each["found"]["law"] for each in found))
-    told = {"num_mutants": len(results), "num_that_differ": len(differ), "num_found": len(found), "not_reached": never}
-    told["lines_reached"] = LINES or earlier["lines_reached"]
-    told["mutants"] = sorted(results, key=lambda each: (each["file"], each["line"]))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+            told = summary(results) | {"not_reached": never, "lines_reached": LINES or earlier["lines_reached"]}
+            if arguments.out:  # after each, so that a run that is stopped leaves what it has
+                arguments.out.write_text(json.dumps(told, indent=1) + "\n")
+    print("{num_mutants} mutants, {num_that_differ} differ, {num_found} are found".format(**summary(results)))
+    print(Counter(each["found"]["law"] for each in results if each["found"]))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ import random
 import pytest
 
 from workbench.hunt.drive import Chunk, Plan
+from workbench.hunt.evictions import Judged
 from workbench.hunt.own import OwnScheduler
 from workbench.hunt.search import Search
 from workbench.hunt.target import Refused, Target, find_target
 from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.eviction import Belady, Eviction, Lfu, Session, Ttl
+from workbench.scheduler.eviction import Belady, Eviction, Lfu, S3Fifo, Session, Ttl, TwoZones
 
 
 def first_fault(target, laws, number, **changes):
@@ -54,6 +55,10 @@ def uses_count_nothing(self, block, digest):
     pass
 
 
+def one_hit_counts_three(self, block, digest):
+    self._uses[digest] = 3
+
+
 def the_latest_goes(self):
     return next(reversed(self._time_of))
 
@@ -79,6 +84,9 @@ NEXT_USE = Belady._priority
         ("ttl", Ttl, "victim", the_latest_goes),
         ("session", Session, "admit", nobody_is_latest),
         ("belady", Belady, "_priority", lambda self, digest: -NEXT_USE(self, digest)),
+        ("two_zones", TwoZones, "hit", uses_count_nothing),
+        ("s3fifo", S3Fifo, "hit", one_hit_counts_three),
+        ("lfu", Judged, "admit", lambda self, digests: None),
         ("two_zones", BlockPool, "touch", hits_are_releases),
     ],
 )

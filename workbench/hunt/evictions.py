@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from workbench.hunt.watch import BrokenLaw
 from workbench.laws import Broken
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.eviction import Belady, Eviction, Lfu, Session, Ttl
+from workbench.scheduler.eviction import Belady, Eviction, Lfu, S3Fifo, Session, Ttl, TwoZones
 
 
 class _Released(NamedTuple):
@@ -21,6 +21,60 @@ class _Released(NamedTuple):
     time: int
     num_uses: int
     conversation: bytes  # as known when it was released
+
+
+class _Zones:
+    """The rules of `TwoZones` and `S3Fifo`: which queue of blocks each block is in.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: TwoZones | S3Fifo) -> None:
+        self._policy = policy
+        self._first: list[tuple[int, bytes]] = []
+        self._second: list[tuple[int, bytes]] = []
+        self._uses = Counter[bytes]()
+        self._gone: list[bytes] = []
+
+    def hit(self, digest: bytes) -> None:
+        """A content is used again; S3-FIFO counts to three."""
+        self._uses[digest] += self._uses[digest] < 3
+
+    def release(self, block: int, digest: bytes) -> None:
+        """A block goes into the queue of those that were used once, or into the other one."""
+        if isinstance(self._policy, S3Fifo):
+            returns = digest in self._gone
+            self._gone = [other for other in self._gone if other != digest]
+            (self._second if returns or self._uses[digest] > 1 else self._first).append((block, digest))
+            return
+        (self._second if self._uses[digest] else self._first).append((block, digest))
+        while self._uses[digest] and len(self._second) > self._policy._protected * len(self._first + self._second):
+            self._first.append(self._second.pop(0))
+            self._uses[self._first[-1][1]] = 0
+
+    def remove(self, block: int) -> None:
+        """A block is used again, or has lost its content."""
+        self._first = [entry for entry in self._first if entry[0] != block]
+        self._second = [entry for entry in self._second if entry[0] != block]
+
+    def victim(self) -> int:
+        """The block that goes."""
+        if isinstance(self._policy, TwoZones):
+            return (self._first or self._second)[0][0]
+        while True:
+            total = len(self._first + self._second)
+            if self._first and (not self._second or len(self._first) > self._policy._share * total):
+                block, digest = self._first[0]
+                if self._uses[digest] < 2 or not self._second:
+                    self._gone = [*(other for other in self._gone if other != digest), digest][-total:]
+                    return block
+                self._second.append(self._first.pop(0))
+            elif self._uses[self._second[0][1]]:
+                self._uses[self._second[0][1]] -= 1
+                self._second.append(self._second.pop(0))
+            else:
+                return self._second[0][0]
 
 
 class Judged:
@@ -39,6 +93,7 @@ class Judged:
         self._times: dict[bytes, list[int]] = {}
         self._asked: dict[bytes, int] = {}  # the time of the latest event, after which the next use counts
         self._age = self._time = 0
+        self._zones = _Zones(policy) if isinstance(policy, (TwoZones, S3Fifo)) else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
@@ -58,6 +113,10 @@ class Judged:
         self._asked.update(dict.fromkeys(digests, self._time))
         self._policy.admit(digests)
 
+    def expect_admissions(self, number: int) -> None:
+        """Compare the admissions that the policy was told of with those that there were."""
+        self._expect(self._time == number, f"{self._time} admissions are told, there were {number}")
+
     def cache(self, block: int, digest: bytes) -> None:
         """See `Eviction.cache`."""
         self._expect(self._pool.hash_of(block) == digest, "other content is cached")
@@ -70,6 +129,8 @@ class Judged:
         """See `Eviction.hit`."""
         self._expect(block not in self._released and self._pool.hash_of(block) == digest, "another block is found")
         self._uses[digest] += 1
+        if self._zones is not None:
+            self._zones.hit(digest)
         self._policy.hit(block, digest)
 
     def release(self, block: int, digest: bytes) -> None:
@@ -80,12 +141,16 @@ class Judged:
         self._released[block] = _Released(digest, self._time, self._uses[digest] + self._age, conversation)
         self._latest.setdefault(conversation, self._time)
         self._asked[digest] = self._time
+        if self._zones is not None:
+            self._zones.release(block, digest)
         self._policy.release(block, digest)
 
     def remove(self, block: int, digest: bytes) -> None:
         """See `Eviction.remove`."""
         released = self._released.pop(block, None)
         self._expect(released is not None and released.digest == digest, "another block is used again")
+        if self._zones is not None:
+            self._zones.remove(block)
         self._policy.remove(block, digest)
 
     def forget(self, block: int, digest: bytes) -> None:
@@ -103,6 +168,8 @@ class Judged:
 
     def _right(self) -> list[int]:
         """The blocks that may go by the policy's rule; all released ones if its rule is not written here."""
+        if self._zones is not None:
+            return [self._zones.victim()]
         released = self._released
         key: dict[int, float] = dict.fromkeys(released, 0.0)
         if isinstance(self._policy, Lfu):

@@ -47,8 +47,10 @@ class OwnScheduler:
             self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
         self.scheduler = make(self._config, clock=lambda: 0.0, policy=chosen)
         pool = self.scheduler.kv_cache.block_pool
-        if pool.eviction is not None:
-            pool.eviction = cast(Eviction, Judged(pool.eviction, pool))
+        self._judged = None if pool.eviction is None else Judged(pool.eviction, pool)
+        if self._judged is not None:
+            pool.eviction = cast(Eviction, self._judged)
+        self._num_admitted = 0
         self.depth = 2 if self._config.async_scheduling else 1
         self.limits = Limits.of(described(self._config, self.scheduler.policy))
         self._latest: ScheduledBatch | None = None
@@ -89,6 +91,9 @@ class OwnScheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide a step."""
         self._latest = self.scheduler.schedule()
+        self._num_admitted += len(self._latest.admitted)
+        if self._judged is not None:
+            self._judged.expect_admissions(self._num_admitted)
         return self._latest
 
     def update(self, plan: ScheduledBatch, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:

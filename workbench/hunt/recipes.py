@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from workbench.config import EVICTIONS
+
 
 class Draw(Protocol):
     """Choices, such as `workbench.hunt.workloads.Bytes`."""
@@ -149,6 +151,24 @@ def _prompts_of_whole_blocks(draw: Draw, index: int, config: dict[str, Any], req
     _without(request, "abort_step", "stop_at", "priority")
 
 
+def _evicts(draw: Draw, config: dict[str, Any]) -> None:
+    _without(config, *_CAPS, *_DRAFTS, *_GROUPS, "watermark", "policy", "async_scheduling")
+    config |= {"enable_prefix_caching": True, "block_size": draw.pick(1, 2), "max_num_batched_tokens": 64}
+    config |= {"max_num_seqs": draw.pick(1, 2), "max_model_len": 64, "eviction": draw.pick(*EVICTIONS)}
+
+
+def _few_prompts_again(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """A few prompts come again and again, whole or in part, and the pool cannot keep them all."""
+    size = config["block_size"]
+    first = {"len": draw.pick(2, 1, 3, 6) * size, "seed": draw.pick("A", "B", "C", "D")}
+    request |= {
+        "prompt": {"parts": [first, {"len": draw.pick(1, size, 3 * size), "seed": draw.pick("E", "F", "G")}]},
+        "max_tokens": draw.upto(2, 1),
+    }
+    _without(request, "cache_salt", "abort_step", "stop_at", "priority")
+    request["arrival_step"] = 2 * index
+
+
 RECIPES = (
     Recipe(
         frozenset({"priority", "caching", "pools"}),
@@ -169,6 +189,12 @@ RECIPES = (
         _states_in_long_blocks,
         _prompts_of_whole_blocks,
         lambda draw, one: draw.pick(one, 2 * one, 4),
+    ),
+    Recipe(
+        frozenset({"caching", "evictions", "pools"}),
+        _evicts,
+        _few_prompts_again,
+        lambda draw, one: draw.pick(0, 1, 2, 4, 8, one // 2, one),
     ),
 )
 """Every recipe."""

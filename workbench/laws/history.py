@@ -236,11 +236,21 @@ class History:
         if limits.has_exact_tables and len(table := known.tables[0]) != (needed := -(-end // limits.block_size)):
             what = f"it holds {len(table)} blocks for {end} tokens, not {needed}"
             self.find("tables_fit", known.request_id, what)
+        if limits.num_lookahead_tokens and limits.is_plain:
+            self._find_lookahead(known, chunk, end)
         known.computed = end
         known.in_flight += chunk.num_tokens
         if samples and limits.asynchronous:
             known.placeholders += 1 + num_drafts
         return Flight(known, known.generation, chunk.num_tokens, samples, num_drafts)
+
+    def _find_lookahead(self, known: Known, chunk: Chunk, end: int) -> None:
+        request = getattr(chunk, "request", None)  # only our scheduler says which request is served frugally
+        if request is None or request.frugal:
+            return
+        num_slots = min(end + self.limits.num_lookahead_tokens, self.limits.max_model_len or _NO_LIMIT)
+        if (num_held := len(known.tables[0]) * self.limits.block_size) < num_slots:
+            self.find("tables_fit", known.request_id, f"it holds {num_held} slots, its proposer writes {num_slots}")
 
     def _find_start(self, known: Known, chunk: Chunk, *, admitted: bool) -> None:
         if known.num_tokens is None and self.limits.num_drafts:

@@ -36,6 +36,11 @@ class Rule(NamedTuple):
         return self.predicate if isinstance(self.predicate, str) else self.predicate.__name__
 
 
+def _shares(limits: Limits) -> bool:
+    """Whether prompts in progress share the budget, and nothing else decides the length of chunks."""
+    return limits.max_partial_prefills is not None and not (limits.has_policy or limits.asynchronous)
+
+
 def _vllms_order(limits: Limits) -> bool:
     return not limits.has_own_order
 
@@ -92,9 +97,21 @@ RULES = (
         "a running request is skipped",
         lambda limits: not (limits.has_own_order or limits.caches_states),
     ),
+    Rule(
+        "order",
+        service.starved,
+        "a prompt in progress gets nothing",
+        lambda limits: _shares(limits) and not limits.caches_states and limits.num_drafts == 0,
+    ),
     Rule("order", service.victims, "the wrong request is preempted", lambda limits: not limits.has_policy),
     Rule("order", service.inversion, "a lower priority keeps the seat", lambda limits: limits.policy == "priority"),
     Rule("utilisation", service.empty_step, "a step is wasted", lambda limits: not limits.has_policy),
+    Rule(
+        "utilisation",
+        service.cut,
+        "a part of the budget is wasted",
+        lambda limits: _shares(limits) and limits.is_plain and limits.num_drafts == 0,
+    ),
     Rule("progress", service.livelock, "the state repeats", lambda limits: not limits.has_policy),
 )
 """Every rule, in the order of the laws."""

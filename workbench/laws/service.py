@@ -74,6 +74,16 @@ def skipped(history: History, step: Step) -> None:
             history.find("skipped", known.request_id, f"it gets no token, and {what}")
 
 
+def starved(history: History, step: Step) -> None:
+    """With ``max_num_partial_prefills`` every prompt in progress advances in every step."""
+    if step.preempted or len(history.before) > (step.token_budget or history.limits.token_budget):
+        return
+    for known in history.before:
+        is_passed_over = known.status == "running" and known.scheduled_in != history.num_steps
+        if is_passed_over and known.num_left > 1 and _can_continue(known, history.limits):
+            history.find("starved", known.request_id, f"it gets no token, {known.num_left} are left")
+
+
 def _can_continue(known: Known, limits: Limits) -> bool:
     """Whether a running request has a token to compute; one whose last token is on its way has none."""
     if known.num_tokens is None or known.num_left <= 0:
@@ -185,6 +195,21 @@ def empty_step(history: History, step: Step) -> None:
     if fits and not limits.caches_states and limits.token_budget > limits.num_drafts + 1:
         what = f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
         history.find("empty_step", head.request_id, what)
+
+
+def cut(history: History, step: Step) -> None:
+    """A prompt is cut to its share only if others use what is left of the budget."""
+    limits, num_free = history.limits, step.free_blocks
+    num_left = (step.token_budget or limits.token_budget) - sum(chunk.num_tokens for chunk in step.chunks)
+    if num_left <= 0 or step.preempted:
+        return
+    for chunk in step.chunks:
+        known = history.requests.get(chunk.request_id)
+        if known is None or getattr(chunk, "limited_by", "") != "partial_prefill_slot":
+            continue
+        has_room = num_free > 0 or len(known.tables[0]) * limits.block_size > known.computed
+        if has_room and _can_continue(known, limits):
+            history.find("cut", known.request_id, f"it is cut, and {num_left} tokens of the budget are left")
 
 
 # -- progress --------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Limits:
         asynchronous: A step is scheduled while the one before it is in flight.
         num_drafts: Maximum number of drafts of a request in a step.
         writes_ahead: The proposer of drafts writes KV behind a chunk, or may do so.
+        num_lookahead_tokens: Slots behind a chunk that the proposer of drafts writes; 0 if it is not known.
         prefix_caching: Blocks are found again by their content.
         chunked_prefill: Prompts may be split over steps.
         admits_whole: A request is admitted only if all of its tokens fit into free blocks.
@@ -70,6 +71,7 @@ class Limits:
     asynchronous: bool
     num_drafts: int
     writes_ahead: bool
+    num_lookahead_tokens: int
     prefix_caching: bool
     chunked_prefill: bool
     admits_whole: bool
@@ -101,6 +103,7 @@ class Limits:
             asynchronous=bool(config.get("async_scheduling")),
             num_drafts=num_drafts,
             writes_ahead=num_drafts > 0 and method not in ("ngram", "custom"),
+            num_lookahead_tokens=num_drafts if method in ("draft_model", "eagle") else 0,
             prefix_caching=bool(config.get("enable_prefix_caching")),
             chunked_prefill=bool(config.get("enable_chunked_prefill", True)),
             admits_whole=bool(config.get("scheduler_reserve_full_isl", True)),
