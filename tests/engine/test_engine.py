@@ -279,6 +279,7 @@ def test_ctrl_c_leaves_an_engine_that_goes_on(tiny_llama, monkeypatch):
             def interrupted_once(packed):
                 if next(calls) == 5:
                     _thread.interrupt_main()
+                    assert engine._loop._pause.wait(60), "Ctrl-C does not pause the run"
                 return forward(packed)
 
             monkeypatch.setattr(engine.runner, "forward", interrupted_once)
