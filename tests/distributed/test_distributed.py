@@ -161,7 +161,7 @@ class Ranks:
 
 
 def wait_until(holds):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -3,6 +3,7 @@
 import random
 import resource
 import sys
+import threading
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from tiers import examples
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine import grammar
 from workbench.readings.top_tokens import read_top_tokens
+from workbench.scheduler.scheduler import Scheduler
 from workbench.viz.phases import describe_phase
 
 CONFIG = EngineConfig(max_num_batched_tokens=48, max_num_seqs=12, block_size=4, num_blocks=400, max_model_len=128)
@@ -181,15 +183,26 @@ def test_a_step_in_phases_stops_at_the_mask(model):
 def test_a_request_waits_for_its_grammar(model, monkeypatch):
     compiled = grammar.GrammarCompiler._matcher
 
+    schedule, has_decided = Scheduler.schedule, threading.Event()
+
+    def scheduled(self):
+        try:
+            return schedule(self)
+        finally:
+            has_decided.set()
+
     def slow(self, text):
+        assert has_decided.wait(60)
         time.sleep(0.05)
         return compiled(self, text)
 
+    monkeypatch.setattr(Scheduler, "schedule", scheduled)
     monkeypatch.setattr(grammar.GrammarCompiler, "_matcher", slow)
     outputs, trace = run(model, [({"regex": "ab+"}, {"max_tokens": 4}), ({}, {"max_tokens": 4})])
     assert trace[0].not_scheduled["r0"].kind == "grammar" and trace[0].admitted == ("r1",)
     assert is_beginning({"regex": "ab+"}, outputs[0].text)
     assert "grammar" in {part.kind for part in trace.explain("r0").parts}
+    has_decided.clear()
     _, alone = run(model, [({"regex": "ab+"}, {"max_tokens": 4})])
     assert sum(not record.chunks for record in alone) == 1  # the wait is recorded once
 

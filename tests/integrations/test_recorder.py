@@ -149,7 +149,7 @@ def test_another_vllm_is_not_recorded(traces, monkeypatch, caplog):
 
 def wait_until_gone(pid: int) -> None:
     """Wait until a process that is no child of this one has ended."""
-    for _ in range(1500):
+    for _ in range(6000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             if state == "Z":  # nothing adopts orphans here
@@ -157,16 +157,16 @@ def wait_until_gone(pid: int) -> None:
         except FileNotFoundError:
             return
         time.sleep(0.02)
-    raise AssertionError(f"process {pid} still runs after 30 s")
+    raise AssertionError(f"process {pid} still runs after 120 s")
 
 
 def wait_for(folder: Path) -> None:
     """Wait until the writer's process has made its first file."""
-    for _ in range(1000):
+    for _ in range(6000):
         if folder.exists() and any(folder.iterdir()):
             return
         time.sleep(0.02)
-    raise AssertionError(f"nothing in {folder} after 20 s")
+    raise AssertionError(f"nothing in {folder} after 120 s")
 
 
 def test_an_engine_that_dies_leaves_a_whole_file(traces):

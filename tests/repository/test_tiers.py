@@ -35,6 +35,22 @@ def test_large(): ...
 def test_number(): assert examples(200) == {number} and examples(12) == {small}
 """
 
+DRAWS = """
+from pathlib import Path
+from hypothesis import given, settings, strategies
+
+drawn = []
+
+@settings(database=None)
+@given(strategies.integers(0, 10**9))
+def draw(number):
+    drawn.append(number)
+
+def test_draws():
+    draw()
+    Path("drawn").write_text(str(drawn))
+"""
+
 
 def parts(rows, strength):
     """Every value, or pair of values, of a row with its columns."""
@@ -97,6 +113,16 @@ def test_the_quickest_tier_imports_no_other_file(folder):
     (folder / "tests/test_other.py").write_text("raise SystemExit")
     (folder / "tests/scheduler/test_it.py").write_text("def test_a(): ...")
     assert "1 passed" in run(folder, "--tier", "check")
+
+
+@pytest.mark.parametrize(("tier", "num_draws"), [("test", 1), ("all", 2)])
+def test_only_the_last_tier_draws_new_inputs_each_time(folder, tier, num_draws):
+    (folder / "tests/test_it.py").write_text(DRAWS)
+    drawn = set()
+    for _ in range(2):
+        assert "1 passed" in run(folder, "--tier", tier)
+        drawn.add((folder / "drawn").read_text())
+    assert len(drawn) == num_draws
 
 
 def test_the_files_of_the_quickest_tier_exist():

@@ -4,6 +4,9 @@
 repeats: the cases of a function that its marker does not keep, and random inputs beyond a part of them (`examples`).
 ``all`` leaves out nothing. A test named on the command line (``file.py::test``) runs with all its cases.
 
+The inputs that Hypothesis draws are new ones in each run of ``all``. The other tiers draw the same ones each time, so
+that a push fails for what it changes, and a failure comes back until it is mended.
+
 The marker is one of
 
 - ``@pytest.mark.repeats(step=7)``: every seventh case,
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global _tier
     _tier = config.getoption("tier")
+    if find_spec("hypothesis") is not None:  # an environment of vLLM has none
+        from hypothesis import settings
+
+        settings.register_profile("tier", deadline=None, derandomize=_tier != "all")
+        settings.load_profile("tier")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
