@@ -19,7 +19,7 @@ from vllm_recordings import RecordingDouble
 from workbench.simulation.workload import read_workload
 
 kind, num_steps = sys.argv[1], 0
-garbage = [[] for _ in range(6_000_000 if kind == "gc" else 0)]
+garbage = [[] for _ in range(1_000_000 if kind == "gc" else 0)]
 
 def forward():
     global num_steps
@@ -29,7 +29,9 @@ def forward():
         if kind == "sleep":
             time.sleep(0.6)
         elif kind == "gc":
-            gc.collect()
+            until = time.monotonic() + 0.6
+            while time.monotonic() < until:
+                gc.collect()
         elif kind == "stop":
             subprocess.Popen(["sh", "-c", f"sleep 0.6; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)

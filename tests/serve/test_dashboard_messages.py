@@ -214,7 +214,7 @@ def test_visitors_do_not_move_each_others_cursor():
     room = Classroom()
     first, second = (TracePage(Feed(lambda: trace, room=room)) for _ in range(2))
     first.cursor = {"step": 7, "follow": False, "request": "r0"}
-    assert first.step == 7 and second.step is None and second.cursor == {}
+    assert first.cursor["step"] == 7 and second.step is None and second.cursor == {}
     control, other = (TracePage(Feed(trace)) for _ in range(2))
     control.cursor = {"step": 7, "follow": False, "request": "r0"}
     assert other.step == 7
