@@ -10,6 +10,7 @@ import time
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 
+from workbench.serve import access_log
 from workbench.serve.keys import MAX_KEYS, ApiKey, KeyRing, digest_of, read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -305,6 +306,15 @@ def test_an_access_log_that_cannot_be_written_is_said_and_the_answer_sent(server
     monkeypatch.setattr(handler, "stream", Full())
     assert server.ask("GET", "/health")[0] == 200
     wait_for(lambda: "the access log cannot be written: [Errno 28]" in caplog.text)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has /dev/full")
+def test_a_server_ends_although_the_disk_of_its_access_log_is_full(caplog):
+    log = access_log.AccessLog("/dev/full")
+    log._write("127.0.0.1", "", "GET /health HTTP/1.1", 200, 2, "-", "-")
+    assert log._handler.stream is not None
+    log.close()
+    assert caplog.text.count("the access log cannot be written: [Errno 28]") == 2
 
 
 # -- the command ----------------------------------------------------------------------------------------------------

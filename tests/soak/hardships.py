@@ -6,6 +6,7 @@ jumps, a hunt takes every processor time that is left, and the cache folder can 
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,19 @@ DISK = "1m"
 """Size of the disk that fills up."""
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+SLEEP_CODE = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+  return syscall(SYS_clock_nanosleep, clock, flags, until, left) ? errno : 0;
+}
+"""
+"""libfaketime 0.9.10 makes a sleep until a monotonic time fail with EINVAL while it leaves that clock alone."""
+
 JUMPS = ("+0", "+3600", "-3600", "+2592000", "-86400", "+30")
 """Seconds by which the clock of the server is off, one after another; the monotonic clock is left alone, as by NTP."""
 
@@ -37,9 +51,13 @@ class Hardships:
         self.counts, self._over, self._threads = Counter(), threading.Event(), []
         self._folder, self._disk, self._clock = folder, folder / "disk", folder / "clock"
         self.environment = dict(os.environ)
-        if FAKETIME is not None:
+        self._clock_jumps = FAKETIME is not None and (compiler := shutil.which("cc")) is not None
+        if self._clock_jumps:
             self._clock.write_text("+0")
-            self.environment |= {"LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self._clock)}
+            sleep = folder / "sleep.so"
+            command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(sleep)]
+            subprocess.run(command, input=SLEEP_CODE, text=True, check=True)
+            self.environment |= {"LD_PRELOAD": f"{sleep} {FAKETIME}", "FAKETIME_TIMESTAMP_FILE": str(self._clock)}
             self.environment |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         self._disk.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self._disk)]
@@ -79,7 +97,7 @@ class Hardships:
         self.counts["processes of clients stopped and continued"] += 1
 
     def _jump(self, draw):
-        if FAKETIME is not None:
+        if self._clock_jumps:
             self._clock.write_text(JUMPS[self.counts["jumps of the clock"] % len(JUMPS)])
             self.counts["jumps of the clock"] += 1
 

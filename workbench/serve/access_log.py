@@ -82,8 +82,11 @@ class AccessLog:
         self._handler.handle(logging.LogRecord("access", logging.INFO, __file__, 0, line, None, None))
 
     def close(self) -> None:
-        """Close the file."""
-        self._handler.close()
+        """Close the file; lines that its disk has no room for are lost."""
+        try:
+            self._handler.close()
+        except OSError as problem:
+            log.warning("the access log cannot be written: %s", problem)
 
 
 class _LogFile(WatchedFileHandler):
