@@ -1,11 +1,14 @@
 """A fork repeats the past exactly, changes only the future, and rejects impossible changes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
-from workbench.analysis.fork import fork
+from workbench.analysis.fork import Past, fork
+from workbench.analysis.rerun import RecordedRun
+from workbench.costs.cost_model import CostModel
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 40, "max_num_seqs": 4},
@@ -120,3 +123,12 @@ def test_drafts_keep_their_recorded_acceptance_and_more_of_them_are_refused():
         fork(trace, num_speculative_tokens=4)
     with pytest.raises(ValueError, match="from 0 to 0, got 1: the recording has no drafts"):
         fork(fork(trace, num_speculative_tokens=0), num_speculative_tokens=1)
+
+
+def test_a_run_that_ends_before_a_request_arrives_has_no_times_of_it():
+    requests = [{"id": "a", "prompt": {"len": 9}}, {"id": "b", "prompt": {"len": 9}, "arrival_time": 100.0}]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.01))
+    run = RecordedRun.of(trace, Past(trace), CostModel(fixed=0.01))
+    times = run.times_of("b", EngineConfig())
+    assert times is not None and times.e2e.seconds == pytest.approx(trace.metrics().requests["b"].e2e.seconds)
+    assert replace(run, max_steps=0).times_of("b", EngineConfig()) is None

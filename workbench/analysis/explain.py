@@ -332,18 +332,18 @@ class Explainer:
             what = "time to first token" if is_ttft else "end to end"
             return Confirmation(f"{what} {words}", before, after, recorded, is_recorded=not as_it_was)
 
-        def latency_of(request: RequestMetrics | RequestTimes, is_ttft: bool) -> float | None:
-            latency = request.ttft if is_ttft else request.e2e
+        def latency_of(request: RequestMetrics | RequestTimes | None, is_ttft: bool) -> float | None:
+            latency = request and (request.ttft if is_ttft else request.e2e)
             return None if latency is None else _in_unit(latency, self.unit)
 
         return confirm
 
     def _simulated(
         self, request_id: str, without: Collection[str] = (), **changes: Any
-    ) -> RequestMetrics | RequestTimes:
+    ) -> RequestMetrics | RequestTimes | None:
         """The times of a request in a simulation without some others, or with other settings."""
         if self.unit == "steps" or self.model is None:
-            return fork(self.trace, without=without, **changes).metrics().requests[request_id]
+            return fork(self.trace, without=without, **changes).metrics().requests.get(request_id)
         if self._past is None or self._run is None:
             self._past = Past(self.trace)
             self._run = RecordedRun.of(self.trace, self._past, self.model)

@@ -115,13 +115,13 @@ class RecordedRun:
         e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
         return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest))
 
-    def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes:
-        """Simulate the run until a request has ended; when it arrived, got its tokens and ended.
+    def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes | None:
+        """Simulate the run until a request has ended: its times, None if the run hangs before it arrives.
 
         Raises:
             ValueError: No schedule can serve a request, or vLLM's engine would end.
         """
-        return self._summed(config, self.model, until=request_id)[0].requests[request_id]
+        return self._summed(config, self.model, until=request_id)[0].requests.get(request_id)
 
     def _summed(
         self, config: EngineConfig, cost: FeatureCost, policy: SchedulingPolicy | None = None, until: str | None = None
