@@ -1,10 +1,13 @@
 """Sessions of the dashboard: one at a time, limited in number, and gone with their page."""
 
 import asyncio
+import datetime
 import gc
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
+from bokeh.server.views import ws
 from raw_clients import open_dashboard, read_until, server_of
 from serve_helpers import wait_for
 
@@ -64,3 +67,18 @@ def test_a_session_that_has_ended_leaves_nothing_behind(chat_model, monkeypatch)
             return not any(page() for page in pages)
 
         wait_for(are_gone)
+
+
+def test_a_page_connects_after_the_wall_clock_has_jumped(chat_model, monkeypatch):
+    """Bokeh's tokens end by the wall clock, which may be set between a page and its websocket."""
+
+    class NextMonth(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.now(tz) + datetime.timedelta(days=30)
+
+    monkeypatch.setattr(ws, "dt", SimpleNamespace(datetime=NextMonth, timezone=datetime.timezone))
+    with server_of(chat_model) as server:
+        socket_ = open_dashboard(server)
+        read_until(socket_, b'"ACK"')
+        socket_.close()

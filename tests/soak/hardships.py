@@ -17,21 +17,54 @@ from pathlib import Path
 DISK = "1m"
 """Size of the disk that fills up."""
 
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-SLEEP_CODE = """
+CLOCK_CODE = """
 #define _GNU_SOURCE
-#include <errno.h>
-#include <sys/syscall.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
 #include <time.h>
-#include <unistd.h>
 
-int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
-  return syscall(SYS_clock_nanosleep, clock, flags, until, left) ? errno : 0;
+static const volatile long *seconds;
+static int (*real)(clockid_t, struct timespec *);
+
+__attribute__((constructor)) static void begin(void) {
+  int file = open(getenv("CLOCK_FILE"), O_RDONLY);
+  void *page = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+  if (page == MAP_FAILED) abort();
+  real = dlsym(RTLD_NEXT, "clock_gettime");
+  seconds = page;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  int failed = (real ? real : (real = dlsym(RTLD_NEXT, "clock_gettime")))(clock, now);
+  int is_wall = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE;
+  if (!failed && is_wall && seconds) now->tv_sec += *seconds;
+  return failed;
+}
+
+int gettimeofday(struct timeval *now, void *zone) {
+  struct timespec found;
+  int failed = clock_gettime(CLOCK_REALTIME, &found);
+  now->tv_sec = found.tv_sec, now->tv_usec = found.tv_nsec / 1000;
+  return failed;
+}
+
+time_t time(time_t *kept) {
+  struct timespec found;
+  clock_gettime(CLOCK_REALTIME, &found);
+  if (kept) *kept = found.tv_sec;
+  return found.tv_sec;
 }
 """
-"""libfaketime 0.9.10 makes a sleep until a monotonic time fail with EINVAL while it leaves that clock alone."""
+"""A wall clock that is off by the seconds in a file, preloaded into the server.
 
-JUMPS = ("+0", "+3600", "-3600", "+2592000", "-86400", "+30")
+libfaketime 0.9.10 does more than that and breaks more: each sleep until a monotonic time fails with EINVAL while it
+leaves that clock alone.
+"""
+
+JUMPS = (0, 3600, -3600, 2592000, -86400, 30)
 """Seconds by which the clock of the server is off, one after another; the monotonic clock is left alone, as by NTP."""
 
 LOAD_CODE = "from workbench.ground.cache_folder import cached; cached('kernels')"
@@ -51,14 +84,14 @@ class Hardships:
         self.counts, self._over, self._threads = Counter(), threading.Event(), []
         self._folder, self._disk, self._clock = folder, folder / "disk", folder / "clock"
         self.environment = dict(os.environ)
-        self._clock_jumps = FAKETIME is not None and (compiler := shutil.which("cc")) is not None
+        compiler = shutil.which("cc")
+        self._clock_jumps = sys.platform == "linux" and compiler is not None
         if self._clock_jumps:
-            self._clock.write_text("+0")
-            sleep = folder / "sleep.so"
-            command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(sleep)]
-            subprocess.run(command, input=SLEEP_CODE, text=True, check=True)
-            self.environment |= {"LD_PRELOAD": f"{sleep} {FAKETIME}", "FAKETIME_TIMESTAMP_FILE": str(self._clock)}
-            self.environment |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            self._set_clock(0)
+            library = folder / "clock.so"
+            command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
+            subprocess.run(command, input=CLOCK_CODE, text=True, check=True)
+            self.environment |= {"LD_PRELOAD": str(library), "CLOCK_FILE": str(self._clock)}
         self._disk.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(self._disk)]
         mounted = sys.platform == "linux" and subprocess.run(mount, capture_output=True).returncode == 0
@@ -98,8 +131,13 @@ class Hardships:
 
     def _jump(self, draw):
         if self._clock_jumps:
-            self._clock.write_text(JUMPS[self.counts["jumps of the clock"] % len(JUMPS)])
+            self._set_clock(JUMPS[self.counts["jumps of the clock"] % len(JUMPS)])
             self.counts["jumps of the clock"] += 1
+
+    def _set_clock(self, seconds):
+        """Let the wall clock of the server be off by these seconds: the same eight bytes, which the server maps."""
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
     def _open_the_cache(self, draw):
         """Others may write in a cache folder: nothing may be loaded from it."""

@@ -242,7 +242,7 @@ def besiege(options, folder, hardships):
     if options.write:
         RESULT.write_text(json.dumps(report, indent=2) + "\n")
     if report["tracebacks"]:
-        print(server.errors[-3000:], file=sys.stderr)
+        print(server.errors[server.errors.index("Traceback") :][:3000], file=sys.stderr)
 
 
 if __name__ == "__main__":

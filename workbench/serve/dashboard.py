@@ -37,6 +37,10 @@ PAUSE_SECONDS = 0.2
 MAX_SESSIONS = 32
 """Maximum number of sessions that exist or wait for their turn; one more gets status 503."""
 
+TOKEN_SECONDS = 10 * 365 * 86_400
+"""Time that a page may wait until it connects. Who may connect is the guard's decision; Bokeh's five minutes of the wall
+clock would refuse a page when that clock is set forward, or when a phone wakes up."""
+
 _TOKEN = "TOKEN-OF-THE-SESSION"  # noqa: S105
 
 
@@ -57,6 +61,7 @@ class Dashboard(BokehTornado):
             extra_websocket_origins=["*"],
             unused_session_lifetime_milliseconds=int(1000 * LOST_SESSION_SECONDS),
             check_unused_sessions_milliseconds=1000,
+            session_token_expiration=TOKEN_SECONDS,
             websocket_max_message_size_bytes=MAX_MESSAGE_BYTES,
             log_function=log_request,
         )
