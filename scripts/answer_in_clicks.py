@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import sys
 import tempfile
 import threading
@@ -153,18 +154,21 @@ class Dashboard(Place):
         ("saved", "story", 12),  # with the comparison, as the run has not grown since
     )
 
+    essays = itertools.count(1)
+    """Numbers of the documents; browsers share the engine."""
+
     def __init__(self, reader: Reader, engine: Engine, folder: Path) -> None:
         super().__init__(reader)
-        self.engine, self.folder, self.asked = engine, folder, 0
+        self.engine, self.folder = engine, folder
 
     def prepare(self, question: str) -> None:
         """A person's own question comes while the engine reads a document; all others come when it is idle."""
         while self.reader.view("view.status.state") != "idle":
             time.sleep(0.2)
         if question == "own_question":
-            self.asked += 1
-            text = f"Text {self.asked}. {document(self.engine, 500)}"
-            self.engine.add_request(text, SamplingParams(max_tokens=4), request_id=f"essay{self.asked}")
+            number = next(self.essays)
+            text = f"Text {number}. {document(self.engine, 500)}"
+            self.engine.add_request(text, SamplingParams(max_tokens=4), request_id=f"essay{number}")
             self.engine.start()
 
     def not_scheduled(self) -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 DISK = "1m"
 """Size of the disk that fills up."""
