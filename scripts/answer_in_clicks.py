@@ -159,16 +159,16 @@ class Dashboard(Place):
 
     def __init__(self, reader: Reader, engine: Engine, folder: Path) -> None:
         super().__init__(reader)
-        self.engine, self.folder = engine, folder
+        self.engine, self.folder, self.asked = engine, folder, 0
 
     def prepare(self, question: str) -> None:
         """A person's own question comes while the engine reads a document; all others come when it is idle."""
         while self.reader.view("view.status.state") != "idle":
             time.sleep(0.2)
         if question == "own_question":
-            number = next(self.essays)
-            text = f"Text {number}. {document(self.engine, 500)}"
-            self.engine.add_request(text, SamplingParams(max_tokens=4), request_id=f"essay{number}")
+            self.asked = next(self.essays)
+            text = f"Text {self.asked}. {document(self.engine, 500)}"
+            self.engine.add_request(text, SamplingParams(max_tokens=4), request_id=f"essay{self.asked}")
             self.engine.start()
 
     def not_scheduled(self) -> None:

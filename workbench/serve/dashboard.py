@@ -38,8 +38,8 @@ MAX_SESSIONS = 32
 """Maximum number of sessions that exist or wait for their turn; one more gets status 503."""
 
 TOKEN_SECONDS = 10 * 365 * 86_400
-"""Time that a page may wait until it connects. The guard decides who may connect. Bokeh's five minutes of the wall clock
-would refuse a page when that clock is set forward, or when a phone wakes up."""
+"""Time that a page may wait until it connects. The guard decides who may connect. Bokeh's five minutes of the wall
+clock would refuse a page when that clock is set forward, or when a phone wakes up."""
 
 _TOKEN = "TOKEN-OF-THE-SESSION"  # noqa: S105
 
