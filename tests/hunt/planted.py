@@ -1,6 +1,7 @@
 """Schedulers with a fault, for the hunt to find."""
 
 from workbench.hunt.own import OwnScheduler
+from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
 
 __version__ = "0.1"
@@ -60,3 +61,12 @@ def older(config):
 older.features = ("caching", "caps", "pools")
 generous.features = forgetful.features = endless.features = ("caching", "caps", "pools")
 hoarding.features = ("caching", "priority", "caps", "pools")
+
+
+class Confused(SchedulingPolicy):
+    """Fails as soon as two requests wait."""
+
+    def waiting_order(self, view):
+        if len(view.waiting) > 1:
+            raise KeyError("no such request")
+        return view.waiting

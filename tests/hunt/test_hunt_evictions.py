@@ -46,6 +46,12 @@ def test_an_eviction_policy_is_hunted_by_its_name(name):
     assert search.run() == [] and search.num_workloads == 25 and search.num_refused < 3
 
 
+def test_an_error_in_a_policy_is_a_fault():
+    """A scheduler goes on with vLLM's rule when its policy fails; a hunt for the policy's author does not."""
+    fault = first_fault(find_target("workbench", "planted:Confused"), None, 60)
+    assert (fault.law, fault.place) == ("crash", 'planted.py: raise KeyError("no such request")')
+
+
 def test_a_class_that_is_no_policy_is_named():
     with pytest.raises(ValueError, match=r"makes Counter\(\): it must"):
         find_target("workbench", "collections:Counter")

@@ -14,7 +14,7 @@ from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.checked import state_of
 from workbench.scheduler.eviction import Eviction
-from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.policy import PolicyOrder, SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import GrammarArrival
@@ -89,8 +89,15 @@ class OwnScheduler:
         self.scheduler.abort_request(request_id)
 
     def schedule(self) -> ScheduledBatch:
-        """Decide a step."""
+        """Decide a step.
+
+        Raises:
+            Exception: The policy failed. A scheduler goes on with vLLM's rule; the author of a policy wants to know.
+        """
         self._latest = self.scheduler.schedule()
+        order = self.scheduler.order
+        if isinstance(order, PolicyOrder) and order.failure is not None:
+            raise order.failure if isinstance(order.failure, Exception) else RuntimeError(repr(order.failure))
         self._num_admitted += len(self._latest.admitted)
         if self._judged is not None:
             self._judged.expect_admissions(self._num_admitted)

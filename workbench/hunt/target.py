@@ -251,7 +251,10 @@ def _own(name: str, policy: str | None) -> Target:
     kind: Any = _import("workbench.hunt." + ("own:OwnScheduler" if name == "workbench" else "engine:EngineScheduler"))
     made = _policy(policy) if policy else None
     root = Path(workbench.__file__).parent
-    folders = (str(root / "scheduler"), str(root / "engine"))
+    folders: tuple[str, ...] = (str(root / "scheduler"), str(root / "engine"))
+    if policy:
+        module = importlib.import_module(policy.partition(":")[0])
+        folders += (str(Path(module.__file__ or ".").parent),)
     features = getattr(kind, "features", tuple(each for each in FEATURES if each not in ("too_large", "loads")))
     version = workbench.__version__
     return Target(name, version, lambda config: kind(config, made), features, True, folders, policy or "")

@@ -165,6 +165,9 @@ class PolicyOrder(ServiceOrder):
         kv_cache: Their KV blocks.
         policy: Decides.
 
+    Attributes:
+        failure: The first error of the policy; vLLM's rule was used instead.
+
     Raises:
         ValueError: The object is not a SchedulingPolicy.
     """
@@ -176,6 +179,7 @@ class PolicyOrder(ServiceOrder):
             raise ValueError(f"policy must be a workbench.scheduler.policy.SchedulingPolicy object, got {policy!r}")
         super().__init__(config, queues, kv_cache)
         self.policy = policy
+        self.failure: BaseException | None = None
         self._told: set[str] = set()
         self._views: dict[Request, Request] = {}
         self._snapshot: object = None
@@ -255,6 +259,7 @@ class PolicyOrder(ServiceOrder):
         except KeyboardInterrupt:
             raise
         except BaseException as problem:  # SystemExit too: a policy must not end the run
+            self.failure = self.failure or problem
             message = f"{self.policy!r}.{hook}: {type(problem).__name__}: {problem}"
             if hook not in self._told:
                 self._told.add(hook)
