@@ -47,7 +47,7 @@ def test_an_eviction_policy_is_hunted_by_its_name(name):
 
 
 def test_an_error_in_a_policy_is_a_fault():
-    """A scheduler goes on with vLLM's rule when its policy fails; a hunt for the policy's author does not."""
+    """A scheduler whose policy fails uses vLLM's rule; a hunt tells the policy's author."""
     fault = first_fault(find_target("workbench", "planted:Confused"), None, 60)
     assert (fault.law, fault.place) == ("crash", 'planted.py: raise KeyError("no such request")')
 

@@ -92,7 +92,7 @@ class OwnScheduler:
         """Decide a step.
 
         Raises:
-            Exception: The policy failed. A scheduler goes on with vLLM's rule; the author of a policy wants to know.
+            Exception: The policy failed. A scheduler alone would use vLLM's rule instead.
         """
         self._latest = self.scheduler.schedule()
         order = self.scheduler.order
