@@ -113,7 +113,7 @@ class PageHandler(RequestHandler):
         self._dashboard = dashboard
 
     def get(self) -> None:
-        """Answer with the page, which no cache may keep: its token expires."""
+        """Answer with the page, which no cache may keep: its token is that of one session."""
         self.set_header("Cache-Control", "no-store")
         self.finish(self._dashboard.page())
 
