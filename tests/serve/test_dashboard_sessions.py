@@ -1,14 +1,17 @@
 """Sessions of the dashboard: one at a time, limited in number, and gone with their page."""
 
 import asyncio
+import base64
 import datetime
 import gc
+import json
 import weakref
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from bokeh.server.views import ws
-from raw_clients import open_dashboard, read_until, server_of
+from raw_clients import open_dashboard, read_to_end, read_until, server_of
 from serve_helpers import wait_for
 
 
@@ -82,3 +85,23 @@ def test_a_page_connects_after_the_wall_clock_has_jumped(chat_model, monkeypatch
         socket_ = open_dashboard(server)
         read_until(socket_, b'"ACK"')
         socket_.close()
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        {"session_id": "mine", "session_expiry": 1},
+        {"session_id": "mine"},
+        {"session_id": "mine", "__bk__zlib_": "eJw"},
+        ["mine"],
+        "mine",
+    ],
+    ids=["expired", "without its end", "cut", "of another shape", "a text"],
+)
+def test_a_token_that_no_page_has_is_refused_without_a_traceback(chat_model, token, caplog):
+    written = base64.urlsafe_b64encode(json.dumps(token).encode()).decode().rstrip("=")
+    with server_of(chat_model) as server:
+        socket_ = open_dashboard(server, token=written)
+        assert b"HTTP/1.1 101" in read_to_end(socket_)
+        assert not server.server.dashboard.get_sessions("/dashboard")
+    assert not [record for record in caplog.records if record.exc_info], caplog.text

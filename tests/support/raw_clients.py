@@ -57,9 +57,9 @@ def read_to_end(connection):
     return b"".join(parts)
 
 
-def open_dashboard(server, receive_buffer=None):
-    """A connection that asks for the websocket of a page of the dashboard."""
-    token = re.search(r'"token":"([^"]+)"', server.ask("GET", "/dashboard")[2])[1]
+def open_dashboard(server, receive_buffer=None, token=None):
+    """A connection that asks for the websocket of a page of the dashboard, with the page's token or another one."""
+    token = token or re.search(r'"token":"([^"]+)"', server.ask("GET", "/dashboard")[2])[1]
     return connect(
         server,
         b"GET /dashboard/ws HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

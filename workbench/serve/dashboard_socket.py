@@ -88,6 +88,13 @@ class DashboardSocket(WSHandler):
     _parts: tuple[str | bytes, ...] = ()
     _has_document = False
 
+    def open(self) -> None:
+        """Ask for the session that the client's token names, or disconnect a client whose token is none of ours."""
+        try:
+            super().open()
+        except Exception as problem:  # a token is anything that a client sends
+            self._refuse(f"{problem}")
+
     async def on_message(self, fragment: str | bytes) -> None:
         """Take a part of a message, and pass on the message when it is complete."""
         # Frames that have arrived together would otherwise be one turn of the event loop.
