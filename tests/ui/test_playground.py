@@ -8,6 +8,7 @@ import threading
 import feature_workloads
 import pytest
 from pyodide_node import need_pyodide
+from tab_stops import unreached
 from viz_traces import random_trace
 
 from workbench import simulate
@@ -354,3 +355,34 @@ def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
     page.page.wait_for_selector("#cell[open]", timeout=PATIENCE)
     assert "trace = simulate(workload)" in page.text("cell-text")
     page.page.click("#close-cell")
+
+
+def states_of(page):
+    """Bring the page into its states one after another, and yield their names."""
+    yield "as it opens"
+    page.page.click("#pin")
+    page.slide("max_num_batched_tokens", 32)
+    yield "a comparison"
+    page.page.click("#pin")
+    page.settle()
+    page.page.click("#why summary")
+    page.page.select_option("#request", index=1)
+    page.settle()
+    yield "why"
+    page.page.select_option("#preset", "own-policy")
+    page.settle()
+    yield "a policy"
+
+
+def test_tab_reaches_every_control(open_playground):
+    page = open_playground()
+    for state in states_of(page):
+        page.page.evaluate("() => document.activeElement.blur()")
+        assert unreached(page.page) == [], state
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_serious_finding(axe_findings, open_playground, scheme):
+    page = open_playground(color_scheme=scheme)
+    for state in states_of(page):
+        assert axe_findings(page.page) == [], state
