@@ -5,7 +5,9 @@ import pytest
 from bokeh.models import Column
 from viz_traces import random_trace
 
+from workbench.viz.app import TracePage
 from workbench.viz.cursor import Cursor, cursor_of
+from workbench.viz.feed import Feed
 from workbench.viz.panes import AttentionMask, Pane, Pool, Timeline
 from workbench.viz.widget import PANELS, view, watch
 
@@ -39,6 +41,18 @@ def test_one_cursor_moves_every_view_of_a_trace(trace):
     assert seen == [2]
     timeline.step = 4  # as a linked slider sends it
     assert (cursor_of(trace).step, cursor_of(trace).follow, pool.cursor["step"], pool.step) == (4, False, 4, 4)
+
+
+def test_places_that_arrive_together_leave_a_page_where_it_is(trace):
+    """A page sends a cursor, then its step. A slow server may take two cursors with the first one's step."""
+    page = TracePage(Feed(trace), cursor=(cursor := Cursor()))
+    places = [{"step": step, "follow": False, "request": None} for step in (5, 7)]
+    page.param.update(cursor=places[1], step=5)
+    assert page.cursor == places[1] and cursor.step == 7
+    page.param.update(step=7)
+    assert page.cursor == places[1] and cursor.step == page.step == 7
+    page.step = 3
+    assert cursor.step == page.cursor["step"] == 3, "a control linked to the step moves the cursor"
 
 
 @pytest.mark.parametrize("sent", [{"step": -1}, {"step": True}, {"step": "3"}, {"step": 1, "request": 5}])

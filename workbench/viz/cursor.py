@@ -48,22 +48,23 @@ class Cursor(param.Parameterized):
         watcher = view.observe if hasattr(view, "observe") else view.param.watch
         moved_itself = False
 
-        # A view sends its cursor, then its step. Told the step in between, it would return to a place that it left.
-        def take(change: Any) -> None:
+        # A view sends its cursor, then its step. A slow server takes several of them at once: a step that comes with a
+        # cursor is that of the same place or of one before. Told it, the view would return to a place that it left.
+        def take(*changes: Any) -> None:
             nonlocal moved_itself
+            new = {change.name: change.new for change in changes}
+            if "cursor" not in new:
+                if new["step"] not in (None, self.step):
+                    self.param.update(step=new["step"], follow=False)
+                return
             moved_itself = True
             try:
-                if change.new:
-                    self.take(change.new)
+                if new["cursor"]:
+                    self.take(new["cursor"])
             finally:
                 moved_itself = False
 
-        def take_step(change: Any) -> None:
-            if change.new not in (None, self.step):
-                self.param.update(step=change.new, follow=False)
-
-        watcher(take, "cursor")
-        watcher(take_step, "step")
+        watcher(take, ["cursor", "step"])
 
         # Weakly, because a cursor lives as long as its trace and must not keep each page that was ever open.
         weak_view = ref(view)
