@@ -1,8 +1,8 @@
 """Answer a newcomer's questions with up to three clicks each: ``python scripts/answer_in_clicks.py DIR``.
 
-The places are the dashboard of ``workbench demo``, a page saved from it, and the playground, in Chromium at four widths
-and, with ``--browsers``, in Firefox and WebKit. Every answer is looked for on the page, and a picture of it is written
-into DIR. A click on a field, and Enter, count as a click each.
+The places are the dashboard of ``workbench demo``, a page saved from it, a notebook in JupyterLab that shows the same
+run, and the playground, in Chromium at four widths and, with ``--browsers``, in Firefox and WebKit. Every answer is
+looked for on the page, and a picture of it is written into DIR. A click on a field, and Enter, count as a click each.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import browsers
+import nbformat
 from browsers import Browser
 
 from workbench import Engine, SamplingParams
@@ -28,9 +29,13 @@ from workbench.playground import server, site
 from workbench.viz import app
 
 SIZES = ((390, 844), (1100, 900), (1440, 900), (2560, 1300))
+PLACES = ("dashboard", "saved", "notebook", "playground")
 MOST_CLICKS = 3
 PATIENCE = 180.0
 """Seconds that an answer may take: the engine works, and so may others on this machine."""
+
+TRIES = 5
+"""Number of times that a click which misses is repeated: a busy WebKit scrolls a while after it has said so."""
 
 FIND = """
 (css, text, exact) => {
@@ -41,6 +46,9 @@ FIND = """
   const shown = (each) => each.getClientRects().length && getComputedStyle(each).visibility === "visible";
   const found = walk(document).find((each) => shown(each) && fits(each));
   if (!found) return null;
+  if (!("sought" in window))
+    addEventListener("click", (event) => { window.clicked = event.composedPath().includes(window.sought); }, true);
+  Object.assign(window, { sought: found, clicked: false });
   let box = found.getBoundingClientRect();
   const unseen = box.bottom > innerHeight || box.top < 0;
   if (unseen) found.scrollIntoView({ block: box.height > innerHeight ? "start" : "center", behavior: "instant" });
@@ -89,9 +97,13 @@ class Reader:
 
     def click(self, css: str, text: str = "", at: float = 0.5) -> None:
         """Click an element, at a part of its width."""
-        place = self.see(css, text, exact=bool(text), to_click=True)
         self.clicks += 1
-        self.browser.press(place["left"] + at * place["width"], place["y"])
+        for _ in range(TRIES):
+            place = self.see(css, text, exact=bool(text), to_click=True)
+            self.browser.press(place["left"] + at * place["width"], place["y"])
+            if self.browser.run("() => window.clicked"):
+                return
+        raise AssertionError(f"{css} with {text!r} is not where it is said to be")
 
     def write(self, css: str, text: str) -> None:
         """Write into a field and press Enter."""
@@ -124,6 +136,10 @@ class Place:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+
+    def open(self, address: str) -> None:
+        """Open the place."""
+        self.reader.browser.goto(address)
 
     def prepare(self, question: str) -> None:
         """Bring the place into the state in which a person asks."""
@@ -247,6 +263,23 @@ class SavedPage(Place):
         self.reader.see(".wb-drawer dd", "from step")
 
 
+class Notebook(SavedPage):
+    """A cell of a notebook that shows the recorded run, beside the same run with a budget of 32."""
+
+    name = "notebook"
+
+    def open(self, address: str) -> None:
+        """Open the notebook, wait for its kernel, and run its cells."""
+        browser = self.reader.browser
+        browser.goto(f"{address}/doc/tree/run.ipynb?reset")
+        kernel = "globalThis.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel"
+        end = time.monotonic() + PATIENCE
+        while browser.run(f"() => {kernel}?.status") != "idle":
+            assert time.monotonic() < end, "the notebook's kernel has not started"
+            time.sleep(0.2)
+        browser.run("() => (jupyterapp.commands.execute('notebook:run-all-cells'), 1)")
+
+
 class Playground(Place):
     """The playground, which simulates; a link takes the place of a saved page."""
 
@@ -345,7 +378,11 @@ def answer(place: Place, folder: Path, name: str, size: tuple[int, int]) -> None
         place.prepare(question)
         reader.begin(view, step)
         ask: Callable[[], None] = getattr(place, question)
-        ask()
+        try:
+            ask()
+        except AssertionError:
+            reader.browser.picture(folder / f"{name}-{place.name}-{size[0]}-{question}-not-answered.png")
+            raise
         time.sleep(0.4)
         reader.browser.picture(folder / f"{name}-{place.name}-{size[0]}-{question}.png")
         assert reader.clicks <= MOST_CLICKS, f"{question} takes {reader.clicks} clicks"
@@ -364,9 +401,39 @@ def dashboard() -> Iterator[tuple[Engine, str]]:
             Arrivals(engine)
             engine.run(progress=False)
             running = app.serve(engine, port=port, threaded=True)
+        try:
             browsers.wait_for_port(port)
             yield engine, f"http://127.0.0.1:{port}/#story"
-        running.stop()
+        finally:
+            running.stop()
+
+
+@contextlib.contextmanager
+def notebook(engine: Engine) -> Iterator[str]:
+    """The address of a JupyterLab with a notebook that shows an engine's run."""
+    source = """
+from workbench import Trace
+trace = Trace.load("run.jsonl.gz")
+trace.watch(other=trace.fork(max_num_batched_tokens=32))
+"""
+    port = browsers.free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        engine.trace.save(f"{folder}/run.jsonl.gz")
+        cells = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source.strip())])
+        cells.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
+        nbformat.write(cells, f"{folder}/run.ipynb")
+        (Path(folder) / "config/labconfig").mkdir(parents=True)
+        news = '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
+        (Path(folder) / "config/labconfig/page_config.json").write_text(news)
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+        settings = ["--ServerApp.token=", f"--ServerApp.root_dir={folder}"]
+        server = browsers.start([*command, f"--port={port}", *settings], {"JUPYTER_CONFIG_DIR": f"{folder}/config"})
+        try:
+            browsers.wait_for_port(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait()
 
 
 @contextlib.contextmanager
@@ -376,9 +443,11 @@ def playground() -> Iterator[str]:
         site.build(Path(folder))
         service = server.make_server(Path(folder))
         threading.Thread(target=service.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{service.server_port}/"
-        service.shutdown()
-        service.server_close()
+        try:
+            yield f"http://127.0.0.1:{service.server_port}/"
+        finally:
+            service.shutdown()
+            service.server_close()
 
 
 def main() -> None:
@@ -386,13 +455,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--browsers", nargs="+", choices=browsers.NAMES, default=["chromium"])
-    parser.add_argument("--places", nargs="+", default=["dashboard", "saved", "playground"])
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--widths", nargs="+", type=int, default=[width for width, _ in SIZES])
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     sizes = [size for size in SIZES if size[0] in options.widths]
     with contextlib.ExitStack() as stack:
-        engine, address = stack.enter_context(dashboard()) if "dashboard" in options.places else (None, "")
+        needs_engine = {"dashboard", "notebook"} & {*options.places}
+        engine, address = stack.enter_context(dashboard()) if needs_engine else (None, "")
+        lab = stack.enter_context(notebook(engine)) if engine and "notebook" in options.places else ""
         simulated = stack.enter_context(playground()) if "playground" in options.places else ""
         for name in options.browsers:
             if why := browsers.missing(name):
@@ -403,11 +474,12 @@ def main() -> None:
                 for place, where in (
                     (Dashboard(reader, engine, options.folder), address) if engine else (None, ""),
                     (SavedPage(reader), f"file://{(options.folder / 'saved.html').resolve()}"),
+                    (Notebook(reader), lab),
                     (Playground(reader), simulated),
                 ):
                     if place is None or place.name not in options.places:
                         continue
-                    browser.goto(where)
+                    place.open(where)
                     while not reader.view("view.store.numSteps > 0"):
                         time.sleep(0.2)
                     for size in sizes:
