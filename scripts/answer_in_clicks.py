@@ -272,12 +272,13 @@ class Notebook(SavedPage):
         """Open the notebook, wait for its kernel, and run its cells."""
         browser = self.reader.browser
         browser.goto(f"{address}/doc/tree/run.ipynb?reset")
-        kernel = "globalThis.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel"
+        shown = "[...(globalThis.jupyterapp?.shell?.widgets('main') ?? [])][0]"
         end = time.monotonic() + PATIENCE
-        while browser.run(f"() => {kernel}?.status") != "idle":
+        while browser.run(f"() => {shown}?.context?.sessionContext?.session?.kernel?.status") != "idle":
             assert time.monotonic() < end, "the notebook's kernel has not started"
             time.sleep(0.2)
-        browser.run("() => (jupyterapp.commands.execute('notebook:run-all-cells'), 1)")
+        run = "jupyterapp.commands.execute('notebook:run-all-cells')"
+        browser.run(f"() => (jupyterapp.shell.activateById({shown}.id), {run}, 1)")
 
 
 class Playground(Place):
@@ -396,11 +397,10 @@ def answer(place: Place, folder: Path, name: str, size: tuple[int, int]) -> None
 def dashboard() -> Iterator[tuple[Engine, str]]:
     """The engine of ``workbench demo`` after its run, and the address of its dashboard."""
     port = browsers.free_port()
-    with Engine("smollm2", CONFIG) as engine:
-        with contextlib.redirect_stdout(io.StringIO()):
-            Arrivals(engine)
-            engine.run(progress=False)
-            running = app.serve(engine, port=port, threaded=True)
+    with Engine("smollm2", CONFIG) as engine, contextlib.redirect_stdout(io.StringIO()):
+        Arrivals(engine)
+        engine.run(progress=False)
+        running = app.serve(engine, port=port, threaded=True)
         try:
             browsers.wait_for_port(port)
             yield engine, f"http://127.0.0.1:{port}/#story"
