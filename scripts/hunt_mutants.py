@@ -266,6 +266,9 @@ class Schedule:
         """Keep the ends."""
         self.steps.append((sorted(ended.items()), latest.free_blocks_end))
 
+    def proposed(self, drafts: Any) -> None:
+        """Called when the scheduler has been given the drafts of the next step."""
+
 
 def schedule(target: Target, workload: dict[str, Any]) -> int:
     """A number that stands for the schedule of a workload; REFUSED without one."""

@@ -62,8 +62,9 @@ class Plan:
     free_blocks: int = 0
     free_blocks_end: int = 0
     token_budget: int = 0
-    long_prefill_cap: int = 0
+    long_prefill_cap: int | None = None
     passed_over: dict[str, Any] = field(default_factory=dict)
+    preempt_reasons: dict[str, Any] = field(default_factory=dict)  # empty: they are not known
     tables: dict[str, list[list[int]]] = field(default_factory=dict)
     loads: tuple[()] = ()  # a hunt has no second tier
 
@@ -139,8 +140,8 @@ class Run:
     Args:
         scheduler: The scheduler, made for the workload's configuration.
         workload: The workload, in the format of ``workbench.simulation.workload``.
-        watch: Called as ``watch.added(request)``, ``watch.scheduled(run, plan)`` and
-            ``watch.updated(run, plan, latest, ended)``; or None.
+        watch: Called as ``watch.added(request)``, ``watch.scheduled(run, plan)``,
+            ``watch.updated(run, plan, latest, ended)`` and ``watch.proposed(drafts)``; or None.
 
     Attributes:
         config: The workload's configuration.
@@ -281,9 +282,10 @@ class Run:
         if isinstance(self.latest, Plan):
             self.latest.free_blocks_end = self.num_free()
         if self._num_drafts:
-            self.scheduler.propose(
-                {name: self._drafts(self.requests[name]) for name in tokens if name in self.requests}
-            )
+            drafts = {name: self._drafts(self.requests[name]) for name in tokens if name in self.requests}
+            self.scheduler.propose(drafts)
+            if self.watch is not None:
+                self.watch.proposed(drafts)
         if self.watch is not None:
             self.watch.updated(self, plan, self.latest, ended)
 

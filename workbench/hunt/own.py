@@ -9,6 +9,7 @@ from typing import Any, cast
 from workbench.config import EngineConfig, SamplingParams
 from workbench.hunt.drive import LiveRequest
 from workbench.hunt.evictions import Judged
+from workbench.hunt.orders import JudgedOrder
 from workbench.laws import Limits, SchedulerState
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch
@@ -28,7 +29,10 @@ class OwnScheduler:
     Args:
         config: The workload's configuration.
         policy: Makes the policy object, of scheduling or of eviction; None for vLLM's rules.
-        make: Makes the scheduler.
+        make: Makes the scheduler. A step takes a second of its clock.
+
+    Attributes:
+        judges: Compare the answers of policies with their rules; each has a ``law``, and ``is_on``.
 
     Raises:
         ValueError: The configuration is refused.
@@ -45,11 +49,17 @@ class OwnScheduler:
         if isinstance(chosen, Eviction):
             caches = self._config.enable_prefix_caching
             self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
-        self.scheduler = make(self._config, clock=lambda: 0.0, policy=chosen)
+        order = None if chosen is None else JudgedOrder(chosen)
+        self.scheduler = make(self._config, clock=lambda: float(self.scheduler.step), policy=order)
+        self.judges: list[Judged | JudgedOrder] = []
+        if order is not None:
+            order.scheduler = self.scheduler
+            self.judges.append(order)
         pool = self.scheduler.kv_cache.block_pool
         self._judged = None if pool.eviction is None else Judged(pool.eviction, pool)
         if self._judged is not None:
             pool.eviction = cast(Eviction, self._judged)
+            self.judges.append(self._judged)
         self._num_admitted = 0
         self.depth = 2 if self._config.async_scheduling else 1
         self.limits = Limits.of(described(self._config, self.scheduler.policy))

@@ -21,6 +21,9 @@ class Check:
     def updated(self, run: Any, plan: Any, latest: Any, ended: Any) -> None:
         """Called when the output of a step has been taken in."""
 
+    def proposed(self, drafts: Any) -> None:
+        """Called when the scheduler has been given the drafts of the next step."""
+
 
 class CheckOrder(Check):
     """Nobody waits behind a request that is served after it, and no running request is skipped."""

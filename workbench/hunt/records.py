@@ -60,6 +60,9 @@ class _Keeper:
             self._changes[plan.step] = {chunk.request_id: self._change(plan, chunk) for chunk in plan.chunks}
         self._watch.scheduled(run, plan)
 
+    def proposed(self, drafts: Any) -> None:
+        """Drafts are in the records of the chunks that verify them."""
+
     def updated(self, run: Run, plan: Any, latest: Any, ended: Mapping[str, str]) -> None:
         self._watch.updated(run, plan, latest, ended)
         self._keep(self._in_flight.pop(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from time import process_time
 from typing import Any
 
@@ -73,6 +73,8 @@ class Watch:
         self.scheduler = scheduler
         self.limits = scheduler.limits if hasattr(scheduler, "limits") else Limits.of(whole_config(config))
         self._counters = getattr(scheduler, "counters", None)
+        for judge in getattr(scheduler, "judges", ()):
+            judge.is_on = laws is None or judge.law in laws
         self._allows = tuple(getattr(scheduler, "allows", ()))
         self.checker = Checker(
             self.limits, allow_exceptions=allow_exceptions, laws=laws, names_changes=hasattr(scheduler, "state")
@@ -96,6 +98,10 @@ class Watch:
         broken = self.checker.updated(plan, latest, ended, self._state(run))
         self.seconds += process_time() - began
         self._stop_at(broken)
+
+    def proposed(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Let the laws know the drafts of the next step."""
+        self.checker.proposed(drafts)
 
     def _stop_at(self, broken: list[Broken]) -> None:
         for each in broken:

@@ -9,6 +9,7 @@ from typing import Any
 from workbench.laws.books import Moment, compare, compare_record
 from workbench.laws.history import History
 from workbench.laws.law import EXCEPTIONS, LAWS, Broken
+from workbench.laws.prefixes import check_prefixes
 from workbench.laws.rules import RULES
 from workbench.laws.state import Limits, SchedulerState, Step
 
@@ -114,6 +115,12 @@ class Checker:
         """
         self.history.runs(self.history.add(request, None, whole=False), num_kv_computed, tables)
 
+    def proposed(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Requests are given drafts that their next chunk is to verify."""
+        for request_id, tokens in drafts.items():
+            if (known := self.history.requests.get(request_id)) is not None:
+                known.proposed = len(tokens)
+
     # -- steps -------------------------------------------------------------------------------------------------
 
     def step(
@@ -174,6 +181,8 @@ class Checker:
         history.scheduled(step, None if self._names_changes or state is None else state.tables)
         for predicate in self._predicates:
             predicate(history, step)
+        if state is not None and "utilisation" in self._laws:
+            check_prefixes(history, step, state)
         return self._look(step, state, "scheduled")
 
     def updated(

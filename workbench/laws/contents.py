@@ -26,13 +26,16 @@ class Contents:
         limits: The limits in force.
         findings: Takes what is wrong.
         whole: Blocks that were not seen written hold nothing; else they may hold anything.
+
+    Attributes:
+        hashes: The prefix cache when it was last checked.
     """
 
     def __init__(self, limits: Limits, findings: Findings, *, whole: bool) -> None:
         self._find = findings.add
         self._whole = whole
         self._of: dict[int, tuple[Writing, int]] = {}
-        self._hashes: dict[int, bytes] = {}
+        self.hashes: Mapping[int, bytes] = {}
         self.relimit(limits)
 
     def relimit(self, limits: Limits) -> None:
@@ -228,9 +231,9 @@ class Contents:
             by_hash: The same the other way round; None if it is not known.
             keys: As ``SchedulerState.block_keys``.
         """
-        if cached == self._hashes:
+        if cached == self.hashes:
             return  # comparing dictionaries of the same objects is quick
-        seen, self._hashes = self._hashes, dict(cached)
+        seen, self.hashes = self.hashes, dict(cached)
         new = [(block, digest) for block, digest in cached.items() if seen.get(block) != digest]
         for block, digest in new:
             self._check_hash(block, digest, keys)

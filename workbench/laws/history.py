@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.laws.contents import Contents
 from workbench.laws.known import Findings, Flight, Known
-from workbench.laws.state import Chunk, Limits, Step
+from workbench.laws.state import Chunk, Limits, Step, is_special
 from workbench.laws.tables import Tables
 
 _NO_LIMIT = sys.maxsize
@@ -200,7 +200,7 @@ class History:
         known = self.requests.get(request_id)
         if known is None or known.status != "running":
             return self.find("ends_once", request_id, "it is preempted and does not run")
-        known.status, known.computed, known.placeholders = "preempted", 0, 0
+        known.status, known.computed, known.placeholders, known.proposed = "preempted", 0, 0, 0
         self.tables.drop(known)
         known.stale = known.in_flight
         known.generation += 1
@@ -238,15 +238,23 @@ class History:
             self.find("tables_fit", known.request_id, what)
         if limits.num_lookahead_tokens and limits.is_plain:
             self._find_lookahead(known, chunk, end)
+        if limits.recycled and known.num_tokens is not None:
+            self._find_unread(known, start - (0 if admitted else known.in_flight))
         known.computed = end
         known.in_flight += chunk.num_tokens
         if samples and limits.asynchronous:
             known.placeholders += 1 + num_drafts
         return Flight(known, known.generation, chunk.num_tokens, samples, num_drafts)
 
+    def _find_unread(self, known: Known, num_processed: int) -> None:
+        for index, size, reach in self.limits.recycled:
+            first = max(0, num_processed - reach) // size
+            if any(known.tables[index][:first]):
+                what = f"it holds a block before position {first * size}, and no row reads it any more"
+                self.find("tables_fit", known.request_id, what)
+
     def _find_lookahead(self, known: Known, chunk: Chunk, end: int) -> None:
-        request = getattr(chunk, "request", None)  # only our scheduler says which request is served frugally
-        if request is None or request.frugal:
+        if not hasattr(chunk, "request") or is_special(chunk):  # only our scheduler says who is served frugally
             return
         num_slots = min(end + self.limits.num_lookahead_tokens, self.limits.max_model_len or _NO_LIMIT)
         if (num_held := len(known.tables[0]) * self.limits.block_size) < num_slots:

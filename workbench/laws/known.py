@@ -46,6 +46,8 @@ class Known:
         admission: Place in the order of admission, -1 for one that was never admitted.
         preemption: Place of its latest preemption in the order of all, -1 for one that was never preempted.
         tables: Its block tables, one per KV cache group.
+        published: Number of its first blocks that are known to be in the prefix cache, or not to belong there.
+        proposed: Number of drafts that its next chunk is to verify.
         long: It had more than the threshold left when it was admitted, or when the step began.
         status: "waiting", "running" or "preempted".
         waited_as: Its place in the order of the waiting queue before it was admitted.
@@ -72,6 +74,8 @@ class Known:
         "placeholders",
         "preemption",
         "priority",
+        "proposed",
+        "published",
         "request_id",
         "scheduled_in",
         "sharing",
@@ -97,6 +101,7 @@ class Known:
         self.arrival_time: float = request.arrival_time
         self.sharing: tuple[str, str] = (request.cache_salt, getattr(request, "adapter", ""))
         self.computed = self.placeholders = self.in_flight = self.stale = self.generation = self.scheduled_in = 0
+        self.published = self.proposed = 0
         self.arrival = arrival
         self.admission = self.preemption = -1
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]

@@ -106,6 +106,18 @@ RULES = (
     Rule("order", service.victims, "the wrong request is preempted", lambda limits: not limits.has_policy),
     Rule("order", service.inversion, "a lower priority keeps the seat", lambda limits: limits.policy == "priority"),
     Rule("utilisation", service.empty_step, "a step is wasted", lambda limits: not limits.has_policy),
+    Rule("utilisation", service.cut_short, "a chunk is cut without need", _vllms_order),
+    Rule("utilisation", service.left_out, "a request waits without need", _vllms_order),
+    Rule("utilisation", service.needless, "blocks are taken without need"),
+    Rule("utilisation", "published", "a full block cannot be found"),
+    Rule("utilisation", "kept", "a prompt cannot be found again"),
+    Rule("utilisation", "found", "a cached prefix is not used"),
+    Rule(
+        "utilisation",
+        service.kept_out,
+        "a prompt takes the share of another",
+        lambda limits: _shares(limits) and not limits.caches_states and limits.num_drafts == 0,
+    ),
     Rule(
         "utilisation",
         service.cut,

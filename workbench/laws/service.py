@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.laws.history import History
 from workbench.laws.known import Known
-from workbench.laws.state import Limits, Step
+from workbench.laws.state import Limits, Step, is_special
 
 
 def _is_blocked(step: Step, name: str) -> bool:
@@ -181,9 +181,7 @@ def empty_step(history: History, step: Step) -> None:
         return
     if head.num_tokens is None:
         return
-    num_slots = head.num_tokens + 2 * limits.num_drafts
-    needed = sum(-(-num_slots // group.block_size) + limits.num_drafts + 1 for group in limits.groups)
-    needed = -(-num_slots // limits.block_size) if limits.is_plain else needed
+    num_slots, needed = head.num_tokens + 2 * limits.num_drafts, _most_blocks(limits, head.num_tokens)
     if needed > step.free_blocks - (limits.num_watermark_blocks if step.running else 0):
         return
     if limits.max_running is not None and len(step.running) >= limits.max_running:
@@ -195,6 +193,103 @@ def empty_step(history: History, step: Step) -> None:
     if fits and not limits.caches_states and limits.token_budget > limits.num_drafts + 1:
         what = f"nothing is scheduled, it needs {needed} blocks and {step.free_blocks} are free"
         history.find("empty_step", head.request_id, what)
+
+
+def _most_blocks(limits: Limits, num_tokens: int) -> int:
+    """Blocks with which a request can be admitted, whatever the prefix cache holds: at most those of all its tokens."""
+    num_slots, most = num_tokens + 2 * limits.num_drafts, 0
+    for group in limits.groups:
+        size, num_blocks = group.block_size, -(-num_slots // group.block_size)
+        if group.sliding_window and limits.max_in_flight:
+            at_once = group.sliding_window - 1 + limits.max_in_flight + 2 * limits.num_drafts
+            num_blocks = min(num_blocks, -(-at_once // size) + 1)
+        most += num_blocks + (limits.num_drafts + 1 if group.kind == "mamba" else 0)
+    return most
+
+
+def cut_short(history: History, step: Step) -> None:
+    """A chunk leaves tokens or drafts over only if a limit is reached, or no block is free."""
+    limits, budget = history.limits, step.token_budget or history.limits.token_budget
+    num_left = budget - sum(chunk.num_tokens for chunk in step.chunks)
+    if limits.writes_ahead:  # a draft model takes a row per request
+        num_left -= 1 + len(step.chunks)
+    is_left = num_left > 0 and step.free_blocks > 0 and not step.preempted
+    for chunk in step.chunks:
+        if (known := history.requests.get(chunk.request_id)) is None:
+            continue
+        proposed, known.proposed = known.proposed, 0
+        num_drafts = 0 if chunk.is_partial_prefill else len(chunk.drafts)
+        if not is_left or is_special(chunk) or not (chunk.is_partial_prefill or num_drafts < proposed):
+            continue
+        if chunk.is_partial_prefill and limits.caches_states:
+            continue
+        if limits.max_model_len is not None and known.computed + 1 >= limits.max_model_len:
+            continue
+        if limits.caps_chunks and chunk.num_tokens >= _cap(history, step):
+            continue
+        what = f"{num_drafts} of its {proposed} drafts are" if num_drafts < proposed else f"{chunk.num_tokens} tokens are"
+        history.find("cut_short", known.request_id, f"{what} scheduled, {num_left} tokens of the budget are left")
+
+
+def _cap(history: History, step: Step) -> int:
+    """The longest chunk under ``long_prefill_token_threshold``, which does not cut a request that is alone."""
+    limits, num_requests = history.limits, len(history.requests)
+    if step.long_prefill_cap is not None and num_requests <= 1:
+        return limits.token_budget + 1
+    return max(limits.long_threshold, limits.token_budget // num_requests if limits.adapts_cap else 0)
+
+
+def left_out(history: History, step: Step) -> None:
+    """The head of the queue waits only for a seat, for tokens or for blocks."""
+    limits, budget = history.limits, step.token_budget or history.limits.token_budget
+    if not step.waiting or not step.chunks or step.preempted or limits.caches_states or not limits.chunked_prefill:
+        return
+    if limits.max_running is None or len(step.running) >= limits.max_running:
+        return
+    num_left = budget - sum(chunk.num_tokens for chunk in step.chunks)
+    first = next((name for name in step.waiting if not _is_blocked(step, name)), "")
+    if (head := history.requests.get(first)) is None or head.stale or head.num_tokens is None:
+        return
+    needed, num_free = _most_blocks(limits, head.num_tokens), step.free_blocks - limits.num_watermark_blocks
+    if num_left > limits.num_drafts * (2 + len(step.chunks)) and needed <= num_free:
+        what = f"{needed} blocks are enough, {num_free} are free, and {num_left} tokens of the budget are left"
+        history.find("left_out", first, what)
+
+
+def needless(history: History, step: Step) -> None:
+    """A request that takes the blocks of others needs the blocks that it asks for."""
+    for name, reason in step.preempt_reasons.items():
+        if reason.needed is None or len(reason.requests) != 1:
+            continue
+        chunk = next((chunk for chunk in step.chunks if chunk.request_id == reason.requests[0]), None)
+        if chunk is None or chunk.request_id in (*step.admitted, *step.resumed):
+            continue
+        num_taken = sum(len(list(filter(None, change.new_block_ids))) for change in (chunk, *chunk.other_groups))
+        if reason.needed > num_taken:
+            what = f"it loses its blocks because {chunk.request_id!r} needs {reason.needed}, which takes {num_taken}"
+            history.find("needless", name, what)
+
+
+def kept_out(history: History, step: Step) -> None:
+    """While a prompt that may join waits for tokens, those in progress have no more than their share."""
+    limits, budget = history.limits, step.token_budget or history.limits.token_budget
+    if step.preempted or limits.max_running is None or len(step.running) >= limits.max_running:
+        return
+    first = next((name for name in step.waiting if not _is_blocked(step, name)), "")
+    if not first or first in step.passed_over or sum(chunk.num_tokens for chunk in step.chunks) < budget:
+        return
+    before = {known.request_id for known in history.before}
+    chunks = [chunk for chunk in step.chunks if chunk.request_id in before]
+    longest = max(chunks, default=None, key=lambda chunk: chunk.num_tokens)
+    num_joining = min(limits.max_running - len(before), len(step.waiting) + len(step.admitted) + len(step.resumed))
+    least = sum(chunk.num_tokens > 1 or chunk.is_partial_prefill for chunk in chunks)
+    share = 1
+    for num_prompts in range(least, len(before) + 1):  # a last token of a prompt looks like a decode
+        num_shares = max(num_prompts, min(limits.max_partial_prefills or 1, num_prompts + num_joining), 1)
+        share = max(share, (budget - len(before) + num_prompts) // num_shares)
+    if longest is not None and longest.num_tokens > share:
+        what = f"it waits, and {longest.request_id!r} has {longest.num_tokens} tokens, its share is {share}"
+        history.find("kept_out", first, what)
 
 
 def cut(history: History, step: Step) -> None:

@@ -35,6 +35,12 @@ Chunk = Any
 """One of its chunks."""
 
 
+def is_special(chunk: Chunk) -> bool:
+    """Whether our scheduler serves a chunk's request frugally, or wants the logits of its prompt: without a hit."""
+    request = getattr(chunk, "request", None)
+    return request is not None and (request.frugal or request.sampling.prompt_logprobs is not None)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits in force, from a configuration by field name: an EngineConfig's, or that of a recording.
@@ -59,6 +65,9 @@ class Limits:
         max_partial_prefills: ``max_num_partial_prefills``.
         max_long_partial_prefills: The field of this name.
         long_threshold: Tokens beyond which a prompt is long.
+        caps_chunks: The threshold is also the longest chunk, and
+        adapts_cap: a fair share of the budget if that is longer.
+        max_in_flight: Maximum number of tokens in the steps in flight; 0 if it is not known.
     """
 
     token_budget: int
@@ -80,6 +89,9 @@ class Limits:
     max_partial_prefills: int | None
     max_long_partial_prefills: int | None
     long_threshold: int
+    caps_chunks: bool
+    adapts_cap: bool
+    max_in_flight: int
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Limits:
@@ -112,6 +124,9 @@ class Limits:
             max_partial_prefills=partial,
             max_long_partial_prefills=long,
             long_threshold=config.get("long_prefill_token_threshold") or budget,
+            caps_chunks=bool(config.get("long_prefill_token_threshold")) and partial is long is None,
+            adapts_cap=bool(config.get("long_prefill_token_threshold_adaptive")),
+            max_in_flight=batched * (2 if config.get("async_scheduling") else 1),
         )
 
     @cached_property
@@ -128,6 +143,15 @@ class Limits:
     def has_exact_tables(self) -> bool:
         """Whether a request holds the blocks of its computed tokens, and no other one."""
         return self.is_plain and not self.num_drafts and not self.asynchronous
+
+    @cached_property
+    def recycled(self) -> tuple[tuple[int, int, int], ...]:
+        """The groups whose blocks are given back: index, block size, and the tokens before a row that it reads."""
+        return tuple(
+            (index, group.block_size, group.sliding_window - 1 if group.sliding_window else 1)
+            for index, group in enumerate(self.groups)
+            if group.sliding_window or (group.kind == "mamba" and self.prefix_caching)
+        )
 
     @cached_property
     def caches_states(self) -> bool:

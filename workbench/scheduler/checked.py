@@ -133,6 +133,12 @@ class CheckedScheduler(Scheduler):
         self._report(self.checker.updated(batch, latest, finished, state_of(self), failed=failed))
         return batch
 
+    def set_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Give requests the drafts that their next chunk verifies, and let the laws know them."""
+        super().set_drafts(drafts)
+        if self.checker is not None:
+            self.checker.proposed(drafts)
+
     def _report(self, broken: Sequence[Broken], cause: BaseException | None = None) -> None:
         if broken:
             self._on_broken(broken)
