@@ -71,8 +71,20 @@ def long_prompts_through_a_small_window(rng):
     return {"config": config, "requests": requests}
 
 
+def hits_under_a_small_budget(rng):
+    """Requests with a token left behind a prefix hit, and a budget below 1 + drafts."""
+    config = {"block_size": 4, "enable_prefix_caching": True, "num_speculative_tokens": 3, "num_blocks": 64}
+    config |= {"max_num_batched_tokens": rng.randint(1, 3), "max_num_seqs": 1}
+    requests = [
+        {"id": f"r{index}", "prompt": {"len": 4 * rng.randint(1, 3) + 1, "seed": "A"}, "max_tokens": rng.randint(1, 5)}
+        for index in range(rng.randint(2, 4))
+    ]
+    return {"config": config, "requests": requests}
+
+
 LONG = {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 3, "max_num_scheduled_tokens": None}
 DIRECTED = {"urgent_last": priorities_under_pressure, "small_window": long_prompts_through_a_small_window}
+DIRECTED["small_budget"] = hits_under_a_small_budget
 
 
 def mutant(law: str, *kinds: str, alone: bool = False, **changes: Any) -> Callable[[Patch], Patch]:
@@ -155,7 +167,7 @@ def only_the_first_group_is_freed(patch):
     patch.setattr(KVCacheManager, "free", free)
 
 
-@mutant("blocks", "plain", alone=True, enable_prefix_caching=True)
+@mutant("blocks", "plain", enable_prefix_caching=True)
 def a_block_that_stays_free_is_evicted(patch):
     def make(original):
         def get_new_blocks(self, count):
@@ -430,7 +442,7 @@ def nobody_is_admitted_in_the_step_of_an_arrival(patch):
 # -- progress --------------------------------------------------------------------------------------------------
 
 
-@mutant("progress", "small_window", alone=True)
+@mutant("utilisation", "small_window", max_num_seqs=1)
 def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
     """vLLM 0.19: Running 0, Waiting 1, until the server is restarted. Ours would serve the request frugally."""
     patch.setattr(scheduler_module, "starving", lambda waiting: None)
@@ -443,6 +455,17 @@ def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
         return init
 
     replace(patch, SlidingWindow, "__init__", make)
+
+
+@mutant("progress", "small_budget", alone=True)
+def an_admission_waits_for_room_for_padding(patch):
+    """vLLM 0.33.0: nothing runs, and the budget is below 1 + drafts."""
+    replace(
+        patch,
+        Scheduler,
+        "__init__",
+        lambda original: lambda self, *arguments, **options: original(self, *arguments, **options, as_vllm=True),
+    )
 
 
 @mutant("progress", "plain", alone=True, num_blocks=400, enable_prefix_caching=False)

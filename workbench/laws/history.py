@@ -133,7 +133,7 @@ class History:
             for known in self.before:
                 known.long = known.num_left > limits.long_threshold
         for request_id in step.preempted:
-            self._preempt(request_id)
+            self._preempt(request_id, step.preempt_reasons.get(request_id))
         let_in: set[str] = set()
         if step.admitted or step.resumed:
             let_in.update(step.admitted, step.resumed)
@@ -196,15 +196,30 @@ class History:
         else:
             self.find("not_negative", chunk.request_id, f"its chunk has {chunk.num_tokens} tokens")
 
-    def _preempt(self, request_id: str) -> None:
+    def _preempt(self, request_id: str, reason: Any) -> None:
         known = self.requests.get(request_id)
         if known is None or known.status != "running":
             return self.find("ends_once", request_id, "it is preempted and does not run")
+        if reason is not None and reason.requests == (request_id,) and known.num_tokens is not None:
+            self._find_needless(known, reason.needed or 0)
         known.status, known.computed, known.placeholders, known.proposed = "preempted", 0, 0, 0
         self.tables.drop(known)
         known.stale = known.in_flight
         known.generation += 1
         known.preemption, self._num_preemptions = self._num_preemptions, self._num_preemptions + 1
+
+    def _find_needless(self, known: Known, needed: int) -> None:
+        """A request that loses its blocks to itself lacked more than are free, and no more than all of its tokens do."""
+        most, num_slots = 0, (known.num_tokens or 0) + known.placeholders + 2 * self.limits.num_drafts
+        for group, table in zip(self.limits.groups, known.tables):
+            if group.kind == "mamba" and self.limits.prefix_caching:
+                most += 1
+            else:
+                num_places = -(-num_slots // group.block_size) + (0 if group.is_attention else self.limits.num_drafts)
+                most += max(0, num_places - len(table))
+        if needed > most:
+            what = f"it loses its blocks to itself because it needs {needed}, all of its tokens take {most}"
+            self.find("needless", known.request_id, what)
 
     def _admit(self, request_id: str, *, first: bool) -> None:
         known = self.requests.get(request_id)

@@ -46,9 +46,9 @@ Keys = Callable[[Known, int, int], tuple[Sequence[bytes], int]]
 
 
 def _is_cached(known: Known, group: int, place: int, cached: Mapping[int, bytes], keys: Keys) -> bool:
-    """Whether a full block of a request is cached by its hash; True also if its hash is not known yet."""
-    own, num_hashes = keys(known, group, place)
-    return len(own) < num_hashes or cached.get(known.tables[group][place]) == own[-1]
+    """Whether a full block of a request is cached by its hash; True also if there is no block, or no hash yet."""
+    table, (own, num_hashes) = known.tables[group], keys(known, group, place)
+    return len(own) < num_hashes or place >= len(table) or cached.get(table[place]) == own[-1]
 
 
 def _published(

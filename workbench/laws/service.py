@@ -262,7 +262,7 @@ def needless(history: History, step: Step) -> None:
         if reason.needed is None or len(reason.requests) != 1:
             continue
         chunk = next((chunk for chunk in step.chunks if chunk.request_id == reason.requests[0]), None)
-        if chunk is None or chunk.request_id in (*step.admitted, *step.resumed):
+        if not hasattr(chunk, "other_groups") or chunk.request_id in (*step.admitted, *step.resumed):
             continue
         num_taken = sum(len(list(filter(None, change.new_block_ids))) for change in (chunk, *chunk.other_groups))
         if reason.needed > num_taken:
