@@ -71,7 +71,7 @@ ENTRIES = (
     Entry(
         "a preempted request overtaken", "0.33.0", "order", r"preempted_behind_newcomers", "overtaken.patch", "#41951"
     ),
-    Entry("finished rows keep seats", "0.33.0", "utilisation", r"", "rows.patch", "#45257"),
+    Entry("finished rows keep seats", "0.33.0", "utilisation", r"finished_rows", "rows.patch", "#45257"),
     Entry("hashes of a chunk taken back", "0.33.0", "content", r"", "hashes.patch"),
     Entry("a victim before the cursor", "0.25.1", "order|progress", r"skipped|turn", "0.33.0", "#49097"),
     Entry("a window admitted as a whole", "0.19.1", "progress", r"num_blocks", "0.33.0", "#39734", needs="windows"),

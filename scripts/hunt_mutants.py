@@ -410,9 +410,12 @@ def main() -> None:
     if arguments.again:
         earlier = json.loads(arguments.again.read_text())
         results = [each for each in earlier["mutants"] if each["found"] or each["differs_after"] is None]
-        left = {identity(each) for each in earlier["mutants"]} - {identity(each) for each in results}
-        made = (each for name in {file for file, *_ in left} for each in mutants_of(FOLDER / name))
-        listed = [(mutant, tree()) for mutant, tree in made if identity(mutant._asdict()) in left]
+        left = {identity(each): each["line"] for each in earlier["mutants"] if each not in results}
+        made = [each for name in sorted({file for file, *_ in left}) for each in mutants_of(FOLDER / name)]
+        nearest: dict[tuple[Any, ...], tuple[Mutant, Any]] = {}  # a function may have the same change twice
+        for mutant, tree in sorted(made, key=lambda one: -abs(one[0].line - left.get(identity(one[0]._asdict()), 0))):
+            nearest[identity(mutant._asdict())] = (mutant, tree)
+        listed = [(mutant, tree()) for key, (mutant, tree) in nearest.items() if key in left]
         never = earlier["not_reached"]
     else:
         listed, never = chosen([name for name in arguments.files.split(",") if name], arguments.per_function)

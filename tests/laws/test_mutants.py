@@ -159,6 +159,13 @@ def a_step_in_flight_loses_its_window(patch):
     replace(patch, KVCacheManager, "remove_skipped_blocks", make)
 
 
+@mutant("blocks", "hybrid_mamba", alone=True, enable_prefix_caching=True)
+def a_state_is_kept_when_it_was_read(patch):
+    replace(
+        patch, CachedState, "num_skipped_blocks", lambda original: lambda self, n: original(self, n - self.block_size)
+    )
+
+
 @mutant("blocks", "hybrid_window", "hybrid_mamba")
 def only_the_first_group_is_freed(patch):
     def free(self, request, *, keep_cached=True):
@@ -457,6 +464,41 @@ def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
     replace(patch, SlidingWindow, "__init__", make)
 
 
+@mutant("utilisation", "spec", alone=True)
+def decodes_lose_their_drafts(patch):
+    patch.setattr(Scheduler, "set_drafts", lambda self, drafts: None)
+
+
+@mutant("utilisation", "plain", alone=True, long_prefill_token_threshold=3)
+def a_prompt_that_is_alone_is_cut(patch):
+    patch.setattr(Scheduler, "_long_prefill_cap", lambda self: self.config.long_prefill_token_threshold)
+
+
+@mutant("utilisation", "plain", alone=True, enable_prefix_caching=True)
+def full_blocks_are_not_cached(patch):
+    patch.setattr(GroupManager, "keeps", lambda self, request, first, last: [False] * (last - first))
+
+
+@mutant("utilisation", "hybrid_window_prefix", alone=True)
+def the_window_before_the_end_of_a_prompt_is_not_kept(patch):
+    patch.setattr(SlidingWindow, "keeps", lambda self, request, first, last: [False] * (last - first))
+
+
+@mutant("utilisation", "plain", alone=True, enable_prefix_caching=True)
+def a_cached_prefix_is_computed_again(patch):
+    patch.setattr(KVCacheManager, "get_computed_blocks", lambda self, request: self._no_hit)
+
+
+@mutant("utilisation", "plain", alone=True)
+def a_preemption_asks_for_a_block_too_many(patch):
+    replace(patch, KVCacheManager, "num_new_blocks", lambda original: lambda self, *given: original(self, *given) + 1)
+
+
+@mutant("utilisation", "plain", alone=True, max_num_partial_prefills=2, max_num_seqs=4, num_blocks=400)
+def a_prompt_in_progress_takes_the_whole_budget(patch):
+    patch.setattr(PartialPrefills, "limit_chunk", lambda self, request, n, limited_by, batch, budget: (n, limited_by))
+
+
 @mutant("progress", "small_budget", alone=True)
 def an_admission_waits_for_room_for_padding(patch):
     """vLLM 0.33.0: nothing runs, and the budget is below 1 + drafts."""
@@ -464,7 +506,9 @@ def an_admission_waits_for_room_for_padding(patch):
         patch,
         Scheduler,
         "__init__",
-        lambda original: lambda self, *arguments, **options: original(self, *arguments, **options, as_vllm=True),
+        lambda original: (
+            lambda self, *arguments, **options: original(self, *arguments, **(options | {"as_vllm": True}))
+        ),
     )
 
 

@@ -23,7 +23,8 @@ class MiniScheduler:
     """mini-sglang's Scheduler with a made-up engine. Its pages count from 0, blocks from 1."""
 
     features, folders = ("caching", "async"), (str(FOLDER),)
-    allows = ("a running request is skipped", "a step is wasted")  # prompts come first, and whole outputs are reserved
+    # Prompts come first, and whole outputs are reserved.
+    allows = ("a running request is skipped", "a step is wasted", "a request waits without need")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._torch: Any = import_module("torch")

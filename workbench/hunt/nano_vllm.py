@@ -23,8 +23,8 @@ class NanoScheduler:
     """nano-vllm's Scheduler. Its blocks count from 0, the hunt's from 1."""
 
     features, folders = ("caching",), (str(FOLDER),)
-    # It allocates for whole prompts, computes them first, some versions at once; a resumed one samples a step later.
-    allows = ("a request holds other", "a running request is skipped", "a token is sampled from", "the token budget")
+    # It allocates for whole prompts, computes them first, splits one; a resumed one samples a step later.
+    allows = ("a request holds", "a request waits", "a running request is", "a token is sampled", "the token budget")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         if not config.get("enable_prefix_caching", True) or config["block_size"] == 1:

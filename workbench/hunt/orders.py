@@ -69,9 +69,7 @@ class JudgedOrder(SchedulingPolicy):
             self._expect(answer is right, view, answer, f"it is preempted, not {right.request_id!r}")
         return answer
 
-    def _compare(
-        self, answer: Sequence[Request], queue: Sequence[Request], view: PolicyView, *, running: bool
-    ) -> None:
+    def _compare(self, answer: Sequence[Request], queue: Sequence[Request], view: PolicyView, *, running: bool) -> None:
         """Everybody is in the answer, in the order of the rule; equal ones keep the order of the queue."""
         if type(self._policy) not in _KNOWN:
             return

@@ -50,7 +50,7 @@ class OwnScheduler:
             caches = self._config.enable_prefix_caching
             self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
         order = None if chosen is None else JudgedOrder(chosen)
-        self.scheduler = make(self._config, clock=lambda: float(self.scheduler.step), policy=order)
+        self.scheduler: Scheduler = make(self._config, clock=lambda: float(self.scheduler.step), policy=order)
         self.judges: list[Judged | JudgedOrder] = []
         if order is not None:
             order.scheduler = self.scheduler

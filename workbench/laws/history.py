@@ -209,7 +209,7 @@ class History:
         known.preemption, self._num_preemptions = self._num_preemptions, self._num_preemptions + 1
 
     def _find_needless(self, known: Known, needed: int) -> None:
-        """A request that loses its blocks to itself lacked more than are free, and no more than all of its tokens do."""
+        """A request loses its blocks to itself for no more than the blocks that all of its tokens lack."""
         most, num_slots = 0, (known.num_tokens or 0) + known.placeholders + 2 * self.limits.num_drafts
         for group, table in zip(self.limits.groups, known.tables):
             if group.kind == "mamba" and self.limits.prefix_caching:

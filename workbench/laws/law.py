@@ -75,7 +75,10 @@ LAWS = (
     Law("limits", "No configured limit is exceeded: budget, seats, lengths, caps and partial prefills."),
     Law("exactly_once", "Each request is served once: one queue, one end, and each of its tokens delivered once."),
     Law("order", "Nobody overtakes: requests are admitted, continued and preempted in the order of the policy."),
-    Law("utilisation", "Nothing lies idle that a request could use: steps, tokens, seats, blocks, drafts and cached prefixes."),
+    Law(
+        "utilisation",
+        "Nothing lies idle that a request could use: steps, tokens, seats, blocks, drafts and cached prefixes.",
+    ),
     Law("progress", "Requests end: a state that repeats without a token delivered proves that they never will."),
 )
 """Every law, in the order in which findings of one moment are reported."""

@@ -74,25 +74,25 @@ def _kept(history: History, known: Known, chunk: Chunk, cached: Mapping[int, byt
     if not chunk.start < boundary <= known.computed:
         return
     for index, group in enumerate(groups):
-        last = boundary // group.block_size
-        if group.kind == "mamba" and (known.num_output_tokens or is_special(chunk)):
-            continue
+        if group.kind == "mamba" and (known.num_output_tokens or is_special(chunk) or unit != group.block_size):
+            continue  # chunks end at the blocks of states alone
         if group.kind == "mamba" and known.computed > boundary:
             what = f"its chunk passes position {boundary}, where the last state of its prompt can be cached"
             return history.find("kept", known.request_id, what)
-        for place in range(_first_needed(group, last), last):
+        for place in _needed(group, boundary):
             if not _is_cached(known, index, place, cached, keys):
                 what = f"a prompt like its own cannot begin at {boundary}: block {place} of group {index} is not cached"
                 return history.find("kept", known.request_id, what)
 
 
-def _first_needed(group: KVCacheGroup, end: int) -> int:
-    """The first block that a hit needs which ends after ``end`` blocks."""
+def _needed(group: KVCacheGroup, num_tokens: int) -> range:
+    """The blocks that a hit of this many tokens needs."""
+    last = num_tokens // group.block_size
     if group.kind == "mamba":
-        return end - 1
+        return range(last - 1, last)
     if group.sliding_window:
-        return max(0, end - -(-(group.sliding_window - 1) // group.block_size))
-    return 0
+        return range(max(0, last - -(-(group.sliding_window - 1) // group.block_size)), last)
+    return range(last)
 
 
 def _found(
@@ -117,18 +117,14 @@ def _found(
             before.get(block) == cached.get(block) == own[-1] for block in by_hash.get(own[-1], ())
         )
 
-    num_whole = {  # leading blocks of the groups that need all of them
-        index: next((place for place in range(longest // group.block_size) if not has(index, place)), longest)
-        for index, group in enumerate(groups)
-        if group.kind == "full_attention"
-    }
+    for index, group in enumerate(groups):
+        if group.kind == "full_attention":
+            first = next((place for place in _needed(group, longest) if not has(index, place)), longest)
+            longest = min(longest, first * group.block_size)
+    others = [(index, group) for index, group in enumerate(groups) if group.kind != "full_attention"]
     for end in range(longest // unit * unit, start, -unit):
-        lasts = [end // group.block_size for group in groups]
-        if all(
-            lasts[index] <= num_whole[index]
-            if index in num_whole
-            else all(has(index, place) for place in range(min(_first_needed(group, lasts[index]), lasts[index] - 1), lasts[index]))
-            for index, group in enumerate(groups)
-        ):
+        # A window of one token needs no block, and is found by one.
+        needed = [(index, _needed(group, end) or (end // group.block_size - 1,)) for index, group in others]
+        if all(has(index, place) for index, places in needed for place in places):
             what = f"it begins at {start}, and {end} of its tokens are in the prefix cache"
             return history.find("found", known.request_id, what)

@@ -227,8 +227,8 @@ def cut_short(history: History, step: Step) -> None:
             continue
         if limits.caps_chunks and chunk.num_tokens >= _cap(history, step):
             continue
-        what = f"{num_drafts} of its {proposed} drafts are" if num_drafts < proposed else f"{chunk.num_tokens} tokens are"
-        history.find("cut_short", known.request_id, f"{what} scheduled, {num_left} tokens of the budget are left")
+        given = f"{num_drafts} of {proposed} drafts" if num_drafts < proposed else f"{chunk.num_tokens} tokens"
+        history.find("cut_short", known.request_id, f"it gets {given}, {num_left} tokens of the budget are left")
 
 
 def _cap(history: History, step: Step) -> int:
@@ -262,9 +262,9 @@ def needless(history: History, step: Step) -> None:
         if reason.needed is None or len(reason.requests) != 1:
             continue
         chunk = next((chunk for chunk in step.chunks if chunk.request_id == reason.requests[0]), None)
-        if not hasattr(chunk, "other_groups") or chunk.request_id in (*step.admitted, *step.resumed):
+        if chunk is None or not hasattr(chunk, "other_groups") or chunk.request_id in (*step.admitted, *step.resumed):
             continue
-        num_taken = sum(len(list(filter(None, change.new_block_ids))) for change in (chunk, *chunk.other_groups))
+        num_taken = sum(block != 0 for change in (chunk, *chunk.other_groups) for block in change.new_block_ids)
         if reason.needed > num_taken:
             what = f"it loses its blocks because {chunk.request_id!r} needs {reason.needed}, which takes {num_taken}"
             history.find("needless", name, what)
