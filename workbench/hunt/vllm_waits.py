@@ -5,33 +5,16 @@ Every generated test of a finding in vLLM contains this file, too: it imports vL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from workbench.hunt.drive import LiveRequest
 
-
-class Wait(NamedTuple):
-    """The reason of a wait, "grammar" or "transfer"."""
-
-    kind: str
-
-
-class AnyTokens:
-    """A grammar that allows every token."""
-
-    def accept_tokens(self, request_id: str, tokens: Sequence[int]) -> bool:
-        """Take tokens."""
-        return True
-
-    def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """The drafts that it allows."""
-        return tokens
-
-    def is_terminated(self) -> bool:
-        """Whether it allows no more."""
-        return False
+ANY_TOKENS = SimpleNamespace(
+    accept_tokens=lambda *_: True, validate_tokens=lambda tokens: tokens, is_terminated=lambda: False
+)
+"""A grammar that allows every token."""
 
 
 def structured_output() -> Any:
@@ -44,19 +27,6 @@ def structured_output() -> Any:
     if kind is None:
         raise ValueError("the grammars of this vLLM are not driven")
     return kind(json_object=True)
-
-
-class Load:
-    """KV of a request that comes from elsewhere.
-
-    Args:
-        blocks: The blocks that it fills.
-        num_steps: Steps that it takes.
-        fails: The first of these blocks does not come.
-    """
-
-    def __init__(self, blocks: list[int], num_steps: int, *, fails: bool) -> None:
-        self.blocks, self.num_left, self.fails = blocks, num_steps, fails
 
 
 class Waits:
@@ -73,7 +43,7 @@ class Waits:
     def __init__(self, scheduler: Any, *, is_async: bool) -> None:
         self._scheduler, self._is_async, self.step = scheduler, is_async, 0
         self._live: dict[str, LiveRequest] = {}
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, list[int]] = {}  # steps that are left, and the block that will not come, or 0
         self._failed: set[str] = set()
 
     def add(self, request: LiveRequest) -> None:
@@ -85,15 +55,15 @@ class Waits:
         for request in self._scheduler.requests.values():
             ready = self._live[request.request_id].ready_step
             if ready is not None and ready <= self.step and request.structured_output_request.grammar is None:
-                request.structured_output_request.grammar = AnyTokens()
+                request.structured_output_request.grammar = ANY_TOKENS
         self.step += 1
 
-    def blocked(self) -> dict[str, Wait]:
+    def blocked(self) -> dict[str, Any]:
         """The requests that wait, after a step was scheduled."""
-        blocked = {name: Wait("transfer") for name in self._loads if name in self._scheduler.requests}
+        blocked = {name: SimpleNamespace(kind="transfer") for name in self._loads if name in self._scheduler.requests}
         for name, request in self._scheduler.requests.items():
             if (ready := self._live[name].ready_step) is not None and ready >= self.step and not request.is_finished():
-                blocked[name] = Wait("grammar")
+                blocked[name] = SimpleNamespace(kind="grammar")
         return blocked
 
     def connect(self) -> None:
@@ -123,24 +93,19 @@ class Waits:
         """Begin to load, once there are blocks."""
         name, remote = request.request_id, self._live[request.request_id].remote
         if num_external_tokens and remote is not None and remote["num_steps"]:
-            tables = blocks.get_block_ids()
-            size = self._scheduler.block_size
-            first = (remote["num_tokens"] - num_external_tokens) // size
-            fails = bool(remote.get("fails")) and len(tables) == 1
-            self._loads[name] = Load(list(tables[0][first:]), remote["num_steps"], fails=fails)
+            first, *others = blocks.get_block_ids()
+            place = (remote["num_tokens"] - num_external_tokens) // self._scheduler.block_size
+            fails = remote.get("fails") and not others
+            self._loads[name] = [remote["num_steps"], first[place] if fails else 0]
 
     def output(self) -> dict[str, Any]:
         """After a step: the loads that are complete, as a field of its output."""
-        done, invalid = set(), set()
-        for name, load in list(self._loads.items()):
-            load.num_left -= 1
-            if load.num_left <= 0 and name in self._scheduler.requests:
-                done.add(name)
-                if load.fails:
-                    invalid.add(load.blocks[0])
-                    self._failed.add(name)
-                del self._loads[name]
+        for load in self._loads.values():
+            load[0] -= 1
+        done = {name for name, load in self._loads.items() if load[0] <= 0 and name in self._scheduler.requests}
+        failed = {name: block for name in done if (block := self._loads.pop(name)[1])}
+        self._failed.update(failed)
         if not done:
             return {}
         kind = import_module("vllm.v1.outputs").KVConnectorOutput
-        return {"kv_connector_output": kind(finished_recving=done, invalid_block_ids=invalid)}
+        return {"kv_connector_output": kind(finished_recving=done, invalid_block_ids={*failed.values()})}
