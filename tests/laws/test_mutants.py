@@ -116,7 +116,7 @@ def a_finished_request_keeps_its_last_block(patch):
     replace(patch, KVCacheManager, "free", make)
 
 
-@mutant("blocks", "plain", alone=True, num_blocks=400)
+@mutant("blocks", "plain", num_blocks=400)
 def a_request_is_given_a_block_too_many(patch):
     replace(
         patch,
