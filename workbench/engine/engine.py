@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tqdm.auto import tqdm
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.async_step import AsyncStepper
@@ -29,6 +28,7 @@ from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
+from workbench.ground.on_demand import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
 from workbench.readings.breakpoints import Breakpoint, Breakpoints, Condition
@@ -444,7 +444,7 @@ class Engine(Shortcuts):
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
         """
-        with tqdm(total=self._outputs.num_tokens_left(), desc=self.name, unit="tok", disable=not progress) as bar:
+        with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress) as bar:
 
             def show(record: StepRecord) -> None:
                 bar.update(record.num_tokens - sum(len(chunk.drafts) - chunk.num_accepted for chunk in record.chunks))

@@ -136,6 +136,8 @@ else:
 class _NoBar:
     """A progress bar that is not shown."""
 
+    n = total = 0
+
     def __enter__(self) -> _NoBar:
         return self
 
@@ -145,14 +147,20 @@ class _NoBar:
     def update(self, n: float = 1) -> None:
         pass
 
-    def set_postfix_str(self, text: str) -> None:
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        pass
+
+    def refresh(self) -> None:
         pass
 
 
-def progress_bar(total: int | None, title: str, unit: str, *, shown: bool) -> Any:
-    """A context manager whose ``update(n)`` reports n more of ``total``: tqdm's bar if it is shown and installed."""
+def progress_bar(total: int | None, title: str, unit: str, *, shown: bool, **options: Any) -> Any:
+    """A context manager whose ``update(n)`` reports n more of ``total``: tqdm's bar if it is shown and installed.
+
+    Importing tqdm takes as long as importing MLX: a bar that is not shown does without.
+    """
     bar = _tqdm() if shown else None
-    return bar(total=total, desc=title, unit=unit) if bar else _NoBar()
+    return bar(total=total, desc=title, unit=unit, **options) if bar else _NoBar()
 
 
 def with_progress(items: Iterable[T], title: str, unit: str, *, shown: bool, total: int | None = None) -> Iterable[T]:

