@@ -114,7 +114,7 @@ def serve(
     folder.mkdir(parents=True)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE / "prediction")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE / "prediction"), os.environ.get("PYTHONPATH", "")]),
         "WORKBENCH_TRACE_DIR": str(folder),
         "WORKBENCH_EMULATED": kind.removesuffix(ASYNCHRONOUS),
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -11,6 +11,7 @@ from tiny_models import VOCAB_SIZE, tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
 from workbench.engine.replay import AS_IT_WAS, WITHOUT_HIT, _config_of, _Replayer
+from workbench.trace import Chunk
 
 pytestmark = pytest.mark.usefixtures("no_compilation")
 PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -61,9 +62,29 @@ def test_a_right_step_differs_by_rounding_alone(llama, changes, tmp_path):
             assert parting.token_id == parting.alone_token_id and parting.logits_error < 1e-4
             chunk = record.chunk(parting.request_id)
             if not chunk.drafts and parting.recorded_token_id is not None and not chunk.discarded:
-                assert parting.token_id == parting.recorded_token_id
+                assert parting.token_id == parting.recorded_token_id and parting.recorded_gap == 0
+            else:
+                assert parting.recorded_gap is None
+        assert not replayed.other_tokens
         hits += sum(chunk.num_cached_tokens for chunk in record.chunks)
     assert "rounding" in str(replayed) or "equal to the last bit" in str(replayed)
+
+
+def test_a_recorded_token_that_rounding_does_not_explain_is_named(llama, trace, tmp_path):
+    """As if the recorded engine had computed other numbers, or the request had been sampled."""
+    record = next(r for r in trace if len(r.chunks) > 1 and all(chunk.is_decode for chunk in r.chunks))
+    first, second = (chunk.request_id for chunk in record.chunks[:2])
+    trace.save(tmp_path / "trace.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    (line,) = (line for line in lines if line["kind"] == "step" and line.get("step", 0) == record.step)
+    place = Chunk.__struct_fields__.index("sampled")
+    line["chunks"][0][place] = (record.chunks[0].sampled + 1) % VOCAB_SIZE
+    (tmp_path / "changed.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    replayed = Trace.load(tmp_path / "changed.jsonl").replay(record.step, llama)
+    (other,) = replayed.other_tokens
+    assert other.request_id == first and other.way == AS_IT_WAS and other.recorded_gap > 2 * other.bound
+    assert f"(recorded: {other.recorded_token_id}, {other.recorded_gap:.1e} below it)" in str(other)
+    assert all(parting.recorded_gap == 0 for parting in replayed.of(second)) and not replayed.wrong
 
 
 def test_a_half_pool_has_its_own_bound(llama):

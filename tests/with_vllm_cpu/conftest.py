@@ -38,7 +38,8 @@ def serving(python):
     @contextlib.contextmanager
     def serve(root, kind, settings, *flags):
         script = benchmark()
-        subprocess.run([sys.executable, str(PREDICTION / "tiny_model.py"), str(root / "tiny")], check=True)
+        if not (root / "tiny").exists():
+            subprocess.run([sys.executable, str(PREDICTION / "tiny_model.py"), str(root / "tiny")], check=True)
         folder = root / kind / "s0"
         port = script.free_port()
         server = script.serve(python, folder, kind, port, settings, 0, *flags)

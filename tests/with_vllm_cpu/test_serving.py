@@ -27,7 +27,7 @@ def served(request, tmp_path_factory, python, serving, finished):
     root = tmp_path_factory.mktemp("served")
     with serving(root, request.param, SETTINGS) as (port, folder):
         assert len(list(folder.glob("*.jsonl.gz"))) == 1  # before the first request
-        command = [python, CLIENT, root / "client.json", NUM_REQUESTS, 1.0, 1, 1.0, f"vllm={port}"]
+        command = [python, CLIENT, root / "client.json", NUM_REQUESTS, 1.0, 1, 1.0, "random", f"vllm={port}"]
         subprocess.run(list(map(str, command)), check=True, timeout=300)
     return finished(folder), json.loads((root / "client.json").read_text())["vllm"]
 

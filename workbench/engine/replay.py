@@ -53,6 +53,8 @@ class Parting:
         token_id: The most likely token after the last row.
         alone_token_id: The same when the request is alone.
         recorded_token_id: The token that the trace has for the last row; None if it sampled none.
+        recorded_gap: How far the recorded token's logit is below the largest, relative to the logits' spread: 0 if it
+            is the most likely token. None without a recorded token, with drafts, and if the token was thrown away.
     """
 
     request_id: str
@@ -67,6 +69,12 @@ class Parting:
     token_id: int
     alone_token_id: int
     recorded_token_id: int | None
+    recorded_gap: float | None
+
+    @property
+    def is_other_token(self) -> bool:
+        """Whether rounding does not explain the recorded token: it moves either of two logits by up to ``bound``."""
+        return self.recorded_gap is not None and not self.recorded_gap <= 2 * self.bound
 
     @property
     def is_wrong(self) -> bool:
@@ -79,6 +87,8 @@ class Parting:
             if self.token_id == self.alone_token_id
             else (f"token {self.token_id} instead of {self.alone_token_id}")
         )
+        if self.recorded_gap:
+            tokens += f" (recorded: {self.recorded_token_id}, {self.recorded_gap:.1e} below it)"
         begin = f"{self.request_id} {self.way}: "
         if self.layer is None:
             return f"{begin}equal to the last bit, {tokens}"
@@ -107,6 +117,11 @@ class Replay:
     def wrong(self) -> list[Parting]:
         """The differences that rounding does not explain."""
         return [parting for parting in self.partings if parting.is_wrong]
+
+    @property
+    def other_tokens(self) -> list[Parting]:
+        """Recorded tokens that rounding does not explain: not greedy, or computed from other numbers than these."""
+        return [parting for parting in self.partings if parting.way == AS_IT_WAS and parting.is_other_token]
 
     def of(self, request_id: str) -> list[Parting]:
         """The partings of one request."""
@@ -160,7 +175,8 @@ class _Replayer:
         self._vocab_size = model.vocab_size
         self._tokens = {chunk.request_id: self._tokens_of(chunk.request_id) for chunk in record.chunks}
         self._history = list(self._needed())
-        tables = [table for _, table in (*self._history, *self._chunks(record))]
+        batches = [*self._history, list(self._chunks(record))]
+        tables = [table for batch in batches for _, table in batch]
         self._block_of = {
             block: index for index, block in enumerate(dict.fromkeys([0, *(b for t in tables for b in t)]))
         }
@@ -171,7 +187,8 @@ class _Replayer:
             first += count
         self._spare = list(range(first, first + max(own)))
         num_blocks = first + max(own)
-        budget = max(config.max_num_batched_tokens, *(chunk.num_kv for chunk in record.chunks))
+        rows = [sum(chunk.num_tokens for chunk, _ in batch) for batch in batches]
+        budget = max(config.max_num_batched_tokens, *rows, *(chunk.num_kv for chunk in record.chunks))
         changes = {"num_blocks": max(2, num_blocks), "block_size": self._size, "max_num_batched_tokens": budget}
         self._runner = ModelRunner(model, config.replace(**changes))
 
@@ -191,21 +208,23 @@ class _Replayer:
         for index, chunk in enumerate(record.chunks):
             yield chunk, record.block_table(index)[: -(-chunk.num_kv // self._size)]
 
-    def _needed(self) -> Iterator[tuple[Chunk, list[int]]]:
-        """The chunks before the step that wrote blocks which it reads, or which those read, in their order."""
+    def _needed(self) -> Iterator[list[tuple[Chunk, list[int]]]]:
+        """The chunks before the step that wrote blocks which it reads, or which those read, by step."""
         read = {block for _, table in self._chunks(self._record) for block in table}
-        found = []
+        batches = []
         for record in reversed([one for one in self._trace if one.step < self._record.step]):
+            found = []
             for chunk, table in reversed(list(self._chunks(record))):
                 if read.intersection(table[chunk.first_position // self._size :]):
                     read.update(table)
                     found.append((chunk, table))
-        for chunk, _ in found:
-            if chunk.request_id not in self._tokens:
-                self._tokens[chunk.request_id] = self._tokens_of(chunk.request_id)
-        return reversed(found)
+                    if chunk.request_id not in self._tokens:
+                        self._tokens[chunk.request_id] = self._tokens_of(chunk.request_id)
+            if found:
+                batches.append(found[::-1])
+        return reversed(batches)
 
-    def _segment(self, chunk: Chunk, table: Sequence[int], samples: bool = True) -> Segment:
+    def _segment(self, chunk: Chunk, table: Sequence[int], samples: int = 1) -> Segment:
         known = chunk.num_tokens - len(chunk.drafts)
         tokens = self._tokens[chunk.request_id][chunk.first_position :][:known]
         tokens += [0] * (known - len(tokens)) + [max(0, draft) for draft in chunk.drafts]
@@ -230,17 +249,16 @@ class _Replayer:
         record, runner = self._record, self._runner
         if runner.mode != "kernel":
             raise ValueError(f"the layers of this model cannot be looked at: {runner.preflight.reason}")
-        for chunk, table in self._history:
-            places = [self._block_of[block] for block in table]
-            runner.forward(pack([self._segment(chunk, places, False)], self._size))
+        for batch in self._history:
+            segments = [self._segment(chunk, [self._block_of[block] for block in table], 0) for chunk, table in batch]
+            runner.forward(pack(segments, self._size))
         recorded = [[self._block_of[block] for block in table] for _, table in self._chunks(record)]
         ways = {AS_IT_WAS: self._captured(self._batch(recorded))}
         for chunk, table in zip(record.chunks, self._own_tables):
             self._compute(table, chunk.request_id, chunk.first_position)
         ways[WITHOUT_HIT] = self._captured(self._batch(self._own_tables))
         for index, chunk in enumerate(record.chunks):
-            self._compute(self._spare, chunk.request_id, chunk.first_position)
-            alone = self._captured(self._batch([self._spare], [chunk]))
+            alone = self._captured(self._batch([self._own_tables[index]], [chunk]))
             for way, made in ways.items():
                 yield self._parting(index, way, made, index, alone)
             self._compute(self._spare, chunk.request_id, chunk.first_position, NUM_CHUNKS)
@@ -293,6 +311,9 @@ class _Replayer:
         ours_logits, alone_logits = made[1][sequence], alone[1][0]
         table = self._record.block_table(index)
         spread = float(alone_logits.std()) or 1.0
+        gap = None
+        if chunk.sampled is not None and not chunk.drafts and not chunk.discarded:
+            gap = float(ours_logits.max() - ours_logits[chunk.sampled]) / spread
         return Parting(
             chunk.request_id,
             way,
@@ -306,6 +327,7 @@ class _Replayer:
             int(ours_logits.argmax()),
             int(alone_logits.argmax()),
             chunk.sampled,
+            gap,
         )
 
 
