@@ -143,7 +143,7 @@ def models():
 
 @pytest.mark.parametrize("pair", PAIRS, ids=names)
 def test_an_engine_runs_or_is_refused_or_says_what_it_switches_off(pair, models, monkeypatch, caplog):
-    monkeypatch.setattr("workbench.engine.engine.start_shadow", lambda config, runner: None)  # it has its own tests
+    monkeypatch.setattr("workbench.engine.shadow.start_shadow", lambda config, runner: None)  # it has its own tests
     settings = settings_of(pair)
     settings.pop("kv_cache_groups", None)  # they follow from the model
     model = models["lfm2" if STATES in pair else "gemma3_text" if GROUPS in pair else "llama"]

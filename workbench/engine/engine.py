@@ -18,7 +18,6 @@ from workbench.engine.input_processor import TokensPrompt, make_config, process_
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.sampler import Sampler
-from workbench.engine.shadow import start_shadow
 from workbench.engine.shortcuts import Shortcuts
 from workbench.engine.speculation.custom import DraftFunction
 from workbench.engine.speculation.make import make_speculator, with_method
@@ -28,6 +27,7 @@ from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
+from workbench.ground.installed import installed_version
 from workbench.ground.on_demand import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
@@ -161,7 +161,11 @@ class Engine(Shortcuts):
             )
         )
         sampler = Sampler(self.config.seed, self.config.record_top_tokens)
-        shadow = start_shadow(self.config, self.runner)
+        shadow = None
+        if self.config.shadow_metal is not None:
+            from workbench.engine.shadow import start_shadow
+
+            shadow = start_shadow(self.config, self.runner)
         speculator = make_speculator(self.config, self.model, sampler)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
         self._step = self._make_step(*parts, **window, shadow=shadow, speculator=speculator)
@@ -633,11 +637,7 @@ class Engine(Shortcuts):
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
     import workbench
 
-    return {
-        "workbench": workbench.__version__,
-        **{package: version(package) for package in ("mlx", "mlx-lm", "numpy")},
-    }
+    packages = {package: installed_version(package) or "unknown" for package in ("mlx", "mlx-lm", "numpy")}
+    return {"workbench": workbench.__version__, **packages}

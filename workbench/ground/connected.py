@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
 import sys
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+    from multiprocessing.connection import Connection
 
 
 def start_connected(*program: str, **options: Any) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -19,6 +20,9 @@ def start_connected(*program: str, **options: Any) -> tuple[subprocess.Popen[byt
     Returns:
         The process, and this end of the connection.
     """
+    import multiprocessing  # 30 ms, with subprocess; most processes start no other
+    import subprocess
+
     connection, its_end = multiprocessing.Pipe()
     with its_end:
         descriptor, null = its_end.fileno(), subprocess.DEVNULL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +35,8 @@ def download_wheel(pinned: Pinned, folder: Path, *options: str, output: int | IO
     Raises:
         OSError: pip failed, or the wheel is another file.
     """
+    import subprocess
+
     requirement = f"{pinned.name}=={pinned.version}"
     listed = folder / "requirements.txt"
     listed.write_text(f"{requirement} --hash=sha256:{pinned.sha256}\n")

@@ -17,13 +17,13 @@ import platform
 import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from workbench.ground.cache_folder import cached, make_folder
+from workbench.ground.installed import installed_version
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -171,13 +171,8 @@ def _sample_places(size: int) -> Sequence[int]:
 
 @cache
 def _versions() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+    versions = {package: installed_version(package) for package in _PACKAGES}
+    return {package: version for package, version in versions.items() if version is not None}
 
 
 def _processor() -> dict[str, Any]:

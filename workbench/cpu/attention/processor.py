@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding
 
-NUMBA_VERSION = version("numba")
+from workbench.ground.installed import installed_version
+
+NUMBA_VERSION = installed_version("numba")
 
 
 def _settings() -> Any:
