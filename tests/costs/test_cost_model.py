@@ -189,7 +189,7 @@ def test_a_fit_that_diverges_is_not_taken():
     cells = prefill * rng.integers(1, 1000, count)
     features = list(zip(*(column.tolist() for column in (sequences, prefill, positions, cells))))
     seconds = np.exp(rng.normal(-4, rng.choice([0.1, 1, 3, 6]), count)).tolist()
-    model = CostModel(**Regression().coefficients(StepCosts(features, seconds, [(0, 0)] * count)))
+    model = CostModel(**Regression().coefficients(StepCosts(features, seconds, [(0, 0)] * count, [0.0] * count)))
     assert all(math.isfinite(model.seconds(row)) for row in features)
 
 
@@ -234,7 +234,7 @@ def test_the_exponent_found_near_that_of_fewer_steps_is_that_of_trying_all(seed,
     sizes = [(rng.randint(1, 64), rng.choice([0, 0, rng.randint(1, 500)])) for _ in range(1_500)]
     features = [(float(sequences), float(prompt), 300.0 * sequences, 9.0 * prompt) for sequences, prompt in sizes]
     seconds = [model.seconds(row) * rng.lognormvariate(0, 0.05) for row in features]
-    steps = StepCosts(features, seconds, [(0, step) for step in range(len(sizes))])
+    steps = StepCosts(features, seconds, [(0, step) for step in range(len(sizes))], [0.0] * len(sizes))
     found = Regression().coefficients(steps)
     monkeypatch.setattr(coefficients, "COMPARED_ON", len(steps))
     assert found == pytest.approx(Regression().coefficients(steps), rel=1e-3, abs=1e-9)

@@ -2,14 +2,17 @@
 
 import math
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.tiers import examples
 from workbench import Trace, simulate
 from workbench.analysis.explain import Explainer, slowest
 from workbench.costs.cost_model import CostModel
+from workbench.costs.durations import leaves_work
 
 DATA = Path(__file__).parents[2]
 
@@ -121,3 +124,51 @@ def test_without_a_clock_or_with_few_steps_there_is_none():
     requests = [{"id": "a", "prompt": {"len": 9}, "max_tokens": 10}]
     assert simulate({"requests": requests}).stalls() == ()
     assert simulate({"requests": requests}, cost_model=Machine(random.Random(0), 0.0, 5, 50.0)).stalls() == ()
+
+
+def paused(trace, pauses, source="vllm 0.33.0"):
+    """The trace as another engine's, with a pause before some of its steps."""
+    late, moved = 0.0, Trace(replace(trace.meta, source=source))
+    infos = iter(trace.arrivals())
+    info = next(infos, None)
+    for index, record in enumerate(trace):
+        late += pauses.get(record.step, 0.0)
+        while info is not None and info[0] <= index:
+            moved.add_request(replace(info[1], arrival_time=info[1].arrival_time + late))
+            info = next(infos, None)
+        moved.append(replace(record, time=record.time + late, end=record.end + late))
+    return moved
+
+
+def test_a_pause_between_two_steps_is_a_stall():
+    for seed in range(examples(40)):
+        rng = random.Random(seed)
+        trace = simulate(workload(rng), cost_model=Machine(rng, rng.uniform(0, 0.15)))
+        busy = [after.step for before, after in pairwise(trace) if leaves_work(before) and after.chunks][2:]
+        at, length = rng.choice(busy), rng.uniform(0.5, 2.0)
+        late = paused(trace, {at: length})
+        (found,) = late.stalls()
+        assert (found.step, found.excess) == (at, pytest.approx(length, rel=0.01)), seed
+        assert str(found).startswith("no step ran for ") and found.time + found.before == late[at].time
+        for request_id in late[at].running:
+            why = Explainer(late, CostModel(fixed=0.01)).explain(request_id)
+            if request_id not in late[at].arrived:
+                (part,) = [part for part in why.parts if part.kind == "stall"]
+                assert part.amount == pytest.approx(length, rel=0.01) and not part.culprits
+        assert paused(trace, {at: length}, "engine").stalls() == ()  # its user may have paused
+
+
+def test_pauses_before_many_steps_are_no_stalls():
+    trace = simulate(workload(random.Random(1)), cost_model=Machine(random.Random(1), 0.05))
+    assert paused(trace, {step: 0.5 for step in range(5, len(trace), 5)}).stalls() == ()
+
+
+def test_a_stall_among_many_late_steps_is_named():
+    """A busy machine is often late by some times a short step's duration."""
+    for seed in range(examples(40)):
+        rng = random.Random(seed)
+        machine = Machine(rng, 0.1, 40, 300.0)
+        trace = simulate(workload(rng), cost_model=machine)
+        late = {step: 0.03 + 0.05 * rng.random() for step in rng.sample(range(2, len(trace)), 8)}
+        named = [stall.excess for stall in paused(trace, late).stalls() if stall.excess > 0.1]
+        assert named == [pytest.approx(machine.stalled, abs=0.1)], seed

@@ -39,7 +39,7 @@ def workload(count=150):
 def test_long_steps_vary_like_many_short_ones(seconds):
     rng = np.random.default_rng(0)
     short = rng.gamma(0.02 / PIECE, PIECE, 2_000)
-    steps = StepCosts([(1, 0, 0, 0)] * 2_000, short.tolist(), [(0, 0)] * 2_000)
+    steps = StepCosts([(1, 0, 0, 0)] * 2_000, short.tolist(), [(0, 0)] * 2_000, [0.0] * 2_000)
     noise = StepNoise.of(CostModel(fixed=0.02), steps)
     replayed = Replayed(CostModel(fixed=seconds), Drift(), noise, seed=3)
     drawn = np.array([replayed.step_seconds([]) for _ in range(4_000)])

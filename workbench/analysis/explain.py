@@ -136,10 +136,9 @@ class Explainer:
             begin = min(end, max(previous_end, record.time))
             stall = self.stalls.get(record.step)
             if begin > previous_end:
-                yield _Piece(previous_end, begin, record, False)
+                yield _Piece(previous_end, begin, record, False, 0.0 if stall is not None and stall.before else 1.0)
             if end > begin:
-                expected = end - begin if stall is None else stall.expected
-                yield _Piece(begin, end, record, True, min(1.0, expected / (end - begin)))
+                yield _Piece(begin, end, record, True, 1.0 if stall is None else stall.share_of_step)
             previous_end = end
 
     # -- one request -----------------------------------------------------------------------------------------------

@@ -195,4 +195,5 @@ def step_costs(*traces: Trace) -> StepCosts:
         features=[step_features(step.record.chunks) for _, step in measured],
         seconds=[step.seconds for _, step in measured],
         places=[(index, step.record.step) for index, step in measured],
+        pauses=[step.pause for _, step in measured],
     )

@@ -26,10 +26,12 @@ class MeasuredStep:
     Attributes:
         record: The record.
         seconds: Its duration, and the time before it in which the engine was busy.
+        pause: The time before it in which the engine stood still although it had work.
     """
 
     record: StepRecord
     seconds: float
+    pause: float = 0.0
 
 
 def measured_steps(trace: Trace) -> list[MeasuredStep]:
@@ -45,9 +47,11 @@ def measured_steps(trace: Trace) -> list[MeasuredStep]:
     for record in trace:
         gap = record.time - previous_end
         if record.chunks and record.duration > 0:
-            seconds = record.duration + (gap if is_busy and gap <= longest_gap else 0.0)
+            is_work = is_busy and gap <= longest_gap
+            seconds = record.duration + (gap if is_work else 0.0)
             if not is_first and seconds > 0:  # a damaged clock may run backwards
-                steps.append(MeasuredStep(record, seconds))
+                pause = gap if counts_gaps and is_busy and not is_work else 0.0
+                steps.append(MeasuredStep(record, seconds, pause))
             is_first = False
         previous_end, is_busy = record.end, leaves_work(record)
     return steps
@@ -63,7 +67,7 @@ def _longest_gap(trace: Trace) -> float:
     gaps = []
     previous_end, is_busy = 0.0, False
     for record in trace:
-        if is_busy and record.time > previous_end:
-            gaps.append(record.time - previous_end)
+        if is_busy:
+            gaps.append(max(0.0, record.time - previous_end))
         previous_end, is_busy = record.end, leaves_work(record)
     return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * median(gaps)) if gaps else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from operator import truediv
+from operator import add, truediv
 from statistics import fmean, median
 
 from workbench.costs.coefficients import SEARCHED_ON, Coefficients, Regression, relative_coefficients
@@ -37,8 +37,8 @@ STALL_SPREADS = 8.0
 """The logarithm of that factor is at least this many times the spread of the same of all steps."""
 
 MAX_STALLED, MAX_STALLS = 0.02, 3
-"""Largest share of the steps that may be stalls, and the number that always may; more of them are no exception but a
-cost that the model lacks."""
+"""Largest share of the steps that may be stalls, and the number that always may. More late steps than that are no
+exception but a cost that the model lacks, or a busy machine: a stall is then STALL_FACTOR times as late as these."""
 
 NORMAL_SPREAD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
@@ -149,22 +149,30 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
 
 
 def find_stalls(steps: StepCosts) -> dict[int, float]:
-    """The indices of steps that took many times what their contents explain, with the seconds that these explain."""
+    """The indices of steps that took many times what their contents explain, with the seconds that these explain.
+
+    A pause before a step counts for it here.
+    """
     found: dict[int, float] = {}
+    whole = list(map(add, steps.seconds, steps.pauses))
     for _ in range(2 if len(steps) >= MIN_STEPS else 0):  # the second time without those that were found
         kept = steps.take(i for i in range(len(steps)) if i not in found)
         expected = predicted_seconds(relative_coefficients(kept.thinned(SEARCHED_ON)), steps.features)
-        ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(steps.seconds, expected)]
+        ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(whole, expected)]
         middle = median(ratios)
         spread = NORMAL_SPREAD * median([abs(ratio - middle) for ratio in ratios])
         least = max(math.log(STALL_FACTOR), STALL_SPREADS * spread)
         found = {
             i: expected[i]
             for i, ratio in enumerate(ratios)
-            if ratio >= least and steps.seconds[i] - expected[i] >= STALL_SECONDS
+            if ratio >= least and whole[i] - expected[i] >= STALL_SECONDS
         }
-        if not found or len(found) > max(MAX_STALLS, MAX_STALLED * len(steps)):
-            return {}
+        limit = int(max(MAX_STALLS, MAX_STALLED * len(steps)))
+        if len(found) > limit:  # only what stands out from the other late steps in the same way
+            least = sorted([ratios[i] for i in found], reverse=True)[limit] + math.log(STALL_FACTOR)
+            found = {i: seconds for i, seconds in found.items() if ratios[i] >= least}
+        if not found:
+            break
     return found
 
 

@@ -1,4 +1,4 @@
-"""Stalls: steps that take many times what their contents explain.
+"""Stalls: steps that take many times what their contents explain, with the time before them.
 
 The machine stood still then: garbage was collected, memory was paged in, or another program had the processor. No
 request is behind a stall, and no setting of the scheduler removes it. So an explanation counts the excess as a separate
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.costs.cost_model import step_costs
-from workbench.costs.fit import find_stalls
+from workbench.costs.fit import STALL_FACTOR, find_stalls
 from workbench.ground.field_checks import counted
 from workbench.readings.metrics import amount
 from workbench.trace import Trace
@@ -26,11 +26,12 @@ class Stall:
 
     Attributes:
         step: The step.
-        seconds: Its duration, the time before it included in which the engine was busy.
+        seconds: Its duration, the time before it included in which the engine had work.
         expected: The duration that its contents explain.
         num_tokens: Rows of its batch.
         time: When it began, in seconds since the start of the trace.
         causes: The causes in the machine that a recorder of vLLM could count; "" if none is known.
+        before: The part of ``seconds`` in which no step ran: the engine stood still before this one.
     """
 
     step: int
@@ -39,16 +40,26 @@ class Stall:
     num_tokens: int
     time: float
     causes: str = ""
+    before: float = 0.0
 
     @property
     def excess(self) -> float:
         """The seconds that its contents do not explain."""
         return self.seconds - self.expected
 
+    @property
+    def share_of_step(self) -> float:
+        """The share of the step's own duration that its contents explain."""
+        own = self.seconds - self.before
+        return min(1.0, self.expected / own) if own else 1.0
+
     def __str__(self) -> str:
-        tokens = counted(self.num_tokens, "token")
-        verb = "explains" if self.num_tokens == 1 else "explain"
-        text = f"step {self.step} took {amount(self.seconds, 's')}; its {tokens} {verb} {amount(self.expected, 's')}"
+        if self.before > self.excess / 2:
+            text = f"no step ran for {amount(self.before, 's')} before step {self.step}, which had work"
+        else:
+            tokens = counted(self.num_tokens, "token")
+            verb, took = "explains" if self.num_tokens == 1 else "explain", amount(self.seconds, "s")
+            text = f"step {self.step} took {took}; its {tokens} {verb} {amount(self.expected, 's')}"
         return f"{text}; {self.causes}" if self.causes else text
 
 
@@ -99,14 +110,18 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
     found = []
     for index, expected in sorted(find_stalls(steps).items()):
         record = trace[steps.places[index][1] - first]
+        own, before = steps.seconds[index], steps.pauses[index]
+        if before and own < STALL_FACTOR * expected:  # the pause alone is the stall
+            expected = own
         found.append(
             Stall(
                 record.step,
-                steps.seconds[index],
+                own + before,
                 expected,
                 record.num_tokens,
-                record.time,
+                record.time - before,
                 causes_of(trace.supplement(record.step, "host") or {}),
+                before,
             )
         )
     return tuple(found)

@@ -35,11 +35,13 @@ class StepCosts:
         features: Sequences, prefill tokens, KV positions and attention cells of each step.
         seconds: Duration of each step.
         places: Index of the trace, and step.
+        pauses: Time before each step in which the engine stood still although it had work; no part of ``seconds``.
     """
 
     features: list[Features]
     seconds: list[float]
     places: list[tuple[int, int]]
+    pauses: list[float]
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -53,7 +55,10 @@ class StepCosts:
         """Some of the steps, by their indices."""
         kept = list(index)
         return StepCosts(
-            [self.features[i] for i in kept], [self.seconds[i] for i in kept], [self.places[i] for i in kept]
+            [self.features[i] for i in kept],
+            [self.seconds[i] for i in kept],
+            [self.places[i] for i in kept],
+            [self.pauses[i] for i in kept],
         )
 
     def thinned(self, count: int) -> StepCosts:

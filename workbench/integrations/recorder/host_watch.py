@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from workbench.costs.durations import leaves_work
 from workbench.integrations.recorder.messages import Pause
 from workbench.trace.lines import Supplement
 from workbench.trace.records import StepRecord
@@ -45,6 +46,7 @@ class HostWatch:
         self._task = Path(f"/proc/{pid}/task/{thread}")
         self._before, self._read_at = self._read(), time.monotonic()
         self._usual = 0.0
+        self._busy_since: float | None = None
         self._collecting = 0.0
 
     def pause(self, message: Pause) -> None:
@@ -52,10 +54,13 @@ class HostWatch:
         self._collecting += message.ended - message.started
 
     def step(self, record: StepRecord) -> Supplement | None:
-        """The facts about a step, if it was long and the counters say something."""
+        """The facts about a step and the time before it, if they were long and the counters say something."""
         usual, seconds = self._usual, record.duration
         if record.chunks:  # follows the shorter half of the steps: a fifth of the way down, a hundredth up
             self._usual = seconds if not usual else usual + 0.2 * (seconds - usual) if seconds < usual else usual * 1.02
+        if self._busy_since is not None:
+            seconds = max(seconds, record.end - self._busy_since)
+        self._busy_since = record.end if leaves_work(record) else None
         is_long = usual > 0 and seconds > max(LONG_SECONDS, LONG_FACTOR * usual)
         if not is_long and time.monotonic() - self._read_at < READ_SECONDS:
             return None
