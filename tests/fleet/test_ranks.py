@@ -1,6 +1,7 @@
 """Recordings of all data-parallel ranks are predicted together, behind vLLM's choice between them."""
 
 import random
+from statistics import fmean
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from workbench.cli import main
 from workbench.costs.cost_model import CostModel
 from workbench.fleet.ranks import RanksPredictor
 from workbench.trace import Trace
+from workbench.trace.window import windows
 
 COST = CostModel(fixed=0.01, per_sequence=2e-4, per_prefill_token=1e-4)
 KEY = b"one key for all ranks"
@@ -110,3 +112,38 @@ def test_commands_take_a_folder_of_ranks(recorded, tmp_path, capsys):
     assert "rank " in capsys.readouterr().out
     assert main(["why", str(tmp_path)]) == 0
     assert "rank 1: " in capsys.readouterr().out
+
+
+def test_a_part_of_all_ranks_is_of_one_clock(recorded, tmp_path, capsys):
+    for rank, trace in enumerate(recorded.values()):
+        trace.meta = replace(trace.meta, created=1000.0 + 0.5 * rank)
+        trace.save(tmp_path / f"vllm-20260101-120000-host-rank{rank}-7-0-00000.jsonl.gz")
+    traces = {rank: Trace.load(path) for rank, path in zip(recorded, sorted(tmp_path.iterdir()))}
+    parts = windows(traces, begin=1.0, end=1.5)
+    assert [round(part[0].time - trace_late, 1) for part, trace_late in zip(parts.values(), (1.0, 0.5))] == [0.0, 0.0]
+    name = list(traces["rank 1"].requests)[12]
+    around = windows(traces, around=name)
+    assert name in around["rank 1"].requests and len(around["rank 0"]) < len(traces["rank 0"])
+    assert list(windows(traces, begin=0.0, end=0.3)) == ["rank 0"]
+    whole_end = max(traces["rank 0"][-1].end, traces["rank 1"][-1].end + 0.5)
+    assert windows(traces, last=0.2)["rank 1"][0].end > whole_end - 0.5 - 0.2
+    for words in (
+        ["trace", "info"],
+        ["trace", "explain"],
+        ["trace", "misses"],
+        ["trace", "whatif", "--set", "max_num_seqs=4", "--force"],
+        ["trace", "tune", "--slo", "ttft_p99=30s", "--sweep", "max_num_seqs=4,8", "--force"],
+        ["why"],
+    ):
+        at = 1 if words[0] == "why" else 2
+        assert main([*words[:at], str(tmp_path), *words[at:], "--around", name]) == 0, capsys.readouterr().err
+        assert capsys.readouterr().out
+
+
+def test_latencies_of_a_part_count_in_the_prediction_of_ranks(recorded):
+    part = {name for trace in windows(recorded, begin=1.5).values() for name in trace.requests}
+    whole, counted = RanksPredictor(recorded, num_draws=1), RanksPredictor(recorded, num_draws=1, counted=part)
+    times = [m.ttft.seconds for t in recorded.values() for name, m in t.metrics().requests.items() if name in part]
+    assert counted.recorded["ttft_mean"] == pytest.approx(fmean(times))
+    assert counted.unchanged["ttft_mean"].value != whole.unchanged["ttft_mean"].value
+    assert counted.check.errors["ttft_mean"] == pytest.approx(0, abs=0.05)

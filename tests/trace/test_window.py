@@ -80,5 +80,22 @@ def test_the_dashboard_takes_a_part(trace, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("workbench.viz.app.serve", lambda source, **options: served.append(source))
     assert main(["trace", "watch", str(path), "--around", list(trace.requests)[9]]) == 0, capsys.readouterr().err
     assert 0 < len(served[0]) < len(trace) and list(trace.requests)[9] in served[0].requests
-    assert main(["trace", "watch", str(tmp_path), "--last", "1s"]) == 2
-    assert "a part of one trace file" in capsys.readouterr().err
+    monkeypatch.setattr("workbench.viz.fleet_page.make_fleet_app", lambda fleet: fleet)
+    monkeypatch.setattr("workbench.viz.app.serve_session", lambda fleet, **options: served.append(fleet))
+    assert main(["trace", "watch", str(tmp_path), "--last", "1s"]) == 0, capsys.readouterr().err
+    assert [0 < len(part) < len(trace) for part in served[1].traces.values()] == [True]
+
+
+def test_the_verdict_is_about_the_end_of_the_part(tmp_path, capsys):
+    config = {"block_size": 4, "num_blocks": 6, "max_num_batched_tokens": 64}
+    requests = [
+        {"id": "early", "prompt": {"len": 8}, "max_tokens": 5},
+        {"id": "big", "prompt": {"len": 40}, "arrival_time": 1.0},
+    ]
+    stuck = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.1), as_vllm=True)
+    stuck.save(tmp_path / "run.jsonl")
+    assert main(["why", str(tmp_path / "run.jsonl")]) == 0
+    assert "never" in capsys.readouterr().out
+    assert main(["why", str(tmp_path / "run.jsonl"), "--to", "0.3s"]) == 0
+    said = capsys.readouterr().out
+    assert "never" not in said and "1 running" in said

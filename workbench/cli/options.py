@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -116,13 +116,18 @@ def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:
 
 def part_of(trace: Trace, options: argparse.Namespace) -> Trace:
     """The part of a trace that the options of `add_window_options` choose."""
-    from workbench.trace.window import read_time, window
+    return parts_of({"": trace}, options)[""]
+
+
+def parts_of(traces: Mapping[str, Trace], options: argparse.Namespace) -> dict[str, Trace]:
+    """The part of several ranks' traces that the options of `add_window_options` choose."""
+    from workbench.trace.window import read_time, windows
 
     names = {"begin": "--from", "end": "--to", "last": "--last"}
     times = {
         field: read_time(name, text) for field, name in names.items() if (text := getattr(options, field)) is not None
     }
-    return window(trace, **times, around=options.around)
+    return windows(traces, **times, around=options.around)
 
 
 def load_ranks(path: Path, options: argparse.Namespace | None = None) -> dict[str, Trace]:
@@ -132,4 +137,4 @@ def load_ranks(path: Path, options: argparse.Namespace | None = None) -> dict[st
     from workbench.readings.fleet import Fleet
 
     with Fleet(path) as fleet:
-        return {name: trace if options is None else part_of(trace, options) for name, trace in fleet.traces.items()}
+        return dict(fleet.traces) if options is None else parts_of(fleet.traces, options)

@@ -16,6 +16,7 @@ from workbench.cli.options import (
     check_port,
     has_window,
     load_trace,
+    parts_of,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _KV_EVENTS = """\
   workbench trace info events.jsonl
 """
 
-_NO_PART = "--from, --to, --last and --around take a part of one trace file, and {} is none"
+_NO_PART = "--from, --to, --last and --around take a part of a trace, and {} is none"
 
 
 def add_parser(commands: Commands) -> None:
@@ -94,10 +95,11 @@ def _info(options: argparse.Namespace) -> int:
 
     is_folder = options.trace.is_dir()
     other = None if is_folder else _read_other(options.trace)
-    if (is_folder or other is not None) and has_window(options):
+    if other is not None and has_window(options):
         raise ValueError(_NO_PART.format(options.trace))
     if is_folder:
         with Fleet(options.trace) as fleet:
+            fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
             print(fleet.metrics())
         return 0
@@ -167,15 +169,16 @@ def _watch(options: argparse.Namespace) -> int:
     def say() -> None:
         print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
 
-    if has_window(options):
-        if options.trace.is_dir():
-            raise ValueError(_NO_PART.format(options.trace))
-        app.serve(load_trace(options.trace, options), port=port, title=options.trace.name, on_listening=say)
-        return 0
     if options.trace.is_dir():
-        with Fleet(options.trace, whole=False) as fleet:
-            fleet.start()
+        with Fleet(options.trace, whole=has_window(options)) as fleet:
+            if has_window(options):
+                fleet.traces = parts_of(fleet.traces, options)
+            else:
+                fleet.start()
             app.serve_session(make_fleet_app(fleet), port=port, title=options.trace.name, on_listening=say)
+        return 0
+    if has_window(options):
+        app.serve(load_trace(options.trace, options), port=port, title=options.trace.name, on_listening=say)
         return 0
     with TraceFollower(options.trace) as follower:
         app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say)

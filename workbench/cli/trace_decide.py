@@ -15,9 +15,10 @@ from workbench.cli.options import (
     add_settings_option,
     add_window_options,
     check_table_and_plot,
+    has_window,
     load_ranks,
     load_trace,
-    part_of,
+    parts_of,
 )
 from workbench.ground.field_checks import integer, printable
 
@@ -163,16 +164,18 @@ def _predictor(options: argparse.Namespace) -> Predictor:
     from workbench.fleet.ranks import RanksPredictor
 
     if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
-        if options.begin or options.end or options.last or options.around:
-            raise ValueError(
-                f"--from, --to, --last and --around take a part of one trace, and {options.trace} has several"
-            )
         others = [load_trace(path) for path in options.also]
         costs = [load_trace(options.cost_from)] if options.cost_from else []
-        return RanksPredictor(ranks, others=others, fit_from=costs)
+        return RanksPredictor(ranks, others=others, fit_from=costs, counted=_counted(ranks, options))
     trace, others, fit_from = _sources(options)
-    part = part_of(trace, options)
-    return Predictor(trace, others=others, fit_from=fit_from, counted=None if part is trace else set(part.requests))
+    return Predictor(trace, others=others, fit_from=fit_from, counted=_counted({"": trace}, options))
+
+
+def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[str] | None:
+    """The requests in the chosen part of the run; None for all."""
+    if not has_window(options):
+        return None
+    return {request_id for part in parts_of(traces, options).values() for request_id in part.requests}
 
 
 def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:

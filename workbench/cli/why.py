@@ -6,12 +6,21 @@ import argparse
 import time
 from pathlib import Path
 
-from workbench.cli.options import Commands, add_command, add_number, load_ranks
+from workbench.cli.options import (
+    Commands,
+    add_command,
+    add_number,
+    add_window_options,
+    has_window,
+    load_ranks,
+    parts_of,
+)
 from workbench.ground.field_checks import number
 
 _EXAMPLES = """\
   workbench why /var/log/vllm-traces                      the newest run in a folder, growing or not, with all its ranks
   workbench why run.jsonl.gz
+  workbench why run.jsonl.gz --to 10m                     what held its requests up then
   workbench why http://127.0.0.1:8000                     from /metrics alone, which says less
 """
 
@@ -22,6 +31,7 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "why", run, help, examples=_EXAMPLES)
     parser.add_argument("source", help="trace file or folder of one, scrapes of /metrics, or the URL of a server")
     add_number(parser, "--seconds", 2.0, "time between two looks at the /metrics of a URL")
+    add_window_options(parser, "the answer is about the last step of that part")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,6 +42,12 @@ def run(options: argparse.Namespace) -> int:
     from workbench.trace import TraceFollower
 
     number("--seconds", options.seconds, 0.0, low_open=True)
+    if has_window(options):
+        traces = load_ranks(Path(options.source))
+        for name, part in parts_of(traces, options).items():
+            answer = why(traces[name][: part.offset + len(part)])  # what a block holds may be older than the part
+            print(f"{name}: {answer}" if name else answer)
+        return 0
     if options.source.startswith(("http://", "https://")):
         print(why_metrics(fetch_scrapes(options.source, options.seconds)))
         return 0

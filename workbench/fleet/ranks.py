@@ -8,7 +8,7 @@ those of a mixture of experts do, are simulated as if they did not.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,7 @@ class RanksPredictor(Predictor):
         others: More recordings to fit the cost model to.
         fit_from: Recordings to fit the cost model to instead.
         num_draws: Number of repeated simulations for intervals; 0 for none.
+        counted: Requests whose latencies count; None for all.
 
     Raises:
         ValueError: The recordings have different settings, one request, no clock or no first step, or the fit does not
@@ -54,9 +55,10 @@ class RanksPredictor(Predictor):
         others: Sequence[Trace] = (),
         fit_from: Sequence[Trace] = (),
         num_draws: int = NUM_DRAWS,
+        counted: Collection[str] | None = None,
     ) -> None:
         first, *rest = traces.values()
-        super().__init__(first, others=[*rest, *others], fit_from=fit_from, num_draws=num_draws)
+        super().__init__(first, others=[*rest, *others], fit_from=fit_from, num_draws=num_draws, counted=counted)
         self.traces = dict(traces)
         for name, trace in self.traces.items():
             if recorded_config(trace) != recorded_config(first):
@@ -87,9 +89,8 @@ class RanksPredictor(Predictor):
     def recorded(self) -> dict[str, float]:
         """The values of all ranks together."""
         start = min(trace.meta.created for trace in self.traces.values())
-        return latency_values(
-            merge_metrics({name: (its.metrics(), its.meta.created - start) for name, its in self.traces.items()})
-        )
+        together = {name: (its.metrics(), its.meta.created - start) for name, its in self.traces.items()}
+        return latency_values(merge_metrics(together), self._counted)
 
     def simulate_ranks(self, changes: Mapping[str, Any], draw: int | None = None) -> FleetRun:
         """The run of all ranks under a changed configuration.
@@ -154,4 +155,4 @@ class RanksPredictor(Predictor):
             for name, request in metrics.requests.items()
             if request.e2e is not None and request.e2e.seconds is not None
         }
-        return Outcome(latency_values(metrics), stopped[0].end if stopped else "done", hang, e2e)
+        return Outcome(latency_values(metrics, self._counted), stopped[0].end if stopped else "done", hang, e2e)

@@ -1,9 +1,10 @@
-"""A part of a trace, chosen by time or by a request."""
+"""A part of a trace, or of the traces of several ranks, chosen by time or by a request."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from operator import attrgetter
 
 from workbench.trace.errors import TraceError
@@ -57,28 +58,63 @@ def window(
         ValueError: More than one choice, the end is not after the beginning, or no step lies in the window.
         TraceError: There is no such request, or the trace has no clock.
     """
+    return windows({"": trace}, begin=begin, end=end, last=last, around=around)[""]
+
+
+def windows(
+    traces: Mapping[str, Trace],
+    *,
+    begin: float | None = None,
+    end: float | None = None,
+    last: float | None = None,
+    around: str | None = None,
+) -> dict[str, Trace]:
+    """The same stretch of time of several ranks, whose times count from the start of the first one.
+
+    Args:
+        traces: The traces by rank.
+        begin: As for `window`.
+        end: As for `window`.
+        last: As for `window`, before the end of the rank that ends last.
+        around: As for `window`; a request of any rank.
+
+    Returns:
+        A slice of each trace; ranks without a step in that time are left out.
+
+    Raises:
+        ValueError: As for `window`; no rank has a step in the window.
+        TraceError: As for `window`.
+    """
     by_time = begin is not None or end is not None
     if by_time + (last is not None) + (around is not None) > 1:
         raise ValueError("a window is given by --from and --to, by --last or by --around: give one of the three")
-    if not (by_time or last is not None or around is not None) or not len(trace):
-        return trace
-    if trace[-1].end <= 0:
+    with_steps = {name: trace for name, trace in traces.items() if len(trace)}
+    if not (by_time or last is not None or around is not None) or not with_steps:
+        return dict(traces)
+    if any(trace[-1].end <= 0 for trace in with_steps.values()):
         raise TraceError("a window needs times, and the trace has no clock")
+    start = min(trace.meta.created for trace in with_steps.values())
+    late = {name: trace.meta.created - start for name, trace in with_steps.items()}
+    whole_end = max(trace[-1].end + late[name] for name, trace in with_steps.items())
     if around is not None:
-        begin, end = _time_of(trace, find_request(trace.requests, around))
+        request_id = find_request([name for trace in with_steps.values() for name in trace.requests], around)
+        rank = next(name for name, trace in with_steps.items() if request_id in trace.requests)
+        begin, end = (time + late[rank] for time in _time_of(with_steps[rank], request_id))
     elif last is not None:
-        begin, end = max(0.0, trace[-1].end - last), None
-    begin, end = begin or 0.0, trace[-1].end if end is None else end
+        begin = max(0.0, whole_end - last)
+    begin, end = begin or 0.0, whole_end if end is None else end
     if end <= begin:
         raise ValueError(f"the end of a window must be after its beginning, got {begin:g} s to {end:g} s")
+    parts = {name: _between(trace, begin - late[name], end - late[name]) for name, trace in with_steps.items()}
+    if not any(map(len, parts.values())):
+        first = min(trace[0].time + late[name] for name, trace in with_steps.items())
+        raise ValueError(f"no step lies in {begin:g} s to {end:g} s: the trace has {first:g} s to {whole_end:g} s")
+    return {name: _with_its_requests(part) for name, part in parts.items() if len(part)}
+
+
+def _between(trace: Trace, begin: float, end: float) -> Trace:
     first = bisect_right(trace, begin, key=attrgetter("end"))
-    part = trace[first : max(first, bisect_left(trace, end, key=attrgetter("time")))]
-    if not len(part):
-        last_end = trace[-1].end
-        raise ValueError(
-            f"no step lies in {begin:g} s to {end:g} s: the trace has {trace[0].time:g} s to {last_end:g} s"
-        )
-    return _with_its_requests(part)
+    return trace[first : max(first, bisect_left(trace, end, key=attrgetter("time")))]
 
 
 def _time_of(trace: Trace, request_id: str) -> tuple[float, float]:
