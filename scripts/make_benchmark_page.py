@@ -220,6 +220,15 @@ def other_scripts() -> str:
     )
 
 
+def stalls_found(kinds: Result, *, planted: bool) -> str:
+    """The answers about all processes with a planted stall, or without."""
+    counts = [count for kind, count in kinds.items() if (kind != "none") is planted]
+    total = {name: sum(count[name] for count in counts) for name in counts[0]}
+    if not planted:
+        return f"{total['claimed, and not late']} in {total['steps']:,} steps"
+    return f"{total['named']} of {total['cases']}; {total['requests blamed']} of {total['requests hit']:,}"
+
+
 OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     (
         "engine",
@@ -255,6 +264,16 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
         "simulation",
         "simulated requests scheduled per CPU second, no prefix caching",
         lambda result: number(next(iter(result["cases"].values()))["scheduled_per_cpu_second"]),
+    ),
+    (
+        "stalls",
+        "stalls planted into real processes (sleep, garbage collection, SIGSTOP): named; requests blamed for them",
+        lambda result: stalls_found(result["kinds"], planted=True),
+    ),
+    (
+        "stalls",
+        "as many processes without one: stalls claimed in steps that were not late by the process's clock",
+        lambda result: stalls_found(result["kinds"], planted=False),
     ),
     (
         "dashboard",

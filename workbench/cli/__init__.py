@@ -6,6 +6,7 @@ A command imports what it needs when it runs, so that ``--help`` is answered at 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 
 import workbench
@@ -64,3 +65,5 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    finally:
+        gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -111,6 +112,7 @@ def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:
     from workbench.trace import Trace
 
     trace = Trace.load(path)
+    gc.freeze()  # it stays until the command ends, so the garbage collector need not look through it; see `main`
     return trace if options is None else part_of(trace, options)
 
 
