@@ -1,0 +1,29 @@
+"""Changed recordings through every command: each answers, or refuses with an error of its own."""
+
+from random import Random
+
+from hostile_recordings import SOURCES, run, source_lines, try_one
+from tiers import examples
+
+
+def test_every_command_answers_or_refuses_by_name(tmp_path):
+    findings, outcomes = [], []
+    for seed in range(examples(40)):
+        found, problems = try_one(Random(f"test {seed}"), tmp_path)
+        outcomes += found.elements()
+        findings += problems
+    assert not findings, findings[0]
+    assert outcomes.count("files read") > len(range(examples(40))) / 3
+    for command in ("info", "explain", "misses", "html", "diff", "whatif", "tune"):
+        assert f"trace {command} answered" in outcomes
+    assert "why answered" in outcomes
+
+
+def test_an_error_of_python_is_a_finding(tmp_path, monkeypatch):
+    path = tmp_path / "t.jsonl"
+    path.write_text(source_lines(SOURCES[0]), encoding="utf-8")
+    assert run(["trace", "info", str(path)]) == "answered"
+    assert run(["trace", "info", str(tmp_path / "none.jsonl")]) != "answered"
+    for problem in (lambda path: max(()), lambda path: {}["a"], lambda path: int("x")):
+        monkeypatch.setattr("workbench.trace.Trace.load", problem)
+        assert "Error" in run(["trace", "info", str(path)])
