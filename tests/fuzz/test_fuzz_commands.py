@@ -1,5 +1,6 @@
 """Changed recordings through every command: each answers, or refuses with an error of its own."""
 
+import json
 from random import Random
 
 from hostile_recordings import SOURCES, run, source_lines, try_one
@@ -17,6 +18,15 @@ def test_every_command_answers_or_refuses_by_name(tmp_path):
     for command in ("info", "explain", "misses", "html", "diff", "whatif", "tune"):
         assert f"trace {command} answered" in outcomes
     assert "why answered" in outcomes
+
+
+def test_a_request_with_more_hits_than_tokens_has_an_autopsy(tmp_path):
+    path = tmp_path / "t.jsonl"
+    lines = [json.loads(line) for line in source_lines(SOURCES[3]).splitlines()]
+    (request,) = [line for line in lines if line.get("request_id") == "s3t1" and line["kind"] == "request"]
+    request["num_prompt_tokens"] = 7
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert run(["trace", "misses", str(path), "s3t1"]) == "answered"
 
 
 def test_an_error_of_python_is_a_finding(tmp_path, monkeypatch):

@@ -253,11 +253,11 @@ class PrefixHistory:
     # -- an admission ----------------------------------------------------------------------------------------
 
     def _admit(self, record: StepRecord, request: Request, chunk: Chunk) -> None:
-        num_lost = chunk.end - len(request.token_ids)
-        if self._begins_late and num_lost > 0:  # tokens that were sampled before the trace began
+        num_lost, num_hits = chunk.end - len(request.token_ids), chunk.num_cached_tokens
+        # Tokens that were sampled before the trace began, or a file that gives a request more hits than tokens.
+        if num_lost > 0 and (self._begins_late or num_hits >= len(request.token_ids)):
             self._unknown.add(request.request_id)
             self._add_numbers(request, num_lost)
-        num_hits = chunk.num_cached_tokens
         hit = self.manager.get_computed_blocks(request)
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         request.status = "running"
