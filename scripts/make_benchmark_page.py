@@ -220,6 +220,14 @@ def other_scripts() -> str:
     )
 
 
+def growth_found(commands: Result) -> str:
+    """The commands with the smallest and the largest growth of CPU time, and the largest growth of memory."""
+    cpu = {name: row["growth"]["cpu"] for name, row in commands.items()}
+    least, most = min(cpu, key=cpu.__getitem__), max(cpu, key=cpu.__getitem__)
+    memory = max(row["growth"]["memory"] for row in commands.values())
+    return f"{number(cpu[least])} ({least}) to {number(cpu[most])} ({most}); at most {number(memory)}"
+
+
 def stalls_found(kinds: Result, *, planted: bool) -> str:
     """The answers about all processes with a planted stall, or without."""
     counts = [count for kind, count in kinds.items() if (kind != "none") is planted]
@@ -274,6 +282,11 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
         "stalls",
         "as many processes without one: stalls claimed in steps that were not late by the process's clock",
         lambda result: stalls_found(result["kinds"], planted=False),
+    ),
+    (
+        "recordings_growth",
+        "200,000 recorded steps against 22,000: CPU time of the commands, and memory, per step",
+        lambda result: growth_found(result["commands"]),
     ),
     (
         "dashboard",
