@@ -216,7 +216,7 @@ def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
         ["measurement", "result", "script"],
-        [[what, read(load(name)), f"`bench_{name}.py`"] for name, what, read in OTHER_RESULTS],
+        [[what, read(load(name)), f"`bench_{name.removesuffix('_growth')}.py`"] for name, what, read in OTHER_RESULTS],
     )
 
 
