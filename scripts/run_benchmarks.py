@@ -40,6 +40,7 @@ BENCHMARKS = (
     ),
     *("distributed", "serve", "watched", "dashboard", "playground", "partial_prefills_engine", "speculation"),
     *("chunk_size", "engine", "serving"),
+    "stalls",
 )
 ARGUMENTS = {
     "dashboard": ("--save",),
