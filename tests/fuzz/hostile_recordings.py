@@ -336,7 +336,7 @@ def try_one(rng: Random, folder: Path) -> tuple[Counter[str], list[str]]:
 
     Args:
         rng: Draws the recording and the changes.
-        folder: Where the files are written.
+        folder: Folder of the files to write.
 
     Returns:
         The numbers of outcomes by command, and the findings.

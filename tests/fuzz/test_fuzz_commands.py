@@ -1,4 +1,4 @@
-"""Changed recordings through every command: each answers, or refuses with an error of its own."""
+"""Changed recordings through every command: each answers, or refuses with an error that Workbench raises."""
 
 import json
 from random import Random
