@@ -21,7 +21,7 @@ LATE = 3.0
 
 @dataclass(frozen=True)
 class Judged:
-    """What was said about a run.
+    """The answers about a run.
 
     Attributes:
         named: Whether the planted stall is named, at its step and with its length; true without one.
@@ -39,7 +39,7 @@ class Judged:
 
 
 def run(seed: int, kind: str, folder: Path) -> tuple[dict[str, Any], Trace]:
-    """What the process says of itself, and its recording in an empty folder."""
+    """A run's own account of its times, and its recording in an empty folder."""
     search = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
     environ = {**os.environ, "WORKBENCH_TRACE_DIR": str(folder), "PYTHONPATH": search}
     command = [sys.executable, str(SUPPORT / "stalled_process.py"), str(seed), kind]

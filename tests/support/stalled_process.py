@@ -30,7 +30,7 @@ from workbench.simulation.workload import read_workload
 
 KINDS = ("sleep", "gc", "stop")
 PLACES = ("before", "schedule", "forward", "update")
-"""Where a stall happens: between two steps, in the scheduler, in the model, or when the output is taken in."""
+"""The places of a stall: between two steps, in the scheduler, in the model, or when the output is taken in."""
 
 
 def workload(rng: random.Random) -> dict[str, Any]:
