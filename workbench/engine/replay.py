@@ -53,8 +53,8 @@ class Parting:
         token_id: The most likely token after the last row.
         alone_token_id: The same when the request is alone.
         recorded_token_id: The token that the trace has for the last row; None if it sampled none.
-        recorded_gap: How far the recorded token's logit is below the largest, relative to the logits' spread: 0 if it
-            is the most likely token. None without a recorded token, with drafts, and if the token was thrown away.
+        recorded_gap: The recorded token's logit below the largest, relative to the logits' spread: 0 if it is the most
+            likely token. None without a recorded token, with drafts, and if the token was thrown away.
     """
 
     request_id: str

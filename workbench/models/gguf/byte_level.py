@@ -18,7 +18,7 @@ _LONG_TEXT = 4096
 
 
 def _wrong_merge(tokens: dict[str, int], merges: Sequence[str], problem: Exception) -> Exception:
-    """What is wrong with the merges, or the problem itself if it is something else."""
+    """The error that names a wrong merge, or the problem itself if it is something else."""
     for merge in merges:
         left, _, right = merge.partition(" ")
         if left not in tokens or right not in tokens or left + right not in tokens:
