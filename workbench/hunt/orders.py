@@ -75,8 +75,7 @@ class JudgedOrder(SchedulingPolicy):
             return
         place = {request.request_id: number for number, request in enumerate(queue)}
         left_out = place.keys() - {request.request_id for request in answer}
-        for name in sorted(left_out):
-            self._expect(not left_out, view, None, f"{name!r} is left out")
+        self._expect(not left_out, view, None, f"{sorted(left_out)} are left out")
         ranks = {
             name: (running and queue[number].is_prefill, self._rank(queue[number], view), number)
             for name, number in place.items()

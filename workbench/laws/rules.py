@@ -41,6 +41,11 @@ def _shares(limits: Limits) -> bool:
     return limits.max_partial_prefills is not None and not (limits.has_policy or limits.asynchronous)
 
 
+def _shares_tokens(limits: Limits) -> bool:
+    """Whether these shares are also not cut by states of recurrent layers, nor lengthened by drafts."""
+    return _shares(limits) and not limits.caches_states and limits.num_drafts == 0
+
+
 def _vllms_order(limits: Limits) -> bool:
     return not limits.has_own_order
 
@@ -101,7 +106,7 @@ RULES = (
         "order",
         service.starved,
         "a prompt in progress gets nothing",
-        lambda limits: _shares(limits) and not limits.caches_states and limits.num_drafts == 0,
+        _shares_tokens,
     ),
     Rule("order", service.victims, "the wrong request is preempted", lambda limits: not limits.has_policy),
     Rule("order", service.inversion, "a lower priority keeps the seat", lambda limits: limits.policy == "priority"),
@@ -116,7 +121,7 @@ RULES = (
         "utilisation",
         service.kept_out,
         "a prompt takes the share of another",
-        lambda limits: _shares(limits) and not limits.caches_states and limits.num_drafts == 0,
+        _shares_tokens,
     ),
     Rule(
         "utilisation",

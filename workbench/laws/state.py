@@ -65,8 +65,8 @@ class Limits:
         max_partial_prefills: ``max_num_partial_prefills``.
         max_long_partial_prefills: The field of this name.
         long_threshold: Tokens beyond which a prompt is long.
-        caps_chunks: The threshold is also the longest chunk, and
-        adapts_cap: a fair share of the budget if that is longer.
+        caps_chunks: Whether the threshold is also the longest chunk.
+        adapts_cap: Whether the longest chunk is at least a fair share of the budget.
         max_in_flight: Maximum number of tokens in the steps in flight; 0 if it is not known.
     """
 
