@@ -21,6 +21,16 @@ def test_an_old_name_is_the_same_module_and_warns(old):
     sys.modules.pop(old)
 
 
+def test_the_table_is_loaded_for_an_old_name_alone():
+    program = """
+import sys, workbench.scheduler.scheduler
+assert "workbench._moved" not in sys.modules
+import workbench.engine.config
+assert "workbench._moved" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_a_name_that_never_was_is_not_found():
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("workbench.engine.nothing")

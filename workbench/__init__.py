@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench import _moved
+from workbench.ground.old_names import MovedModules
 from workbench.ground.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ __all__ = [
 ]
 
 before_import("mlx.core", "workbench.ground.blas", "preload")
-_moved.install()
+MovedModules("workbench._moved").install()
 
 
 def __getattr__(name: str) -> Any:

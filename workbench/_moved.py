@@ -1,18 +1,13 @@
-"""Old names of modules, and of names in modules and classes, that work for one version with a DeprecationWarning."""
+"""Old names of modules. `workbench.ground.old_names` looks here when an import finds nothing."""
 
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
-GOES_WITH = "0.3"
-"""The version that no longer knows the old names."""
+from workbench.ground.old_names import warn
 
 MOVED = {
     f"workbench.{old}": f"workbench.{new}"
@@ -103,18 +98,12 @@ MOVED = {
 """New name by old name."""
 
 
-class MovedModuleFinder(MetaPathFinder):
-    """Finds modules by their old names."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module at its new place, for an old name; None for any other."""
-        if fullname not in MOVED:
-            return None
-        message = f"{fullname} has moved to {MOVED[fullname]}; its old name goes with version {GOES_WITH}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return ModuleSpec(fullname, _MovedModuleLoader(MOVED[fullname]))
+def moved(old: str) -> ModuleSpec | None:
+    """The module at its new place, for an old name; None for any other."""
+    if old not in MOVED:
+        return None
+    warn(f"{old} has moved to {MOVED[old]}", level=4)
+    return ModuleSpec(old, _MovedModuleLoader(MOVED[old]))
 
 
 class _MovedModuleLoader(Loader):
@@ -128,52 +117,3 @@ class _MovedModuleLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # the import system has put the old name's here
-
-
-class Renamed:
-    """An attribute of a class under its old name.
-
-    A descriptor, and not a ``__getattr__`` of the class, which would slow down every attribute of its objects.
-
-    Args:
-        new: The name it has now.
-    """
-
-    def __init__(self, new: str) -> None:
-        self._new = new
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._old = f"{owner.__name__}.{name}"
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        message = f"{self._old} is {self._new} now; its old name goes with version {GOES_WITH}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(owner if instance is None else instance, self._new)
-
-
-def moved_names(module: str, home: str = "", *names: str, **renamed: str) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a module that finds names by their old places.
-
-    Args:
-        module: Name of the module.
-        home: Name of the module that has the names now.
-        *names: Names that are the same there.
-        **renamed: New name by old name.
-    """
-    new_names = {**{name: name for name in names}, **renamed}
-
-    def find(name: str) -> Any:
-        if name not in new_names:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        new = f"{home or module}.{new_names[name]}"
-        message = f"{module}.{name} is {new} now; its old name goes with version {GOES_WITH}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(home or module), new_names[name])
-
-    return find
-
-
-def install() -> None:
-    """Let old names be imported."""
-    if not any(isinstance(finder, MovedModuleFinder) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModuleFinder())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.ground.on_demand import EXTRA_OF, OnDemand, imported, missing_extra, progress_bar, with_progress
+from workbench.ground.on_demand import EXTRA_OF, OnDemand, imported, missing_extra
+from workbench.ground.progress import progress_bar, with_progress
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -30,7 +30,7 @@ from workbench.costs.drift import Drift
 from workbench.costs.fit import FitReport, without_stalls, without_trend
 from workbench.costs.step_noise import Replayed, StepNoise
 from workbench.formats.access_log import read_access_log
-from workbench.ground.on_demand import with_progress
+from workbench.ground.progress import with_progress
 from workbench.readings.contents import Contents
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request

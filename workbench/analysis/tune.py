@@ -18,7 +18,8 @@ from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predicto
 from workbench.analysis.values import value_names
 from workbench.costs.cost_model import CostModel
 from workbench.ground.field_checks import number
-from workbench.ground.on_demand import picture, progress_bar
+from workbench.ground.on_demand import picture
+from workbench.ground.progress import progress_bar
 from workbench.trace import Trace
 
 NUM_FINALISTS = 4

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from workbench._moved import moved_names
 from workbench.attention.stored import to_stored
+from workbench.ground.old_names import moved_names
 from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:

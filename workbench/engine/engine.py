@@ -28,7 +28,7 @@ from workbench.engine.thread import EngineThread, RunLoop
 from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
 from workbench.ground.installed import installed_version
-from workbench.ground.on_demand import progress_bar
+from workbench.ground.progress import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
 from workbench.readings.breakpoints import Breakpoint, Breakpoints, Condition

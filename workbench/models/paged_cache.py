@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList
 
-from workbench._moved import moved_names
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.metadata import AttentionMetadata
+from workbench.ground.old_names import moved_names
 from workbench.models.layer_cache import (
     GatheredLayerCache,
     LayerCache,

@@ -21,8 +21,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from workbench._moved import moved_names
 from workbench.attention.backend import AttentionBackend
+from workbench.ground.old_names import moved_names
 from workbench.models.layer_cache import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"

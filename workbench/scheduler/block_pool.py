@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workbench._moved import Renamed
+from workbench.ground.old_names import Renamed
 from workbench.trace.pool_change import PoolChange, PoolLog
 
 if TYPE_CHECKING:

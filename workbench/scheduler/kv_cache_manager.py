@@ -6,16 +6,19 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from workbench._moved import Renamed
-from workbench.config import EngineConfig
+from workbench.ground.old_names import Renamed
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 from workbench.scheduler.kv_cache_groups import FullAttention, GroupManager, PrefixHit, Retention, Shared
 from workbench.scheduler.request import Request
-from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.pool_change import PoolChange
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Layout, TableChange
+
+if TYPE_CHECKING:
+    from workbench.config import EngineConfig
+    from workbench.trace.kv_groups import KVCacheGroup
 
 
 class KVCacheManager:

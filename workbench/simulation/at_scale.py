@@ -16,7 +16,7 @@ import msgspec
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel
-from workbench.ground.on_demand import progress_bar
+from workbench.ground.progress import progress_bar
 from workbench.readings.latency import LatencyAccumulator
 from workbench.readings.metrics import Distribution
 from workbench.scheduler.batch import ScheduledBatch

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel, StepCost
-from workbench.ground.on_demand import progress_bar
+from workbench.ground.progress import progress_bar
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
