@@ -19,6 +19,11 @@ Sampled = Sequence[int | Sequence[int] | None]
 """For each chunk its token, or its tokens; None for a chunk that does not sample."""
 
 
+def only(tokens: int | Sequence[int]) -> int:
+    """The token of a chunk without drafts, which may come in a list."""
+    return tokens[0] if isinstance(tokens, Sequence) else tokens
+
+
 class ScheduledChunk(msgspec.Struct, gc=False):
     """Tokens ``[start, start + num_tokens)`` of one request, to be computed in this step.
 

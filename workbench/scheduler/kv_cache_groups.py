@@ -12,12 +12,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import repeat
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.request import Request
-from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.records import TableChange
+
+if TYPE_CHECKING:
+    from workbench.trace.kv_groups import KVCacheGroup
 
 NUM_HASH_BYTES = 32
 """Length of the hash of a block's tokens; in the prefix cache the number of the group follows."""

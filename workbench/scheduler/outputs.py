@@ -1,4 +1,4 @@
-"""The output of a step: tokens are appended to their request, and may end it."""
+"""The output of a step with drafts, or of an asynchronous one: tokens are appended, and rejected drafts taken back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from workbench.scheduler.request import FinishReason, Request
 if TYPE_CHECKING:
     from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
     from workbench.scheduler.kv_cache_manager import KVCacheManager
-
-
-def only(tokens: int | Sequence[int]) -> int:
-    """The token of a chunk without drafts, which may come in a list."""
-    return tokens[0] if isinstance(tokens, Sequence) else tokens
 
 
 def check_stop(request: Request, token: int, max_model_len: int) -> FinishReason | None:

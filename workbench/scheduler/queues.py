@@ -7,14 +7,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace.reasons import Rule
 from workbench.trace.records import LimitedBy
+
+if TYPE_CHECKING:
+    from workbench.config import EngineConfig
 
 
 class FCFSRequestQueue(deque[Request]):

@@ -6,9 +6,8 @@ import copy
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from workbench.config import SamplingParams
-
 if TYPE_CHECKING:
+    from workbench.config import SamplingParams
     from workbench.trace.lines import RequestInfo
 
 RequestStatus = Literal["waiting", "running", "preempted", "finished"]
@@ -135,7 +134,10 @@ class Request:
         cache_salt: str = "",
         adapter: str = "",
     ) -> None:
-        sampling = sampling or SamplingParams()
+        if sampling is None:
+            from workbench.config import SamplingParams  # imported already by whoever gives parameters
+
+            sampling = SamplingParams()
         self.request_id = request_id
         self.token_ids: list[int] = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)

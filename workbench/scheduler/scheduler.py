@@ -23,10 +23,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from workbench.config import EngineConfig
-from workbench.scheduler.batch import Sampled, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.batch import Sampled, ScheduledBatch, ScheduledChunk, only
 from workbench.scheduler.kv_cache_manager import KVCacheManager
-from workbench.scheduler.outputs import only, take_output
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.starvation import note_loss, num_fitting, starving
@@ -35,6 +33,7 @@ from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
 from workbench.trace.records import Arm, LimitedBy, TableChange
 
 if TYPE_CHECKING:
+    from workbench.config import EngineConfig
     from workbench.scheduler.partial_prefills import PartialPrefills
     from workbench.scheduler.policy import SchedulingPolicy
     from workbench.scheduler.recurrent_state import StateBoundaries
@@ -107,6 +106,10 @@ class Scheduler:
         owned = (config, self.queues, self.kv_cache)
         self.order = ServiceOrder(*owned)
         # Features that are off are not even imported.
+        if self._steps_ahead:
+            from workbench.scheduler.outputs import take_output
+
+            self._take_output = take_output
         if config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups):
             from workbench.scheduler.recurrent_state import StateBoundaries
 
@@ -589,7 +592,9 @@ class Scheduler:
             reason = finish.get(request.request_id) if finish else None
             if steps_ahead:
                 taken = None if reason == "error" else tokens
-                stops = take_output(chunk, taken, iteration, self.kv_cache, max_model_len, is_async=self._is_async)
+                stops = self._take_output(
+                    chunk, taken, iteration, self.kv_cache, max_model_len, is_async=self._is_async
+                )
                 reason = reason or stops
             elif tokens is not None and reason != "error":
                 chunk.sampled = token = tokens if type(tokens) is int else only(tokens)
