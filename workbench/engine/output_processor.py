@@ -156,27 +156,6 @@ class RequestState:
         self.error = ""
         self.returned = False
 
-    def append(self, result: SampledToken) -> tuple[str, FinishReason | None]:
-        """Append a sampled token to the output.
-
-        Returns:
-            The text it added, and why the request ends with it, if the scheduler cannot see the reason.
-        """
-        if result.token_id is None:
-            self.error = result.error
-            return "", "error"
-        text = ""
-        if self.detokenizer is not None:
-            try:
-                text = self.detokenizer.append(result.token_id)
-            except Exception as problem:
-                log.exception("request %r ends with 'error': its text cannot be decoded", self.request.request_id)
-                self.error = f"the tokenizer failed: {type(problem).__name__}: {problem}"
-                return "", "error"
-        if result.logprobs is not None:
-            self.logprobs.append(result.logprobs)
-        return text, "stop" if self.detokenizer is not None and self.detokenizer.stopped_by else None
-
     def extend(self, results: Sequence[SampledToken]) -> tuple[Sequence[SampledToken], str, FinishReason | None]:
         """Append the tokens of a step, up to the one that ends the request.
 
@@ -184,12 +163,22 @@ class RequestState:
             The tokens that were appended, the text that they added, and why the request ends with the last of them, if
             the scheduler cannot see the reason.
         """
-        text = ""
+        text, detokenizer = "", self.detokenizer
         for number, result in enumerate(results, 1):
-            added, reason = self.append(result)
-            text += added
-            if reason is not None or result.token_id in self.request.stop_token_ids:
-                return results[:number], text, reason
+            if result.token_id is None:
+                self.error = result.error
+                return results[:number], text, "error"
+            try:
+                text += detokenizer.append(result.token_id) if detokenizer is not None else ""
+            except Exception as problem:
+                log.exception("request %r ends with 'error': its text cannot be decoded", self.request.request_id)
+                self.error = f"the tokenizer failed: {type(problem).__name__}: {problem}"
+                return results[:number], text, "error"
+            if result.logprobs is not None:
+                self.logprobs.append(result.logprobs)
+            is_stopped = detokenizer is not None and detokenizer.stopped_by
+            if is_stopped or result.token_id in self.request.stop_token_ids:
+                return results[:number], text, "stop" if is_stopped else None
         return results, text, None
 
     def finish(self, reason: str) -> None:

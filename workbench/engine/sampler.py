@@ -118,7 +118,8 @@ class Sampler:
             error = all_logits.errors.get(row, "the model returned logits that are not finite numbers")
             return SampledToken(None, error=error)
         if is_plain_greedy(request.sampling):
-            return SampledToken(best, top=self.top_tokens(logits, None, request, best, allowed))
+            top = self.top_tokens(logits, None, request, best, allowed) if self.num_top_tokens else None
+            return SampledToken(best, top=top)
         try:
             return self._sample_adjusted(logits, request, allowed)
         except Exception as problem:  # in a callable that came with the request: no other request is affected
@@ -151,8 +152,8 @@ class Sampler:
         request: TokenSequence,
         token: int,
         allowed: np.ndarray | None = None,
-    ) -> TopTokens | None:
-        """The most likely tokens beside a sampled one; None when none are to be kept.
+    ) -> TopTokens:
+        """The ``num_top_tokens`` most likely tokens beside a sampled one.
 
         Args:
             logits: The model's logits, [vocab_size].
@@ -161,8 +162,6 @@ class Sampler:
             token: The sampled token.
             allowed: The tokens that its grammar allows; None for all.
         """
-        if not self.num_top_tokens:
-            return None
         raw = np.asarray(logits, dtype=np.float64)
         changed = raw if adjusted is None else np.asarray(adjusted, dtype=np.float64)
         return most_likely(raw, changed, request, token, self.num_top_tokens, allowed)
@@ -207,7 +206,8 @@ class Sampler:
         else:
             token = draw_token(adjusted, params, keyed_uniform(key, position))
         wanted = top_logprobs(logits, params.logprobs, token) if params.logprobs is not None else None
-        return SampledToken(token, wanted, top=self.top_tokens(logits, adjusted, request, token, allowed))
+        top = self.top_tokens(logits, adjusted, request, token, allowed) if self.num_top_tokens else None
+        return SampledToken(token, wanted, top=top)
 
 
 def most_likely_rows(logits: mx.array) -> mx.array:

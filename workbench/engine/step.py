@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from workbench.engine.forward.path import ForwardOutput
 from workbench.engine.forward.stopping import StoppingPath
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
@@ -179,15 +180,13 @@ class Step:
             num_blocks=self.runner.kv_cache.num_blocks,
             previous=self.packed,
             groups=self.runner.groups,
-            kept=self._kept_states(),
+            kept=self._kept_states() if self._has_states else None,
         )
         timed.lap("prepare")
         return self.packed
 
-    def _kept_states(self) -> Kept | None:
+    def _kept_states(self) -> Kept:
         """See `PackedBatch.kept`."""
-        if not self._has_states:
-            return None
         running = {request.request_id for request in self.scheduler.queues.running}
         return running, [group.is_cached for group in self.scheduler.kv_cache.groups]
 
@@ -197,11 +196,7 @@ class Step:
         """The phases that run the model: "forward", "mask", "sample" and "draft", see `phases`."""
         self.computing = batch.step
         if stops_at_layers:
-            with closing(StoppingPath(self.runner, packed, batch.step)) as path:
-                while stops_at_layers and (layer := path.advance()) is not None:
-                    timed.lap("forward")
-                    stops_at_layers = yield f"layer {layer.layer}", layer
-                logits, kernel = path.run(packed)
+            logits, kernel = yield from self._run_stopping(packed, timed)
         else:
             logits, kernel = self.runner.forward(packed)
         timed.lap("forward")
@@ -231,6 +226,17 @@ class Step:
         yield "draft", drafts
         return Computed(kernel, sampled, drafts, prompt_logprobs)
 
+    def _run_stopping(
+        self, packed: PackedBatch, timed: Stopwatch
+    ) -> Generator[tuple[str, Any], bool | None, ForwardOutput]:
+        """The forward pass with a stop after each layer, for as long as True is sent."""
+        with closing(StoppingPath(self.runner, packed, self.computing)) as path:
+            stops_at_layers: bool | None = True
+            while stops_at_layers and (layer := path.advance()) is not None:
+                timed.lap("forward")
+                stops_at_layers = yield f"layer {layer.layer}", layer
+            return path.run(packed)
+
     def _allowed(self, request_id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """The drafts of a request up to the first that its grammar does not allow."""
         request = self.scheduler.requests.get(request_id)
@@ -257,7 +263,8 @@ class Step:
             computed: Its output.
             iteration: The batch that was scheduled last, whose record names the requests that end here.
         """
-        self.outputs.add_prompt_logprobs(computed.prompt_logprobs)
+        if computed.prompt_logprobs:
+            self.outputs.add_prompt_logprobs(computed.prompt_logprobs)
         tokens, finish = self.outputs.append_tokens(batch, computed.sampled, self.scheduler.max_model_len)
         self.scheduler.update(batch, tokens, finish=finish)
         self._finish(iteration)

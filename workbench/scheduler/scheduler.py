@@ -283,8 +283,7 @@ class Scheduler:
         Returns:
             Tokens left in the budget.
         """
-        chunks, kv_cache, draft_slots = batch.chunks, self.kv_cache, self._draft_slots
-        max_model_len = self.max_model_len
+        chunks, draft_slots, max_model_len = batch.chunks, self._draft_slots, self.max_model_len
         for request in self.order.running_order(batch):
             if budget <= 0 or (draft_slots and self._available(batch, budget) <= 0):
                 break
@@ -296,11 +295,7 @@ class Scheduler:
             num_tokens = num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected - start
             limited_by: LimitedBy = "complete"
             if num_wanted != 1 or start + 1 >= max_model_len:  # no other limit shortens the one token of a decode
-                room = max_model_len - start - 1
-                if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
-                    room = max(room, len(request.token_ids) - start)
-                available = self._available(batch, budget) if draft_slots else budget
-                num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available, room)
+                num_tokens, limited_by = self._running_chunk_size(request, num_wanted, batch, budget)
                 if num_tokens <= 0:
                     continue
             if start + num_tokens < request.block_boundary and not request.is_prefill:
@@ -308,36 +303,63 @@ class Scheduler:
                 chunks.append(ScheduledChunk(request, start, num_tokens, True, "decode"))
                 request.num_kv_computed = start + num_tokens
                 budget -= num_tokens
-                continue
-            changes: Sequence[TableChange] | None = ()
-            if start + num_tokens > request.block_boundary:
-                if request.frugal and request.num_in_flight_tokens and not num_fitting(kv_cache, request, start, 1):
-                    continue  # its step in flight holds blocks that it does not need after that
-                removed = kv_cache.remove_skipped_blocks(request)
-                if request.frugal and (fitting := num_fitting(kv_cache, request, start, num_tokens)) < num_tokens:
-                    num_tokens, limited_by = max(1, fitting), "kv_blocks"
-                while (changes := kv_cache.allocate_slots(request, start + num_tokens, removed=removed)) is None:
-                    num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
-                    budget += self._make_room(batch, budget, request, num_new_blocks)
-                    if request.status != "running":
-                        break
-                if changes is None:
-                    continue
-            chunk = ScheduledChunk(request, start, num_tokens, True, "decode", None, limited_by)
-            if changes:
-                chunk.new_block_ids, chunk.removed = changes[0].new_block_ids, changes[0].removed
-                if len(changes) > 1:
-                    chunk.other_groups = tuple(changes[1:])
-            if request.is_prefill:
-                chunk.arm, batch.prefill_continued = "cached_final", True
-            if request.draft_token_ids:  # as many as the limits left
-                num_drafts = max(0, len(request.draft_token_ids) - num_wanted + num_tokens)
-                chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
-                request.draft_token_ids = ()
-            chunks.append(chunk)
-            self._advance(chunk)
-            budget -= num_tokens
+            else:
+                budget = self._extend(request, num_tokens, num_wanted, limited_by, batch, budget)
         return budget
+
+    def _running_chunk_size(
+        self, request: Request, num_wanted: int, batch: ScheduledBatch, budget: int
+    ) -> tuple[int, LimitedBy]:
+        """Tokens of the chunk of a running request in its prompt or with drafts, and the limit that applied."""
+        start = request.num_kv_computed
+        room = self.max_model_len - start - 1
+        if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
+            room = max(room, len(request.token_ids) - start)
+        available = self._available(batch, budget) if self._draft_slots else budget
+        return self._chunk_size(request, start, num_wanted, batch, available, room)
+
+    def _extend(
+        self,
+        request: Request,
+        num_tokens: int,
+        num_wanted: int,
+        limited_by: LimitedBy,
+        batch: ScheduledBatch,
+        budget: int,
+    ) -> int:
+        """Give a running request a chunk that needs or fills a block, is a part of its prompt, or has drafts.
+
+        Returns:
+            Tokens left in the budget.
+        """
+        kv_cache, start = self.kv_cache, request.num_kv_computed
+        changes: Sequence[TableChange] = ()
+        if start + num_tokens > request.block_boundary:
+            if request.frugal and request.num_in_flight_tokens and not num_fitting(kv_cache, request, start, 1):
+                return budget  # its step in flight holds blocks that it does not need after that
+            removed = kv_cache.remove_skipped_blocks(request)
+            if request.frugal and (fitting := num_fitting(kv_cache, request, start, num_tokens)) < num_tokens:
+                num_tokens, limited_by = max(1, fitting), "kv_blocks"
+            while (allocated := kv_cache.allocate_slots(request, start + num_tokens, removed=removed)) is None:
+                num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
+                budget += self._make_room(batch, budget, request, num_new_blocks)
+                if request.status != "running":
+                    return budget
+            changes = allocated
+        chunk = ScheduledChunk(request, start, num_tokens, True, "decode", None, limited_by)
+        if changes:
+            chunk.new_block_ids, chunk.removed = changes[0].new_block_ids, changes[0].removed
+            if len(changes) > 1:
+                chunk.other_groups = tuple(changes[1:])
+        if request.is_prefill:
+            chunk.arm, batch.prefill_continued = "cached_final", True
+        if request.draft_token_ids:  # as many as the limits left
+            num_drafts = max(0, len(request.draft_token_ids) - num_wanted + num_tokens)
+            chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
+            request.draft_token_ids = ()
+        batch.chunks.append(chunk)
+        self._advance(chunk)
+        return budget - num_tokens
 
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
         """Admit waiting requests; no request overtakes one that does not fit.
@@ -361,15 +383,14 @@ class Scheduler:
                 continue
             hit = kv_cache.get_computed_blocks(request)
             start, request.shared_prefix_boundary = hit.num_tokens, hit.shared_prefix_boundary
-            num_uncached = len(request.token_ids) - start
+            num_uncached = num_wanted = len(request.token_ids) - start
             refusal = None if limits is None else limits.refuse(request, num_uncached, budget)
-            num_wanted = num_uncached
             if num_uncached == 1 and self._num_drafts and (any_continued or start) and not request.frugal:
                 num_wanted += self._num_padding(batch, start)
                 if num_wanted > available and (queues.running or self.as_vllm):
                     refusal = self._over_budget(num_wanted, available, "padding_drafts")
-            may_be_split = self.config.enable_chunked_prefill or request.frugal
-            if refusal is None and num_wanted > available and not may_be_split:
+            is_whole = not (self.config.enable_chunked_prefill or request.frugal)
+            if is_whole and refusal is None and num_wanted > available:
                 refusal = self._over_budget(num_uncached, available, "whole_prompt")
             if refusal is None:
                 num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available)
@@ -607,11 +628,8 @@ class Scheduler:
             if reason is not None:
                 iteration.finish_reasons[request.request_id] = reason
                 self._finish(request, reason)
-        for request in self._refused:  # in the iteration that found out, as in vLLM
-            if request.status != "finished":
-                iteration.finish_reasons[request.request_id] = "error"
-                self._finish(request, "error")
-        self._refused.clear()
+        if self._refused:
+            self._end_refused(iteration)
         if iteration.finish_reasons:
             self.queues.drop_finished()
         iteration.free_blocks_end = self.kv_cache.num_free_blocks
@@ -622,6 +640,14 @@ class Scheduler:
             iteration.num_cached_end += len(newly_cached)
         self._in_flight.popleft()
         return batch
+
+    def _end_refused(self, iteration: ScheduledBatch) -> None:
+        """End the requests whose grammars cannot be compiled in the iteration that found out, as vLLM does."""
+        for request in self._refused:
+            if request.status != "finished":
+                iteration.finish_reasons[request.request_id] = "error"
+                self._finish(request, "error")
+        self._refused.clear()
 
     def set_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Give requests the drafts that their next chunk verifies; for synchronous scheduling, after ``update()``.

@@ -155,7 +155,8 @@ def accept_or_resample(
     token = rejection_rule(target, drafted_from, draft, key, position)
     count = request.sampling.logprobs
     wanted = top_logprobs(raw, count, token) if count is not None else None
-    return SampledToken(token, wanted, top=sampler.top_tokens(raw, adjusted, request, token, allowed))
+    top = sampler.top_tokens(raw, adjusted, request, token, allowed) if sampler.num_top_tokens else None
+    return SampledToken(token, wanted, top=top)
 
 
 def rejection_rule(target: np.ndarray, drafted_from: np.ndarray, draft: int, key: str, position: int) -> int:
