@@ -113,13 +113,15 @@ class Sampler:
 
         If the row cannot be sampled, because of its logits or of a callable of the request, there is an error instead.
         """
-        best, logits, allowed = all_logits.best[row], all_logits.rows[row], all_logits.masks.get(row)
+        best, is_plain = all_logits.best[row], is_plain_greedy(request.sampling)
         if best < 0:
             error = all_logits.errors.get(row, "the model returned logits that are not finite numbers")
             return SampledToken(None, error=error)
-        if is_plain_greedy(request.sampling):
-            top = self.top_tokens(logits, None, request, best, allowed) if self.num_top_tokens else None
-            return SampledToken(best, top=top)
+        if is_plain and not self.num_top_tokens:
+            return SampledToken(best)
+        logits, allowed = all_logits.rows[row], all_logits.masks.get(row)
+        if is_plain:
+            return SampledToken(best, top=self.top_tokens(logits, None, request, best, allowed))
         try:
             return self._sample_adjusted(logits, request, allowed)
         except Exception as problem:  # in a callable that came with the request: no other request is affected
