@@ -13,7 +13,7 @@ from law_runs import checked_run, checked_workload
 from scheduler_helpers import random_workload as plain_workload
 
 from workbench.laws import LAWS
-from workbench.scheduler import kv_cache_manager
+from workbench.scheduler import kv_cache_manager, outputs
 from workbench.scheduler import scheduler as scheduler_module
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.kv_cache_groups import GroupManager
@@ -253,7 +253,7 @@ def rejected_drafts_are_not_all_taken_back(patch):
 
         return take
 
-    replace(patch, scheduler_module, "take_output", make)
+    replace(patch, outputs, "take_output", make)
 
 
 @mutant("counters", "async", alone=True, num_blocks=400)
@@ -280,7 +280,7 @@ def stale_output_counts(patch):
 
         return fresh
 
-    replace(patch, scheduler_module, "take_output", make)
+    replace(patch, outputs, "take_output", make)
 
 
 # -- limits ----------------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def a_token_is_appended_twice(patch):
 
         return take
 
-    replace(patch, scheduler_module, "take_output", make)
+    replace(patch, outputs, "take_output", make)
 
 
 # -- order -----------------------------------------------------------------------------------------------------
