@@ -13,6 +13,7 @@ every prediction.
     python benchmarks/bench_prediction.py --asynchronous ...   # the same with asynchronous scheduling
     python benchmarks/bench_prediction.py --kinds cpu --rate 1.2 --requests 32 ...             # real execution
     python benchmarks/bench_prediction.py --sessions ...       # requests that share prefixes, and a small pool
+    python benchmarks/bench_prediction.py --sessions --same ...    # the same requests in each repeat
     python benchmarks/bench_prediction.py --evaluate FOLDER    # only evaluate what was measured before
 """
 
@@ -29,6 +30,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,9 @@ LIMITS = {
 VALUES = tuple(LIMITS)
 MAX_DURATION_ERROR = 0.02
 
+
+Load = tuple[int, float, str]
+"""Number of requests, requests per second, and the client's scene."""
 
 ASYNCHRONOUS = ", asynchronous"
 """End of the name of a kind whose servers schedule asynchronously."""
@@ -157,10 +162,10 @@ def wait_until_up(ports: list[int], seconds: float = 900) -> None:
 
 
 def measure(
-    python: Path, root: Path, kind: str, choice: dict[str, dict[str, Any]], load: tuple[int, float, int], scene: str
+    python: Path, root: Path, kind: str, choice: dict[str, dict[str, Any]], seeds: Sequence[int], load: Load
 ) -> None:
     """Run all servers of one kind, and leave recordings and the client's measurements in ``root / kind``."""
-    names, (num_requests, rate, repeats) = list(choice), load
+    names = list(choice)
     ports = {name: free_port() for name in names}
     servers = []
     try:
@@ -169,15 +174,13 @@ def measure(
             servers.append(serve(python, root / kind / f"s{index}", kind, ports[name], settings, index % 2))
             time.sleep(3)
         wait_until_up(list(ports.values()))
-        for seed in SEEDS[:repeats]:
+        for number, seed in enumerate(seeds, 1):
             # Servers that compute would disturb each other.
             groups = [[name] for name in names] if kind.startswith(CPU) else [names]
             rows: dict[str, Any] = {}
             for group in groups:
-                rows |= drive(
-                    python, root / kind, kind, {name: ports[name] for name in group}, num_requests, rate, seed, scene
-                )
-            (root / kind / f"client-{seed}.json").write_text(json.dumps(rows))
+                rows |= drive(python, root / kind, kind, {name: ports[name] for name in group}, load, seed, number)
+            (root / kind / f"client-{number}.json").write_text(json.dumps(rows))
     finally:
         for server in servers:
             server.send_signal(signal.SIGTERM)
@@ -190,17 +193,24 @@ def measure(
 
 
 def drive(
-    python: Path, folder: Path, kind: str, ports: dict[str, int], num_requests: int, rate: float, seed: int, scene: str
+    python: Path, folder: Path, kind: str, ports: dict[str, int], load: Load, seed: int, number: int
 ) -> dict[str, Any]:
     """Send the requests of one repeat to some servers at once; returns what the client measured."""
     out = folder / "client.json"
     targets = [f"{name}={port}" for name, port in ports.items()]
     prompts = CPU_PROMPTS if kind.startswith(CPU) else 1.0
-    command = [python, HERE / "prediction" / "client.py", out, num_requests, rate, seed, prompts, scene, *targets]
+    num_requests, rate, scene = load
+    words = [out, num_requests, rate, seed, prompts, scene, number, *targets]
+    command = [python, HERE / "prediction" / "client.py", *words]
     subprocess.run(list(map(str, command)), check=True)
     rows: dict[str, Any] = json.loads(out.read_text())
     out.unlink()
     return rows
+
+
+def nearest(to: float, values: Sequence[float]) -> float:
+    """The value that is nearest to another one."""
+    return min(values, key=lambda value: abs(value - to))
 
 
 def client_values(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -217,7 +227,7 @@ def client_values(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def repeat_of(request_id: str) -> str:
-    """The repeat that a request of the client belongs to: its seed, or "warm"."""
+    """The repeat that a request of the client belongs to: its number, or "warm"."""
     return request_id.split("bench-")[1].split("-")[0]
 
 
@@ -230,49 +240,69 @@ def durations(trace: Trace) -> float:
     return sum(max(each) - min(each) for repeat, each in times.items() if repeat != "warm")
 
 
-def hit_rate(root: Path, kind: str, index: int) -> float:
-    """The share of prompt tokens that a server found in its prefix cache, by its own recording."""
-    return values_of(Trace.load(sorted((root / kind / f"s{index}").glob("*.jsonl*"))[0]))["hit_rate"]
+def recording_of(root: Path, kind: str, index: int, same: bool) -> Trace:
+    """The recording of a server; its first repeat alone if every repeat had the same requests."""
+    trace = Trace.load(sorted((root / kind / f"s{index}").glob("*.jsonl*"))[0])
+    begins = [before for before, info in trace.arrivals() if repeat_of(info.request_id) == "warm"]
+    return trace[: begins[1]] if same and len(begins) > 1 else trace
 
 
-def evaluate(root: Path, kind: str, choice: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compare predictions with the client's measurements, over all repeats together."""
+def evaluate(root: Path, kind: str, choice: dict[str, dict[str, Any]], same: bool) -> list[dict[str, Any]]:
+    """Compare predictions with the client's measurements.
+
+    Args:
+        root: Folder of all kinds.
+        kind: An emulated accelerator or CPU.
+        choice: The settings.
+        same: Every repeat had the same requests: the recording of the first one predicts, and the nearest of the
+            measured ones counts, without an allowance for the difference of vLLM to itself. Otherwise all repeats
+            count together.
+    """
+    runs: dict[str, list[dict[str, float]]] = defaultdict(list)
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    duration: dict[str, float] = defaultdict(float)
+    duration: dict[str, list[float]] = defaultdict(list)
     for path in sorted((root / kind).glob("client-*.json")):
         for name, requests in json.loads(path.read_text()).items():
             rows[name] += requests
+            runs[name].append(client_values(requests))
             ends = [row["at"] + row["e2e"] for row in requests]
-            duration[name] += max(ends) - min(row["at"] for row in requests)
-    measured = {name: client_values(requests) for name, requests in rows.items()}
-    recording = Trace.load(sorted((root / kind / "s0").glob("*.jsonl*"))[0])
+            duration[name].append(max(ends) - min(row["at"] for row in requests))
+    if not same:
+        runs = defaultdict(list, {name: [client_values(requests)] for name, requests in rows.items()})
+        duration = defaultdict(list, {name: [sum(each)] for name, each in duration.items()})
+    recording = recording_of(root, kind, 0, same)
     counted = [request_id for request_id in recording.requests if repeat_of(request_id) != "warm"]
     predictor = Predictor(recording, counted=counted)
-    outside = {value: measured["recorded"][value] - predictor.recorded[value] for value in VALUES}
+    outside = {value: runs["recorded"][0][value] - predictor.recorded[value] for value in VALUES}
     table = []
-    for name in (name for name in measured if name != "recorded"):
+    for name in [name for name in runs if name != "recorded"]:
         prediction = predictor.predict(**choice[name])
         row: dict[str, Any] = {"kind": kind, "setting": name}
-        row["duration"] = {"measured": duration[name], "predicted": durations(prediction.trace)}
-        row["duration"]["error"] = row["duration"]["predicted"] / duration[name] - 1
+        predicted = durations(prediction.trace)
+        real = nearest(predicted, duration[name])
+        row["duration"] = {"measured": real, "predicted": predicted, "error": predicted / real - 1}
         row["duration"]["hit"] = abs(row["duration"]["error"]) <= MAX_DURATION_ERROR
         for value in VALUES:
-            real, interval = measured[name][value], prediction[value]
+            interval = prediction[value]
             low, predicted, high = (end + outside[value] for end in (interval.low, interval.value, interval.high))
-            itself = measured["itself"][value] / measured["recorded"][value] - 1 if "itself" in measured else 0.0
+            measured = [run[value] for run in runs[name]]
+            real = nearest(predicted, measured)
+            itself = runs["itself"][0][value] / runs["recorded"][0][value] - 1 if "itself" in runs else 0.0
             row[value] = {
                 "half_width": (high - low) / 2 / real,
                 "measured": real,
+                "all_measured": measured,
                 "predicted": predicted,
                 "error": predicted / real - 1,
-                "hit": abs(predicted / real - 1) <= LIMITS[value] + abs(itself),
+                "hit": abs(predicted / real - 1) <= LIMITS[value] + (0.0 if same else abs(itself)),
                 "low": low,
                 "high": high,
-                "inside": low <= real <= high,
+                "inside": statistics.fmean(low <= each <= high for each in measured),
                 "vllm_itself": itself,
                 "outside_vllm": outside[value],
             }
-        found = hit_rate(root, kind, list(choice).index(name)), prediction["hit_rate"].value
+        of_server = recording_of(root, kind, list(choice).index(name), same)
+        found = values_of(of_server)["hit_rate"], prediction["hit_rate"].value
         row["hit_rate"] = {
             "measured": found[0],
             "predicted": found[1],
@@ -313,6 +343,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--rate", type=float, default=RATE, help="requests per second")
     parser.add_argument("--repeats", type=int, default=len(SEEDS), help="times that the requests are sent, at most 3")
+    help = "every repeat sends the same requests: the recording of the first one predicts the nearest of all"
+    parser.add_argument("--same", action="store_true", help=help)
     parser.add_argument("--folder", type=Path, help="folder for recordings and measurements (default: a new one)")
     parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="evaluate this folder instead of measuring")
     options = parser.parse_args()
@@ -330,8 +362,9 @@ def main() -> None:
             make_model = [sys.executable, str(HERE / "prediction" / "tiny_model.py"), str(root / "tiny"), *size]
             subprocess.run(make_model, check=True)
             scene = "sessions" if options.sessions else "random"
-            measure(options.python, root, kind, choice, (options.requests, options.rate, options.repeats), scene)
-        of_kind = evaluate(root, kind, choice)
+            seeds = SEEDS[:1] * options.repeats if options.same else SEEDS[: options.repeats]
+            measure(options.python, root, kind, choice, seeds, (options.requests, options.rate, scene))
+        of_kind = evaluate(root, kind, choice, options.same)
         table += of_kind
         chosen += choices(of_kind)
     cells = [row[value] for row in table for value in VALUES]
@@ -346,9 +379,10 @@ def main() -> None:
         "largest_regret": max(row["regret"] for row in chosen),
     }
     print(summary)
-    results = {"base": BASE, "rate": options.rate, "requests": options.requests, "summary": summary}
-    results |= {"rows": table, "choices": chosen}
-    mode = "-sessions" * options.sessions + "-cpu" * (CPU in options.kinds) + "-async" * options.asynchronous
+    results = {"base": BASE, "rate": options.rate, "requests": options.requests, "repeats": options.repeats}
+    results |= {"summary": summary, "rows": table, "choices": chosen}
+    mode = "-sessions" * options.sessions + "-repeated" * options.same
+    mode += "-cpu" * (CPU in options.kinds) + "-async" * options.asynchronous
     save(f"prediction{mode}", results)
 
 

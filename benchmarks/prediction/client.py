@@ -1,6 +1,6 @@
 """One client that sends the same requests at the same times to several servers, and measures what a user sees.
 
-python client.py OUT.json NUM_REQUESTS RATE SEED PROMPTS SCENE NAME=PORT [NAME=PORT ...]
+python client.py OUT.json NUM_REQUESTS RATE SEED PROMPTS SCENE ROUND NAME=PORT [NAME=PORT ...]
 """
 
 from __future__ import annotations
@@ -73,24 +73,19 @@ async def send(
     return {"index": index, "at": sent - start, "ttft": times[0] - sent, "e2e": times[-1] - sent, "tpot": tpot}
 
 
-async def main(
-    out: str, num_requests: int, rate: float, seed: int, prompts: float, scene: str, ports: dict[str, int]
-) -> None:
-    """Send the workload to all servers at once, and write each server's requests."""
-    requests = SCENES[scene](num_requests, rate, seed, prompts)
+async def main(out: str, requests: list[Request], name: str, ports: dict[str, int]) -> None:
+    """Send the requests of a round to all servers at once, and write each server's times."""
     connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=1800)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         warm_up: Request = (0.0, [3, 4, 5], 3)
         await asyncio.gather(*(send(session, port, "warm", 0, warm_up, 0.0) for port in ports.values()))
         start = time.perf_counter() + 1
-        tasks = [
-            [send(session, port, str(seed), i, r, start) for i, r in enumerate(requests)] for port in ports.values()
-        ]
+        tasks = [[send(session, port, name, i, r, start) for i, r in enumerate(requests)] for port in ports.values()]
         rows = await asyncio.gather(*(asyncio.gather(*each) for each in tasks))
     Path(out).write_text(json.dumps(dict(zip(ports, rows))))
 
 
 if __name__ == "__main__":
-    servers = {name: int(port) for name, _, port in (argument.partition("=") for argument in sys.argv[7:])}
-    number, rate, seed, prompts = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-    asyncio.run(main(sys.argv[1], number, rate, seed, prompts, sys.argv[6], servers))
+    out, number, rate, seed, prompts, scene, name, *targets = sys.argv[1:]
+    servers = {server: int(port) for server, _, port in (argument.partition("=") for argument in targets)}
+    asyncio.run(main(out, SCENES[scene](int(number), float(rate), int(seed), float(prompts)), name, servers))
