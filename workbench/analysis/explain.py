@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
@@ -185,6 +185,16 @@ class Explainer:
         parts = self._parts(self._states[request_id], arrival, tokens[0])
         return Span("time to first token", tokens[0] - arrival, parts)
 
+    def slowest(self, by: str = "ttft") -> list[str]:
+        """The requests that have a latency, "ttft" or "e2e", the slowest first."""
+        known = [
+            (-_in_unit(latency, self.unit), request_id)
+            for request_id, request in self.metrics.requests.items()
+            if (latency := getattr(request, by)) is not None
+        ]
+        known.sort(key=itemgetter(0))
+        return [request_id for _, request_id in known]
+
     def _long_gaps(self, states: _States, tokens: tuple[float, ...]) -> tuple[Span, ...]:
         gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(tokens), start=1)]
         if not gaps:
@@ -203,7 +213,8 @@ class Explainer:
         culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         steps: dict[Cause, list[int]] = defaultdict(list)
         first = bisect_right(self._pieces, begin, key=attrgetter("end"))
-        for piece in self._pieces[first:]:
+        for index in range(first, len(self._pieces)):  # a slice would copy the rest of the run
+            piece = self._pieces[index]
             if piece.begin >= end:
                 break
             length = min(end, piece.end) - max(begin, piece.begin)
@@ -445,6 +456,4 @@ def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Expl
     if by not in ("ttft", "e2e"):
         raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')
     explainer = explainer_of(trace)
-    known = [request for request in explainer.metrics.requests.values() if getattr(request, by) is not None]
-    known.sort(key=lambda request: -_in_unit(getattr(request, by), explainer.unit))
-    return [explainer.explain(request.request_id) for request in known[:count]]
+    return [explainer.explain(request_id) for request_id in explainer.slowest(by)[:count]]

@@ -67,9 +67,9 @@ def incident(trace: Trace) -> Incident:
 
 
 def _slow(explainer: Explainer) -> Iterator[Slow]:
-    spans = [(name, span) for name in explainer.metrics.requests if (span := explainer.first_token(name)) is not None]
-    spans.sort(key=lambda pair: -pair[1].total)
-    for request_id, span in spans[:MAX_SLOW]:
+    for request_id in explainer.slowest()[:MAX_SLOW]:
+        if (span := explainer.first_token(request_id)) is None:
+            continue
         part, ttft = span.chief, amount(span.total, explainer.unit)
         if part is None:
             yield Slow(request_id, ttft, "", 0.0, ())
