@@ -6,6 +6,7 @@ import pytest
 
 from workbench import simulate
 from workbench.analysis.apart import apart
+from workbench.analysis.explain import explainer_of
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel
 
@@ -49,3 +50,23 @@ def test_the_command_says_it(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "5 of the 5 slowest have more than" in out
     assert "own computation" in out  # a long prompt alone in the engine
+
+
+def test_an_incident_finds_the_causes_of_the_slowest_without_copies_of_the_run(monkeypatch):
+    """Copying the rest of the run for each request took time that grew with its steps squared."""
+
+    class Pieces(list):
+        def __getitem__(self, at):
+            assert not isinstance(at, slice)
+            return super().__getitem__(at)
+
+    monkeypatch.setattr("workbench.analysis.incident.MAX_SLOW", 7)
+    trace = run(Random(0), long=(3, 50))
+    explainer = explainer_of(trace)
+    explainer._pieces = Pieces(explainer._pieces)
+    asked = []
+    first_token = explainer.first_token
+    monkeypatch.setattr(explainer, "first_token", lambda name: asked.append(name) or first_token(name))
+    found = trace.incident()
+    assert [one.request_id for one in found.slow] == asked == explainer.slowest()[:7]
+    assert {"r3", "r50"} == set(asked[:2])

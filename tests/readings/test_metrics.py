@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from trace_helpers import one_trace, traces
 
 from workbench import simulate
-from workbench.readings.metrics import Distribution
+from workbench.readings.block_replay import BlockReplay
+from workbench.readings.metrics import Distribution, StepMetrics
 from workbench.readings.speculation_metrics import SpeculationCounter, SpeculationMetrics
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 
@@ -173,6 +176,25 @@ def test_collected_while_it_grows():
     assert growing.metrics().requests == whole.metrics().requests
     assert growing.metrics().summary == whole.metrics().summary
     np.testing.assert_array_equal(growing.metrics().steps.unused_slots, whole.metrics().steps.unused_slots)
+
+
+def test_the_pool_is_replayed_only_for_its_columns(monkeypatch):
+    """A summary needs no block: most commands ask for nothing else, and a replay is a third of their time."""
+    whole = one_trace()
+    growing = Trace(whole.meta)
+    for info in whole.requests.values():
+        growing.add_request(info)
+    for record in whole[:9]:
+        growing.append(record)
+    early = growing.metrics()
+    with monkeypatch.context() as patch:
+        patch.delattr(BlockReplay, "schedule")
+        for record in whole[9:]:
+            growing.append(record)
+        assert growing.metrics().summary == whole.metrics().summary
+    assert set(early.columns) == {field.name for field in fields(StepMetrics)} - {"block_size"}
+    for name in ("cached_blocks", "unused_slots"):
+        np.testing.assert_array_equal(getattr(early.steps, name), getattr(whole.metrics().steps, name)[:9])
 
 
 def test_of_a_part_of_a_run():

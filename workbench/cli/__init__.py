@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; bad input is one line on standard error and exit status 2."""
     options = build_parser().parse_args(arguments)
+    thresholds = gc.get_threshold()
     try:
         return options.run(options)
     except ModuleNotFoundError as problem:
@@ -67,3 +68,4 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Type that ``ArgumentParser.add_subparsers`` returns."""
 
+COLLECT_AFTER = 100_000
+"""New objects after which the garbage collector looks for cycles, once a trace is loaded."""
 
 TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
 TRACE_OR_RANKS = f"{TRACE_FILE}, or a folder: all ranks"
@@ -112,7 +114,10 @@ def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:
     from workbench.trace import Trace
 
     trace = Trace.load(path)
-    gc.freeze()  # it stays until the command ends, so the garbage collector need not look through it; see `main`
+    # It stays until the command ends, as do most objects that the answer is made of: the garbage collector need not
+    # look through the first, and seldom through the others. `main` takes both back.
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
     return trace if options is None else part_of(trace, options)
 
 

@@ -6,7 +6,7 @@ import functools
 import operator
 import threading
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
@@ -33,11 +33,53 @@ _COUNTS = (
     "num_waiting",
     "num_preempted",
     "free_blocks",
-    "cached_blocks",
     "owned_blocks",
-    "unused_slots",
 )
-"""Integer columns of StepMetrics."""
+"""Integer columns of StepMetrics that each record has."""
+
+_OF_POOL = ("cached_blocks", "unused_slots")
+"""Integer columns of StepMetrics that need a replay of the pool."""
+
+
+class _PoolColumns:
+    """The columns of `_OF_POOL`, made when somebody asks for them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._lock = threading.Lock()
+        self._blocks = BlockReplay.at_start_of(trace)
+        self._columns: dict[str, array[Any]] = {name: array("q") for name in _OF_POOL}
+
+    def up_to(self, num_steps: int) -> dict[str, array[Any]]:
+        """The columns of the first steps of the trace."""
+        blocks, (cached, unused), is_known = self._blocks, self._columns.values(), self._trace.num_blocks
+        with self._lock:
+            for index in range(len(cached), num_steps):
+                record = self._trace[index]
+                blocks.schedule(record)
+                cached.append(blocks.num_cached_free if is_known else -1)
+                unused.append(blocks.num_unused_slots)
+                blocks.finish(record)
+            return {name: column[:num_steps] for name, column in self._columns.items()}
+
+
+class _StepColumns(Mapping[str, "array[Any]"]):
+    """The columns of StepMetrics by name; those of the pool are made at the first use."""
+
+    def __init__(self, known: dict[str, array[Any]], pool: _PoolColumns) -> None:
+        self._known = known
+        self._pool = pool
+
+    def __getitem__(self, name: str) -> array[Any]:
+        if name in _OF_POOL and name not in self._known:
+            self._known |= self._pool.up_to(len(self._known["step"]))
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._known, *_OF_POOL)))
+
+    def __len__(self) -> int:
+        return len({*self._known, *_OF_POOL})
 
 
 class _RequestProgress:
@@ -93,7 +135,7 @@ class MetricsCollector:
         self._requests: dict[str, _RequestProgress] = {}
         self._latencies = LatencyAccumulator(keeps_tokens=True)
         self._speculation = SpeculationCounter()
-        self._blocks = BlockReplay.at_start_of(trace)
+        self._pool = _PoolColumns(trace)
         self._floats: dict[str, array[Any]] = {name: array("d") for name in ("time", "duration")}
         self._counts: dict[str, array[Any]] = {name: array("q") for name in _COUNTS}
 
@@ -109,7 +151,8 @@ class MetricsCollector:
             for index in range(self._num_read, num_steps):
                 self._read(self._trace[index])
                 self._num_read = index + 1
-            columns = {name: column[:] for name, column in {**self._floats, **self._counts}.items()}
+            known = {name: column[:] for name, column in {**self._floats, **self._counts}.items()}
+            columns = _StepColumns(known, self._pool)
             timed = self._latencies.timed
             requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
             summary = _summarise(requests, columns, timed)
@@ -121,8 +164,7 @@ class MetricsCollector:
     def _read(self, record: StepRecord) -> None:
         self._latencies.add(record)
         self._speculation.add(record)
-        blocks, requests, chunks = self._blocks, self._requests, record.chunks
-        blocks.schedule(record)
+        requests, chunks = self._requests, record.chunks
         num_tokens = num_decode = len(chunks)
         num_recomputed = num_cached = 0
         # A decode of one token, as most chunks are, computes nothing again and has no hit.
@@ -150,13 +192,10 @@ class MetricsCollector:
             "num_waiting": len(record.waiting),
             "num_preempted": len(record.preempted),
             "free_blocks": record.free_blocks,
-            "cached_blocks": blocks.num_cached_free if num_blocks else -1,
             "owned_blocks": num_blocks - 1 - record.free_blocks if num_blocks else -1,
-            "unused_slots": blocks.num_unused_slots,
         }
         for name, count in counts.items():
             self._counts[name].append(count)
-        blocks.finish(record)
         for request_id in record.preempted:
             (requests.get(request_id) or self._unknown(request_id)).num_preemptions += 1
         ended = [(request_id, "abort") for request_id in record.aborted]
@@ -188,7 +227,7 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
         for name, (metrics, _) in parts.items()
         for request_id, request in metrics.requests.items()
     }
-    names = ("time", "duration", *_COUNTS)
+    names = ("time", "duration", *_COUNTS, *_OF_POOL)
     rows = [
         (row[0] + start, *row[1:])
         for metrics, start in parts.values()
