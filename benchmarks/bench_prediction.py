@@ -298,6 +298,7 @@ def evaluate(root: Path, kind: str, choice: dict[str, dict[str, Any]], same: boo
                 "low": low,
                 "high": high,
                 "inside": statistics.fmean(low <= each <= high for each in measured),
+                "inside_of_run": [low <= each <= high for each in measured],
                 "vllm_itself": itself,
                 "outside_vllm": outside[value],
             }
@@ -373,6 +374,7 @@ def main() -> None:
         "median_error": statistics.median(abs(cell["error"]) for cell in cells),
         "hits": sum(cell["hit"] for cell in cells) / len(cells),
         "inside": sum(cell["inside"] for cell in cells) / len(cells),
+        "inside_of_run": [statistics.fmean(each) for each in zip(*(cell["inside_of_run"] for cell in cells))],
         "hit_rates": sum(row["hit_rate"]["hit"] for row in table) / len(table),
         "median_half_width": statistics.median(cell["half_width"] for cell in cells),
         "duration_hits": sum(row["duration"]["hit"] for row in table) / len(table),

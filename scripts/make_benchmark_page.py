@@ -308,6 +308,7 @@ MODELS_SECTIONS: dict[str, Callable[[], str]] = {
 
 OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
     "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async"),
+    "predictions of sessions": lambda: prediction_table("prediction-sessions-repeated"),
 }
 SECTIONS: dict[str, Callable[[], str]] = {
     "losses": losses,

@@ -172,3 +172,12 @@ def test_a_stall_among_many_late_steps_is_named():
         late = {step: 0.03 + 0.05 * rng.random() for step in rng.sample(range(2, len(trace)), 8)}
         named = [stall.excess for stall in paused(trace, late).stalls() if stall.excess > 0.1]
         assert named == [pytest.approx(machine.stalled, abs=0.1)], seed
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e-200])
+def test_a_duration_whose_square_no_float_holds_is_fitted(seconds):
+    requests = [{"id": f"r{n}", "prompt": {"len": 40 + n}, "max_tokens": 9, "arrival_time": 0.3 * n} for n in range(9)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.1))
+    steps = step_costs(trace)
+    steps.seconds[3] = seconds
+    relative_coefficients(steps)

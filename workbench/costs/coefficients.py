@@ -85,7 +85,7 @@ class Regression:
 def relative_coefficients(steps: StepCosts) -> Coefficients:
     """The coefficients without overlap with the smallest relative errors, which hardly follow a stall."""
     kinds = _kinds(steps)
-    return _solved_added(kinds, [[n / one**2 for one, n in zip(kind.seconds, kind.counts)] for kind in kinds])
+    return _solved_added(kinds, [[n / one / one for one, n in zip(kind.seconds, kind.counts)] for kind in kinds])
 
 
 @dataclass(frozen=True, eq=False)
