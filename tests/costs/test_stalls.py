@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from tests.support.tiers import examples
 from workbench import Trace, simulate
 from workbench.analysis.explain import Explainer, slowest
-from workbench.costs.cost_model import CostModel
+from workbench.costs.coefficients import relative_coefficients
+from workbench.costs.cost_model import CostModel, step_costs
 from workbench.costs.durations import leaves_work
 
 DATA = Path(__file__).parents[2]
