@@ -13,7 +13,7 @@ import pytest
 
 from workbench.attention.cpu_ops import swiglu
 from workbench.cpu.attention.layout import TILE_ROWS
-from workbench.cpu.attention.matmul_tiles import dot_tile, matmul_tile
+from workbench.cpu.attention.matmul_tiles import dot_tile, matmul_tile, weighted_tile
 from workbench.cpu.attention.simd import LANES, exp, exp2, jit, load, store, tanh
 
 
@@ -77,19 +77,45 @@ def test_a_matmul_tile_touches_its_tile_only(vectors, accumulate):
     np.testing.assert_allclose(c, expected, rtol=0, atol=2e-6)
 
 
-def test_a_dot_tile():
+PLACES = np.array([5, 2, 9, 0, 7, 1, 8, 3, 6, 4], np.int64)
+"""Rows that lie anywhere in memory, as blocks of a KV cache do."""
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])  # AVX2's registers hold the sums of 2 keys of codes
+def test_a_dot_tile_reads_four_rows_in_lockstep(dtype):
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((rows, 3 * LANES)).astype(np.float32) for rows in (3, 4))
-    c = np.zeros((3, 6), np.float32)
-    tile = dot_tile(3, 4)
+    vectors, keys, step = 3, 4, 2
+    width = vectors * LANES
+    a = rng.standard_normal((3, width)).astype(np.float32)
+    b = (rng.standard_normal((10, width + 7)) * 20).astype(dtype)
+    c = np.zeros((3, 10), np.float32)
+    tile = dot_tile(3, keys)
 
     @jit
-    def run(c, a, b):
-        tile(c, 1, 6, a, 0, 3 * LANES, b, 0, 3 * LANES, 3)
+    def run(c, a, b, places):
+        tile(c, 1, 10, a, 0, width, b, places, 2, step, 7, vectors)
 
-    run(c, a, b)
-    np.testing.assert_allclose(c[:, 1:5], a.astype(np.float64) @ b.T, rtol=0, atol=1e-5)
-    assert not c[:, [0, 5]].any()
+    run(c, a, b, PLACES * (width + 7))
+    expected = np.zeros(c.shape)
+    expected[:, 1 : 1 + keys * step : step] = a.astype(np.float64) @ b[PLACES[2::step][:keys], 7:].T
+    np.testing.assert_allclose(c, expected, rtol=0, atol=1e-4)
+
+
+def test_a_weighted_tile_touches_its_tile_only():
+    rng = np.random.default_rng(0)
+    rows, vectors, depth, step = 3, 2, 5, 2 * LANES + 7
+    a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, 8), (10, step), (5, 50)))
+    places = np.concatenate([PLACES * step, np.zeros(64, np.int64)])
+    tile = weighted_tile(rows, vectors)
+
+    @jit
+    def run(c, a, b, places):
+        tile(c, 52, 50, a, 1, 8, b, places, 2, 7, depth, b, 10)
+
+    expected = c.astype(np.float64)
+    expected[1 : 1 + rows, 2 : 2 + vectors * LANES] += a[:, 1 : 1 + depth].astype(np.float64) @ b[PLACES[2:7], 7:]
+    run(c, a, b, places)
+    np.testing.assert_allclose(c, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (16,), (3, 11), (5, 1, 96)])

@@ -15,6 +15,9 @@ leave registers for the operands (AVX-512 and Arm have 32 registers, AVX2 has 16
 BLOCK_KV = 64
 """KV positions per inner tile: a tile of keys, one of values and a panel of scores fit into the first-level cache."""
 
+LOCKSTEP = BLOCK_KV // 4
+"""Distance of keys that are read one after another in a decode: each quarter of a tile is a stream of reads."""
+
 PANEL = 2 * LANES
 """(row, head) pairs of a chunk that are computed together: two vectors, one lane for each pair."""
 
@@ -83,6 +86,7 @@ class Scratch(NamedTuple):
         rescale: Factor on earlier sums after the maximum has grown, [PANEL] (not used).
         low: First KV position a pair may see, int32 [panel, PANEL] (not used).
         high: Last KV position a pair may see, int32 [panel, PANEL] (not used).
+        places: Not used (first elements of tokens in a cache, int64 [this tile or the next, BLOCK_KV]).
     """
 
     q: np.ndarray
@@ -96,6 +100,7 @@ class Scratch(NamedTuple):
     rescale: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    places: np.ndarray
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -120,6 +125,7 @@ def make_scratch(shapes: Shapes) -> Scratch:
         "rescale": PANEL,
         "low": pairs,
         "high": pairs,
+        "places": 4 * BLOCK_KV,
     }
     # A vector load across two cache lines costs twice as much, so every array starts on a line.
     spans = {name: -(-size // _LINE) * _LINE for name, size in sizes.items()}
@@ -130,4 +136,5 @@ def make_scratch(shapes: Shapes) -> Scratch:
         arrays[name] = memory[at : at + span]
         at += span
     arrays["low"], arrays["high"] = arrays["low"].view(np.int32), arrays["high"].view(np.int32)
+    arrays["places"] = arrays["places"].view(np.int64)
     return Scratch(**arrays)

@@ -33,6 +33,7 @@ numba.config.CPU_NAME, numba.config.CPU_FEATURES = config.CPU_NAME, config.CPU_F
 FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 _BITS = ir.VectorType(ir.IntType(32), LANES)
+_LINE = 64  # bytes of a cache line
 
 
 class VectorType(types.Type):
@@ -136,20 +137,33 @@ def sum_lanes(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return builder.call(function, [ir.Constant(FLOAT, 0.0), vector], fastmath=("reassoc",))
 
 
-def sums_of_four(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
-    """The sums of all lanes of four vectors as a vector of 4, with half the instructions of four `sum_lanes`."""
-
-    def shuffled(a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
-        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
-
-    a, b, c, d = vectors
+def sums_of_two(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Two vectors, added up to two parts of each sum: [a, b, a, b]."""
     width = LANES // 2
     while width >= 4:
         low, high = list(range(width)), list(range(width, 2 * width))
-        a, b, c, d = (builder.fadd(shuffled(x, x, low), shuffled(x, x, high)) for x in (a, b, c, d))
+        a, b = (builder.fadd(_shuffled(builder, x, x, low), _shuffled(builder, x, x, high)) for x in (a, b))
         width //= 2
-    ab, cd = (builder.fadd(shuffled(x, y, [0, 4, 1, 5]), shuffled(x, y, [2, 6, 3, 7])) for x, y in ((a, b), (c, d)))
-    return builder.fadd(shuffled(ab, cd, [0, 1, 4, 5]), shuffled(ab, cd, [2, 3, 6, 7]))
+    return builder.fadd(_shuffled(builder, a, b, [0, 4, 1, 5]), _shuffled(builder, a, b, [2, 6, 3, 7]))
+
+
+def sums_of_four(builder: ir.IRBuilder, ab: ir.Value, cd: ir.Value) -> ir.Value:
+    """The sums of all lanes of four vectors, from those of two pairs: half the instructions of four `sum_lanes`."""
+    return builder.fadd(_shuffled(builder, ab, cd, [0, 1, 4, 5]), _shuffled(builder, ab, cd, [2, 3, 6, 7]))
+
+
+def _shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, lanes: list[int]) -> ir.Value:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+def prefetch_elements(builder: ir.IRBuilder, pointer: ir.Value, count: int, size: int) -> None:
+    """Fetch ``count`` elements of ``size`` bytes into the second-level cache (the first is soon full)."""
+    flag = ir.IntType(32)
+    for at in range(0, count, _LINE // size):
+        place = builder.gep(pointer, [ir.Constant(INDEX, at)])
+        function_type = ir.FunctionType(ir.VoidType(), [place.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        builder.call(function, [place, flag(0), flag(2), flag(1)])  # to read, second level, data
 
 
 def loop(
@@ -338,18 +352,23 @@ def splat(typing_context, scalar):
 
 
 @intrinsic
-def prefetch(typing_context, array, at):
-    """Fetch the cache line of element ``at`` into the second-level cache (the first is soon full)."""
+def prefetch_row(typing_context, array, at, count):
+    """Prefetch ``count`` elements from element ``at`` of an array on; see `prefetch_elements`."""
 
     def codegen(context, builder, signature, values):
-        pointer = element_pointer(context, builder, signature.args[0], *values)
-        flag = ir.IntType(32)
-        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        builder.call(function, [pointer, flag(0), flag(2), flag(1)])  # to read, second level, data
+        size = array.dtype.bitwidth // 8
+        pointer = element_pointer(context, builder, signature.args[0], *values[:2])
+        per_line = ir.Constant(INDEX, _LINE // size)
+        lines = builder.udiv(builder.add(values[2], ir.Constant(INDEX, _LINE // size - 1)), per_line)
+
+        def step(line: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
+            prefetch_elements(builder, builder.gep(pointer, [builder.mul(line, per_line)]), 1, size)
+            return []
+
+        loop(builder, lines, step, [])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), codegen
+    return types.void(array, types.intp, types.intp), codegen
 
 
 jit = numba.njit(nogil=True, error_model="numpy")
