@@ -26,7 +26,7 @@ from workbench.attention.stored import to_stored
 from workbench.cpu.attention.simd import LANES
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "int8_per_token_head": mx.int8}
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16, "int8_per_token_head": mx.int8}
 CASES = [(context, requests) for context in (2048, 7500) for requests in (1, 4, 16)]
 READ_AT_LEAST = 64 << 20
 """Bytes of all layers together: far more than a processor's caches."""
@@ -56,7 +56,7 @@ def bench_case(context: int, requests: int, repeats: int) -> dict[str, Any]:
     for name, dtype in DTYPES.items():
         first = [to_stored(x, dtype) for x in numbers]
         count = -(-READ_AT_LEAST // (2 * first[0].nbytes))
-        layers[name] = [[mx.array(np.array(x)) for x in first] for _ in range(count)]
+        layers[name] = [[x + 0 for x in first] for _ in range(count)]
         mx.eval(layers[name])
     times: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in (*tables, "plain")} for name in DTYPES}
     for _ in range(repeats + 1):
