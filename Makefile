@@ -9,6 +9,8 @@ JOBS ?= 2
 # the last lines name such a test, and the nightly `make test-all` runs none again.
 RERUNS ?= 1
 BIN := .venv/bin
+# Containers often set it. Each of the hundreds of processes that tests start would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
 

