@@ -1,10 +1,13 @@
 """The documentation builds without a warning; names, links, commands and examples work; the English is plain."""
 
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -131,17 +134,18 @@ def test_a_link_to_another_line_is_put_right(tmp_path):
 
 def help_of(words):
     """The help of a command, and of its first subcommand if it has any."""
-    import contextlib
-    import io
-
-    texts = []
-    for arguments in ([words[0]], words[:2] if re.fullmatch("[a-z-]*[a-z]", " ".join(words[1:2])) else []):
-        if arguments:
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit):
-                workbench_command([*arguments, "--help"])
-            texts.append(printed.getvalue())
+    texts = [printed_help(words[0])]
+    if re.fullmatch("[a-z-]*[a-z]", " ".join(words[1:2])):
+        texts.append(printed_help(*words[:2]))
     return "\n".join(texts)
+
+
+@cache
+def printed_help(*words):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit):
+        workbench_command([*words, "--help"])
+    return printed.getvalue()
 
 
 def paced(trace):
@@ -227,6 +231,7 @@ def room_of(path):
     return "/".join(parts[:2]) if parts[0] in ("workbench", "tests") and len(parts) > 2 else parts[0]
 
 
+@cache
 def rooms():
     """The files with prose, by room."""
     found = {}
