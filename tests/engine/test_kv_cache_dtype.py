@@ -196,6 +196,7 @@ def test_the_metal_source_reads_it(dtype, rounding):
     assert 0 < np.abs(ours - theirs).max() < rounding * np.abs(theirs).max()
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", ["cpu", "gather", "dense"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gemma2", "falcon_h1"])
 def test_every_way_through_a_model_takes_it(architecture, backend):

@@ -49,7 +49,7 @@ def outputs(engine, requests):
     return {output.request_id: list(output.token_ids) for output in engine.run(progress=False)}
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=5)
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_tokens_equal_the_plain_models(models, architecture):
     loaded, requests = models(architecture), random_prompts(LENGTHS, VOCAB_SIZE)
@@ -62,6 +62,7 @@ def test_tokens_equal_the_plain_models(models, architecture):
             )
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_chunks_of_one_token(models, architecture):
     loaded, requests = models(architecture), random_prompts([13, 2, 9], VOCAB_SIZE)
@@ -152,7 +153,7 @@ WAYS = {
 }
 
 
-@pytest.mark.repeats(step=11)
+@pytest.mark.repeats(step=17)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_a_shared_prompt_continues_from_its_state(models, architecture, way):
@@ -177,6 +178,7 @@ def test_a_shared_prompt_continues_from_its_state(models, architecture, way):
         assert not accepted or (max(accepted) > 1 and min(accepted) <= 0)
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_hits_survive_a_full_pool(models, architecture):
     loaded, prompts = models(architecture), prompts_that_share()
@@ -401,6 +403,7 @@ def test_a_state_that_is_not_reset_is_noticed(models, monkeypatch, architecture)
     assert is_noticed(models, architecture)
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("architecture", ["lfm2", "mamba", "mamba2", "qwen3_next"])
 def test_a_convolution_that_is_off_by_one_is_noticed(models, monkeypatch, architecture):
     read = StateLayerCache._read
@@ -413,6 +416,7 @@ def test_a_convolution_that_is_off_by_one_is_noticed(models, monkeypatch, archit
     assert is_noticed(models, architecture)
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_the_state_after_a_rejected_draft_is_noticed(models, monkeypatch, architecture):
     loaded, prompts = models(architecture), random_prompts([9, 14], VOCAB_SIZE)

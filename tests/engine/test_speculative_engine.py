@@ -99,7 +99,7 @@ def accepted(trace):
     return sum(len(chunk.drafts) for chunk in chunks), sum(chunk.num_accepted for chunk in chunks)
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_equal_the_plain_engine_for_any_budget_and_order(tiny_llama, mode):
     prompts = random_prompts([37, 5, 21, 18])

@@ -235,7 +235,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=5)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_reported_and_its_twin_runs(name, order):
