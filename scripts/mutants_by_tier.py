@@ -95,7 +95,7 @@ def finder(fault: Fault, tier: str, root: Path) -> str:
         path.write_text(text)
     if done.returncode > 1:
         return "(collection)"
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return failed[0].split()[1].rpartition("/")[2] if failed else ""
 
 
