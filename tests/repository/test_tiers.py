@@ -8,6 +8,7 @@ import sys
 from itertools import combinations
 from pathlib import Path
 
+import mutants_by_tier
 import pytest
 import tiers
 from tiers import CHECK, covering, examples
@@ -143,3 +144,9 @@ def test_examples_are_fewer_except_in_the_last_tier(monkeypatch):
     for tier, expected in {"check": [5, 10, 25], "test": [5, 10, 25], "all": [5, 30, 100]}.items():
         monkeypatch.setattr(tiers, "_tier", tier)
         assert [examples(number) for number in (5, 30, 100)] == expected
+
+
+def test_every_fault_of_the_table_is_in_the_code_once():
+    """Otherwise scripts/mutants_by_tier.py stops, after minutes, at the first that a change has moved."""
+    counts = {fault: (ROOT / "workbench" / fault.file).read_text().count(fault.old) for fault in mutants_by_tier.FAULTS}
+    assert [fault for fault, count in counts.items() if count != 1] == []
