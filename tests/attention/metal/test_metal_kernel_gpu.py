@@ -1,7 +1,7 @@
-"""The Metal kernels on an Apple GPU; skipped with the reason on every other machine.
+"""The kernels on a GPU: Metal on Apple's, the translated source on NVIDIA's; skipped with the reason without either.
 
-The cases are those that msl runs on a CPU. The bound is three times as wide: Apple's ``tanh``, its division and the
-order of additions inside a matrix product are unknown, and all of them round in the last place.
+The cases are those that msl runs on a CPU. The bound is three times as wide: a GPU's ``tanh``, its division and the
+order of additions inside a matrix product are its own, and all of them round in the last place.
 """
 
 import mlx.core as mx
@@ -23,18 +23,19 @@ from workbench.attention.options import AttentionOptions
 from workbench.attention.selection import get_backend
 from workbench.cli.kernel import print_check
 
-if not mx.metal.is_available():
-    pytest.skip("needs an Apple GPU", allow_module_level=True)
+if not (mx.metal.is_available() or mx.cuda.is_available()):
+    pytest.skip("needs a GPU: Apple's, or NVIDIA's with mlx[cuda13]", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
+NAME = "metal" if mx.metal.is_available() else "cuda"
 SLACK = 3.0
 EDGE_1, EDGE_2, EDGE_3 = published_edge_1(), published_edge_2(), published_edge_3()
 
 
 @pytest.fixture
 def kernels():
-    return get_backend("metal").kernels
+    return get_backend(NAME).kernels
 
 
 @pytest.mark.parametrize("name", EDGE_1)
@@ -67,7 +68,7 @@ def test_random(kernels, seed):
 
 def test_keys_and_values_are_written_in_place():
     """A write that copied the cache would take its size in memory once more."""
-    backend = get_backend("metal")
+    backend = get_backend(NAME)
     shape = (2048, 16, 8, 128)  # 64 MiB in float16
     k_cache, v_cache = mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16)
     metadata = AttentionMetadata(
@@ -94,7 +95,7 @@ def test_a_real_model_is_served_by_the_kernel():
     """No fallback, and the engine waits once per step."""
     config = EngineConfig(max_num_batched_tokens=64, num_blocks="auto", max_model_len=512)
     with Engine("smollm2", config) as engine:
-        assert (engine.runner.backend_name, engine.runner.mode) == ("metal", "kernel")
+        assert (engine.runner.backend_name, engine.runner.mode) == (NAME, "kernel")
         assert engine.runner.fallback_reason == ""
         engine.add_request("The capital of France is", SamplingParams(max_tokens=12))
         engine.add_request("One, two, three, four,", SamplingParams(max_tokens=12))
@@ -102,4 +103,4 @@ def test_a_real_model_is_served_by_the_kernel():
 
 
 def test_kernel_check():
-    assert print_check(["metal"], full=True) == 0
+    assert print_check([NAME], full=True) == 0
