@@ -15,7 +15,7 @@ from workbench.fleet.at_scale import simulate_fleet_at_scale
 from workbench.fleet.demand import Demand
 from workbench.fleet.load import scale_load
 from workbench.fleet.sizing import compare, size
-from workbench.ground.on_demand import _NoBar
+from workbench.ground.progress import _NoBar
 from workbench.simulation.arrivals import read_generated, timed_arrival
 
 GENERATED = {

@@ -135,7 +135,7 @@ class Request:
         adapter: str = "",
     ) -> None:
         if sampling is None:
-            from workbench.config import SamplingParams  # imported already by whoever gives parameters
+            from workbench.config import SamplingParams  # a caller that gives parameters has imported it already
 
             sampling = SamplingParams()
         self.request_id = request_id
