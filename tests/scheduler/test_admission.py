@@ -161,3 +161,12 @@ def test_the_number_of_blocks_in_the_message_is_enough_and_one_less_is_not():
 def test_the_fewest_blocks_of_a_group(kind, num_tokens, blocks):
     config = EngineConfig(block_size=4, max_num_batched_tokens=16, kv_cache_groups=[kind])
     assert fewest_blocks(config, num_tokens) == blocks
+
+
+@pytest.mark.parametrize("window", range(2, 11))
+def test_a_window_that_needs_one_block_more_than_there_are_is_refused(window):
+    group = {"kind": "sliding_window", "sliding_window": window}
+    config = EngineConfig(block_size=4, max_num_batched_tokens=16, kv_cache_groups=[group])
+    fewest = fewest_blocks(config, 40)
+    assert not is_refused(config.replace(num_blocks=fewest + 1), 40, 1)
+    assert is_refused(config.replace(num_blocks=fewest), 40, 1)
