@@ -1,5 +1,7 @@
 """The scheduler's interface: records, reasons, limits, errors, looking ahead and changing course."""
 
+import random
+
 import pytest
 from scheduler_helpers import add, make_scheduler, run, sample, sizes, step, tokens
 from trace_checks import said
@@ -325,3 +327,24 @@ def test_a_request_describes_itself():
     assert (info.priority, info.arrival_time, info.arrival_step) == (2, 0.25, 7)
     assert info.sampling == {"max_tokens": 5, "temperature": 0.5}
     assert repr(request) == "Request('a', waiting, 3 prompt + 0 output tokens, num_kv_computed=0)"
+
+
+def test_what_a_second_preemption_interrupts_counts_as_computed_before():
+    """A request that is preempted while it recomputes has lost all that it ever had, not only what it had again."""
+    num_again = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        fields = {"num_blocks": rng.randint(8, 12), "max_num_batched_tokens": rng.randint(4, 8)}
+        scheduler = make_scheduler(**fields, scheduler_reserve_full_isl=False, enable_prefix_caching=False)
+        for name in "abcde":
+            add(scheduler, name, rng.randint(2, 12), max_tokens=rng.randint(4, 14))
+        computed, lost = dict.fromkeys("abcde", 0), dict.fromkeys("abcde", 0)
+        for record in run(scheduler):
+            for name in record.preempted:
+                num_again += 0 < computed[name] < lost[name]
+                lost[name], computed[name] = max(lost[name], computed[name]), 0
+            for chunk in record.chunks:
+                end = chunk.start + chunk.num_tokens
+                assert chunk.num_recomputed_tokens == max(0, min(end, lost[chunk.request_id]) - chunk.start)
+                computed[chunk.request_id] = end
+    assert num_again > 5
