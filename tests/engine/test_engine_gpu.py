@@ -29,8 +29,15 @@ def prompts_of(lengths, seed):
 
 @pytest.mark.parametrize("architecture", SERVED)
 def test_every_step_has_the_logits_of_the_plain_model(architecture):
-    """Chunks, decodes and company change nothing but the last digits; positions that are off by 40 change much."""
+    """Chunks, decodes and company change nothing but the last digits."""
     loaded, prompts = tiny_loaded_model(architecture), prompts_of((37, 5, 61, 18), seed=1)
     worst, spread = compare_every_step(loaded, prompts, "auto", SamplingParams(max_tokens=6, ignore_eos=True))
     print(f"{architecture}: largest difference {worst:.2e}, logits spread over {spread:.1f}")
     assert worst < 1e-3 * spread
+
+
+def test_shifted_positions_are_found():
+    loaded, prompts = tiny_loaded_model("llama"), prompts_of((37, 5, 61, 18), seed=1)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    worst, spread = compare_every_step(loaded, prompts, "auto", params, shift=3)
+    assert worst > 0.01 * spread

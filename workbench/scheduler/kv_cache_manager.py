@@ -391,14 +391,19 @@ class KVCacheManager:
         num_free = self.num_free_blocks
         whole = len(request.token_ids)
         if self._admit_whole_requests and not request.frugal:
-            needed = sum([group.num_admission_blocks(request, whole, whole, hit, whole=True) for group in self.groups])
+            needed = self._num_admission_blocks(request, whole, whole, hit, whole=True)
             if needed > num_free - reserve:
                 return self._refusal(needed, whole, reserve)
         num_slots = self._num_slots(request, num_tokens) if self._num_lookahead_tokens else num_tokens
-        needed = sum(
-            [group.num_admission_blocks(request, num_slots, num_tokens, hit, whole=False) for group in self.groups]
-        )
+        needed = self._num_admission_blocks(request, num_slots, num_tokens, hit, whole=False)
         return None if needed <= num_free - reserve else self._refusal(needed, num_tokens, reserve)
+
+    def _num_admission_blocks(
+        self, request: Request, num_slots: int, num_tokens: int, hit: PrefixHit, *, whole: bool
+    ) -> int:
+        return sum(
+            [group.num_admission_blocks(request, num_slots, num_tokens, hit, whole=whole) for group in self.groups]
+        )
 
     def _refusal(self, needed: int, num_tokens: int, reserve: int) -> Reason:
         if needed > self.block_pool.num_blocks and self._states:

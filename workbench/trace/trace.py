@@ -96,8 +96,7 @@ class Trace(TraceMethods):
                     f"and {len(info.prompt_token_ids)} prompt_token_ids"
                 )
             self.requests.add(info, len(self._steps))
-            if run.writer is not None:
-                run.record(info)
+            run.record(info)
 
     def start_from(self, keyframe: Keyframe) -> None:
         """Begin in the middle of a run: takes the block tables and the free queue from the keyframe.
