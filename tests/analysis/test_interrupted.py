@@ -52,6 +52,7 @@ def interrupted(command, path, options, at):
     return child.returncode, out.decode(), (seen + rest).decode()
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize(
     ("command", "options", "at", "answer"),
     [

@@ -35,6 +35,7 @@ def elementwise(function):
     return call
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize(
     ("function", "exact", "low", "high", "tolerance"),
     [

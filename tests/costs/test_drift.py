@@ -35,6 +35,7 @@ def workload(count=120):
     return {"config": {"max_num_batched_tokens": 256, "max_num_seqs": 32, "num_blocks": 4000}, "requests": requests}
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("slower_per_step", [0.0005, -0.0002])
 def test_a_trend_is_found_and_is_not_taken_for_the_cost_of_the_load(slower_per_step):
     trace = simulate(workload(), cost_model=Machine(slower_per_step))
@@ -126,16 +127,19 @@ def share_with_a_trend(recording, disturb, planted=0.0, count=200, rule=lambda d
     return np.mean(found)
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("disturb", [independent, correlated, bursts])
 def test_disturbed_steps_are_said_to_have_a_trend_in_at_most_2_percent_of_the_recordings(recording, disturb):
     assert share_with_a_trend(recording, disturb) <= 0.02
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("disturb", [correlated, bursts])
 def test_without_its_error_a_trend_would_be_seen_in_many_of_them(recording, disturb):
     assert share_with_a_trend(recording, disturb, rule=lambda drift: abs(drift.change) >= MIN_CHANGE) > 0.3
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize(("disturb", "planted"), [(independent, 0.15), (independent, -0.15), (bursts, 0.8)])
 def test_a_planted_trend_is_found_in_at_least_95_percent_of_the_recordings(recording, disturb, planted):
     assert share_with_a_trend(recording, disturb, planted) >= 0.95

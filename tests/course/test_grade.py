@@ -27,6 +27,7 @@ def test_every_notebook_has_an_exercise_and_every_exercise_has_answers():
     assert all(len(set(answers)) >= 4 for answers in ANSWERS.values())
 
 
+@pytest.mark.repeats(step=5)
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_right_answer_is_accepted_and_three_wrong_ones_get_a_hint(name, monkeypatch):
     monkeypatch.chdir(COURSE)
@@ -123,6 +124,7 @@ def test_nothing_but_the_answer_counts(tmp_path, small_course):
     assert "is no notebook" in found["tokens_kept"].reason
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -176,6 +176,7 @@ def test_attention_widens_exactly(dtype, heads, head_dim):
         assert mx.array_equal(narrow, wide).item()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.skipif(bool(msl.why_unavailable()), reason=msl.why_unavailable())
 @pytest.mark.parametrize(
     ("dtype", "rounding"), [("float16", 2e-3), ("bfloat16", 1.6e-2), ("int8_per_token_head", 2e-3)]

@@ -153,7 +153,7 @@ WAYS = {
 }
 
 
-@pytest.mark.repeats(step=17)
+@pytest.mark.repeats(step=45)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_a_shared_prompt_continues_from_its_state(models, architecture, way):
@@ -344,13 +344,13 @@ def is_noticed(models, architecture="lfm2"):
     return worst > 1e-3
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_nothing_is_noticed_without_a_fault(models, architecture):
     assert not is_noticed(models, architecture)
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_neighbours_state_is_noticed(models, monkeypatch, architecture):
     read = StateLayerCache._read
@@ -358,7 +358,7 @@ def test_a_neighbours_state_is_noticed(models, monkeypatch, architecture):
     assert is_noticed(models, architecture)
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_the_state_of_the_step_before_is_noticed(models, monkeypatch, architecture):
     find, before = States.find, {}
@@ -372,7 +372,7 @@ def test_the_state_of_the_step_before_is_noticed(models, monkeypatch, architectu
     assert is_noticed(models, architecture)
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_the_state_of_another_block_is_noticed(models, monkeypatch, architecture):
     """A request with a hit begins with the state of another prompt."""
@@ -388,7 +388,7 @@ def test_the_state_of_another_block_is_noticed(models, monkeypatch, architecture
     assert is_noticed(models, architecture)
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_state_that_is_not_reset_is_noticed(models, monkeypatch, architecture):
     made, left = StateStep.__init__, {}

@@ -93,6 +93,7 @@ def test_a_half_pool_has_its_own_bound(llama):
     assert not replayed.wrong and {parting.bound for parting in replayed.partings} == {0.1}
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("name", ["sync/e_shared_prefix", "sync/d_preempt", "async/e_shared_prefix", "async/d_preempt"])
 def test_the_blocks_of_a_recorded_vllm_are_right(name):
     """Any model shows it: the same tokens through the recorded block tables, and alone."""

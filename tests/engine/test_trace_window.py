@@ -65,6 +65,7 @@ def runs(request, tiny_llama, tmp_path_factory):
     whole.close()
 
 
+@pytest.mark.repeats(step=2)
 def test_the_run_is_the_same_and_the_window_bounded(runs):
     windowed, whole, _, lengths, _ = runs
     trace, first = windowed.trace, windowed.trace[0].step

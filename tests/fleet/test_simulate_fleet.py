@@ -34,6 +34,7 @@ def servable(timed, count):
     raise AssertionError("too few workloads can be served")
 
 
+@pytest.mark.repeats(step=2)
 @CLOCKS
 def test_one_replica_behind_any_router_is_a_simulation(timed):
     for seed, workload, trace in servable(timed, 12):
@@ -43,6 +44,7 @@ def test_one_replica_behind_any_router_is_a_simulation(timed):
             assert run.traces[0].end == trace.end and run.traces[0].requests == trace.requests
 
 
+@pytest.mark.repeats(step=2)
 @CLOCKS
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_round_robin_is_a_simulation_of_each_part(timed, replicas):

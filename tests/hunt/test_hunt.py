@@ -23,6 +23,7 @@ def test_nothing_in_our_scheduler():
     assert hunt(seconds=None, workloads=300, seed=1) == []
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("name, law", [("generous", "limits"), ("forgetful", "exactly_once")])
 def test_a_planted_fault_is_found_and_shrunk(name, law):
     (finding, *_) = hunt(f"planted:{name}", seconds=None, workloads=400)
@@ -30,6 +31,7 @@ def test_a_planted_fault_is_found_and_shrunk(name, law):
     assert f"<b>{law}</b>: " in finding._repr_html_() and finding.protects in finding._repr_html_()
 
 
+@pytest.mark.repeats(of="test_a_planted_fault_is_found_and_shrunk")
 def test_a_recipe_finds_the_hashes_of_a_chunk_that_is_taken_back():
     (finding, *_) = hunt("planted:hoarding", seconds=None, workloads=600, laws=["content"], seed=3)
     assert finding.law == "content" and finding.num_requests <= 3

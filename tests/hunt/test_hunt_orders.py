@@ -16,6 +16,7 @@ def hunted(kind):
     return find_target("workbench", f"workbench.scheduler.policies:{kind.__name__}")
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_keep_their_orders(name):
     assert first_fault(hunted(POLICIES[name]), None, 60) is None

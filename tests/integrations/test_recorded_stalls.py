@@ -9,7 +9,7 @@ from workbench.costs.stalls import causes_of
 CASES = [(seed, kind) for seed in range(5) for kind in (*KINDS, "none")]
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=9)
 @pytest.mark.parametrize(("seed", "kind"), CASES)
 def test_a_planted_stall_is_named_and_nobody_is_blamed(seed, kind, tmp_path):
     """benchmarks/bench_stalls.py takes 400 cases."""

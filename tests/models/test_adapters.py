@@ -63,7 +63,7 @@ def expected(architecture, folder):
     return tokens
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_equal_mlx_lm_alone_and_mixed(architecture, tmp_path):
     loaded = tiny_loaded_model(architecture)
@@ -89,6 +89,7 @@ def test_tokens_equal_mlx_lm_alone_and_mixed(architecture, tmp_path):
         assert not engine.trace.check()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -122,6 +123,7 @@ def test_preemption_gives_the_same_tokens_and_hits_stay_with_their_adapter(tmp_p
         assert len({tuple(one) for one in tokens}) == 4
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.skipif(bool(why_not_packed()), reason="packed weights need another processor")
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen2"])
 def test_compiled_code_has_the_logits_of_the_layers_and_of_mlx_lm(architecture, tmp_path):

@@ -166,6 +166,7 @@ def test_as_a_command_it_fails_with_one_line(offline):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.repeats(of="test_pip_downloads_without_dependencies_and_the_file_is_unpacked")
 def test_an_environment_without_pip_uses_the_one_that_comes_with_python(offline, monkeypatch):
     monkeypatch.setattr(pinned, "find_spec", lambda name: None if name == "pip" else importlib.util.find_spec(name))
     if importlib.util.find_spec("ensurepip") is None:

@@ -41,6 +41,7 @@ def difference(path, model):
     return float(mx.abs(load_model(path).model(tokens) - model(tokens)).max())
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("matrix_type", ["F32", "Q8_0", "Q4_0"])
 def test_the_engines_tokens_are_those_that_mlx_lm_generates(tmp_path, model, matrix_type):
     path, stored = written(tmp_path, model, matrix_type)

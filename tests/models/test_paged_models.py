@@ -418,6 +418,7 @@ def test_the_kernel_launch_of_a_step():
 # -- memory ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("backend", ["gather", "cpu"])
 def test_a_step_does_not_copy_the_cache(backend):
     """A pool of 320 MB: no layer's array is copied, as MLX would do if something else held its buffer."""

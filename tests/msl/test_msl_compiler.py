@@ -135,6 +135,7 @@ def test_a_kernel_that_does_not_compile_leaves_nothing_behind(empty_cache):
     assert list(empty_cache.iterdir()) == []
 
 
+@pytest.mark.repeats(of="test_a_kernel_is_compiled_once")
 def test_two_processes_may_compile_at_once(empty_cache):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [

@@ -235,7 +235,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.repeats(step=5)
+@pytest.mark.repeats(step=12)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_reported_and_its_twin_runs(name, order):
@@ -323,6 +323,7 @@ def test_initialised_output_may_be_read_and_left_alone():
     np.testing.assert_array_equal(y, np.where(np.arange(64) % 2 == 0, 3 + np.arange(1, 65), 3))
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("vector, size", [("float2", 2), ("float4", 4), ("half4", 2)])
 def test_vectors_lie_at_multiples_of_their_size(vector, size):
     source = f"y[i] = float((*(const device {vector}*)(x + {{at}})).y);"

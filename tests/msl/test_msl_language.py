@@ -136,6 +136,7 @@ def test_vectors():
 REDUCTIONS = {"simd_sum": np.sum, "simd_max": np.max, "simd_min": np.min, "simd_product": np.prod}
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("threads", [64, 40])
 def test_reductions(kind, threads):
@@ -226,6 +227,7 @@ def test_votes_scans_and_quads():
 # ---- matrices ----
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_matrix_product(kind):
     a, b = (mx.array(RANDOM.normal(size=(16, 24)).astype(np.float32)).astype(DTYPES[kind]) for _ in range(2))

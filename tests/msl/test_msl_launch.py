@@ -76,6 +76,7 @@ def test_numbers_scalars_booleans_and_few_elements_as_inputs():
     np.testing.assert_array_equal(np.array(y), 3.5 + 10 * (LANES % 3 + 1) + 100 * (LANES % 2 == 0))
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int16, mx.uint16, mx.int64, mx.uint64, mx.bool_])
 def test_integer_dtypes(dtype):
     x = mx.array(RANDOM.integers(0, 2 if dtype == mx.bool_ else 100, THREADS)).astype(dtype)

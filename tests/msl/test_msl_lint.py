@@ -197,6 +197,7 @@ REJECTED = {
 }  # fmt: skip
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("name", REJECTED)
 def test_rejected_at_its_line_and_its_neighbour_accepted(name):
     words, file, line, (faulty, faulty_header), (good, good_header) = REJECTED[name]

@@ -187,6 +187,7 @@ def names(smollm2, tiny_llama, tmp_path, monkeypatch):
         engine.close()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=page_name)
 def test_its_python_runs(path, names):
     """Run the blocks of a page in order. A block followed by an indented ``SomeError: ...`` must raise that error."""

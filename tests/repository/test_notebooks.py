@@ -332,7 +332,7 @@ def test_knobs_are_judged_by_their_bounds():
     assert "nonsense" in course.check_knobs(workload, {"nonsense": 1}, short_ttft=2, long_ttft=10).message
 
 
-@pytest.mark.repeats(step=4)
+@pytest.mark.repeats(step=12)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_hunt_is_found_and_its_repair_is_right(name):
     fault, code = FAULTS[name], code_of(name)

@@ -179,6 +179,7 @@ def test_the_base_is_small_and_quick_to_import(base):
     assert times[2] < 0.15, times
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize(
     ("command", "shown"),
     [

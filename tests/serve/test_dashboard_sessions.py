@@ -87,6 +87,7 @@ def test_a_page_connects_after_the_wall_clock_has_jumped(chat_model, monkeypatch
         socket_.close()
 
 
+@pytest.mark.repeats(step=5)
 @pytest.mark.parametrize(
     "token",
     [

@@ -52,6 +52,7 @@ def connections():
     return [each for each in gc.get_objects() if issubclass(type(each), WatchedStream)]
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize(
     ("request_", "end"),
     [(post(max_tokens=3), b"}"), (post(max_tokens=3, stream=True), b"0\r\n\r\n"), (READ_TRACE, b"\n\n\r\n")],

@@ -138,6 +138,7 @@ def test_equal_settings_of_several_requests_are_kept_once(server):
     assert kept[0] == stops and all(each is kept[0] for each in kept)
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("keep_bytes", [1 << 20, None])
 def test_a_trace_does_not_grow_with_the_requests(tiny_llama, keep_bytes):
     """The control, without the limit, grows. The steps alone, fewer than 300, are far from a limit on steps."""

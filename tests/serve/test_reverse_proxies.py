@@ -152,6 +152,7 @@ def proxy(request, server, certificate, tmp_path_factory):
                 process.wait(60)
 
 
+@pytest.mark.repeats(step=2)
 def test_answers_keys_and_errors_pass(proxy, server):
     assert proxy.ask("GET", "/health")[0] == 200
     assert proxy.ask("GET", "/v1/models")[0] == 401

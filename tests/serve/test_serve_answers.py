@@ -287,6 +287,7 @@ def test_a_lost_client_is_aborted_within_one_step(server, monkeypatch):
     assert engine.scheduler.num_free_blocks == ENGINE["num_blocks"] - 1
 
 
+@pytest.mark.repeats(of="test_a_connection_is_freed_when_it_has_ended")
 def test_a_thousand_clients_that_go_away(server):
     """Clients leave before the first token, in the middle, or while they wait: every block is freed, nothing leaks."""
     engine, bridge = server.engine, server.server.bridge

@@ -34,6 +34,7 @@ def ask(server, **body):
     return status, json.loads(text)
 
 
+@pytest.mark.repeats(of="test_required_calls_obey_the_tools_schemas")
 def test_openais_client_gets_what_its_schema_says(server):
     client = server.openai()
     messages = [{"role": "user", "content": "abc"}]

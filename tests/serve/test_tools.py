@@ -59,6 +59,7 @@ def collected(stream):
     return content, calls, reason
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_required_calls_obey_the_tools_schemas(server, parallel):
     for seed in range(4):
@@ -183,6 +184,7 @@ def test_the_grammar_takes_what_the_template_writes_and_nothing_else(name, choic
     compiler.close()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "hermes"])
 def test_calls_in_other_forms_come_whole_and_streamed(name):
     """The random model writes calls that obey the schemas; a client sends them back with their results."""

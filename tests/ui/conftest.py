@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+"""The browser; Debian's shell without windows takes a third less processor time."""
+
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",

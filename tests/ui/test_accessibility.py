@@ -17,6 +17,7 @@ def test_no_view_of_a_recording_has_a_serious_finding(axe_findings, page_of, lon
     assert axe_findings(page.page) == [], "tables"
 
 
+@pytest.mark.repeats(of="test_no_view_of_a_recording_has_a_serious_finding")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_dialog_of_a_live_view_has_a_serious_finding(axe_findings, open_page, serve, long_trace, dark):
     controller = ReplayingController(long_trace)

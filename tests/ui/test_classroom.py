@@ -67,6 +67,7 @@ def test_a_follower_goes_where_the_teacher_is_and_leaves_again(open_page, addres
     teacher.wait("view.status.class.followers === 1")
 
 
+@pytest.mark.repeats(of="test_a_follower_goes_where_the_teacher_is_and_leaves_again")
 def test_a_follower_waits_for_a_step_that_only_the_teacher_has(open_page, address, controller):
     url, room = address
     teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
@@ -119,6 +120,7 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '42'")
 
 
+@pytest.mark.repeats(of="test_a_follower_goes_where_the_teacher_is_and_leaves_again")
 def test_a_camera_reads_the_followers_link_from_the_teachers_page(open_page, address):
     url, room = address
     teacher = open_page(f"{url}/#teach={room.key}")

@@ -39,6 +39,7 @@ def test_a_request_may_have_the_name_of_what_every_object_has(page_of):
     ]
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("part", [slice(None), slice(100, 160)], ids=["whole", "slice"])
 def test_the_browser_holds_every_number_of_the_trace(page_of, long_trace, part):
     trace = long_trace[part]
@@ -154,6 +155,7 @@ def test_play_moves_on_and_space_stops_it(page_of, long_trace):
     assert page.view("view.cursor.step") == stopped
 
 
+@pytest.mark.repeats(of="test_the_last_frame_is_the_last_step_of_a_live_run")
 def test_looking_back_while_the_engine_goes_on(open_page, serve, long_trace):
     controller = ReplayingController(long_trace, seconds_per_step=0.01)
     page = open_page(serve(controller))
@@ -189,6 +191,7 @@ def test_every_panel_has_a_name_a_focus_and_a_table(page_of, long_trace):
     assert page.root.locator("[aria-live=polite]").count() == 1
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_both_themes_draw_on_their_background(page_of, dark):
     page = page_of(random_trace(1), dark=dark)
@@ -199,6 +202,7 @@ def test_both_themes_draw_on_their_background(page_of, dark):
     assert page.root.get_attribute("data-theme") == ("light" if dark else "dark")
 
 
+@pytest.mark.repeats(step=5)
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=["script", "end-tags", "bidi", "long-word", "entities"])
 def test_untrusted_text_is_shown_as_text(page_of, text):
     trace = hostile_trace([text] * 5)

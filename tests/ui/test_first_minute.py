@@ -140,6 +140,7 @@ def test_a_wider_window_and_a_zoom_leave_nothing_behind(page_of, long_trace):
             assert blank(page, panel, 84 - 6, 84 - 2), f"{panel} is drawn over its labels"
 
 
+@pytest.mark.repeats(of="test_the_toolbar_stays_on_a_narrow_screen")
 def test_panels_never_overlap(page_of, long_trace):
     import random
 
@@ -249,6 +250,7 @@ def test_step_into_names_its_step_and_the_likely_words(open_page, serve, engine)
     assert "removed by temperature" in box.locator(".wb-candidates").first.text_content()
 
 
+@pytest.mark.repeats(of="test_step_into_names_its_step_and_the_likely_words")
 def test_an_output_token_shows_the_likely_words_beside_it(open_page, serve, tiny_llama):
     config = EngineConfig(max_num_batched_tokens=24, block_size=4, num_blocks=64, record_top_tokens=4)
     with Engine(tiny_llama, config) as engine:
@@ -296,6 +298,7 @@ def test_a_click_on_a_block_says_what_it_is_and_keeps_its_colour(page_of, long_t
     assert drawer.is_hidden()
 
 
+@pytest.mark.repeats(of="test_the_mask_of_a_step_is_two_actions")
 def test_a_mask_is_drawn_in_every_step(page_of):
     """Also of a batch that has few rows and much context."""
     requests = [{"id": f"r{i}", "prompt": {"len": 300}, "max_tokens": 5} for i in range(3)]
@@ -359,6 +362,7 @@ def test_a_comparison_fits_on_a_narrow_screen(open_page, tmp_path, engine):
         assert hint.evaluate("(hint) => hint.scrollWidth <= hint.clientWidth"), hint.text_content()
 
 
+@pytest.mark.repeats(of="test_the_toolbar_stays_on_a_narrow_screen")
 def test_the_buttons_of_the_view_stay_together(open_page, serve, engine):
     engine.step()
     page = open_page(serve(engine), width=1280, height=800)
@@ -453,6 +457,7 @@ def test_what_a_smaller_budget_would_have_done_is_two_actions(open_page, serve, 
     assert chunks == [[[c.request_id, c.start, c.num_tokens] for c in record.chunks] for record in second.trace]
 
 
+@pytest.mark.repeats(of="test_what_a_smaller_budget_would_have_done_is_two_actions")
 def test_what_a_smaller_budget_would_have_done_by_keyboard_alone(open_page, serve, engine):
     engine.run(progress=False)
     page = open_page(serve(engine).rstrip("/") + "/#story")

@@ -59,6 +59,7 @@ def slow_rows(page):
     return page.root.locator(".wb-slow tbody tr").all_inner_texts()
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("width", (390, 1100, 1440))
 def test_a_saved_recording_opens_as_an_incident(open_page, tmp_path, trace, width):
     trace.to_html(tmp_path / "page.html")

@@ -126,6 +126,7 @@ def test_two_views_of_one_engine_both_end_on_the_last_step(browser, lab):
         look_at_two_views(page)
 
 
+@pytest.mark.repeats(of="test_two_views_of_one_engine_both_end_on_the_last_step")
 def test_views_sliders_and_interact_of_a_composition(browser, lab):
     """``HBox``, ``jslink`` with a step, the cursor set and watched from Python, and ``interact`` over EngineConfig."""
 

@@ -5,6 +5,7 @@ from tab_stops import unreached
 from viz_traces import ReplayingController
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("view", ["story", "scheduler", "kernel", "all"])
 def test_tab_reaches_every_control_of_a_view(page_of, long_trace, view):
     page = page_of(long_trace)
@@ -14,6 +15,7 @@ def test_tab_reaches_every_control_of_a_view(page_of, long_trace, view):
     assert unreached(page.page) == []
 
 
+@pytest.mark.repeats(of="test_tab_reaches_every_control_of_a_view")
 def test_tab_reaches_every_control_of_a_live_dashboard_and_its_dialogs(open_page, serve, long_trace):
     controller = ReplayingController(long_trace)
     controller.tokenizer = type("Tokenizer", (), {"has_chat_template": True})()

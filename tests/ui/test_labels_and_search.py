@@ -30,6 +30,7 @@ def trace():
     return timed
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_label_of_a_phase_is_whole_or_hidden(page_of, trace, width):
     page = page_of(trace, width=width)
@@ -46,6 +47,7 @@ def test_a_label_of_a_phase_is_whole_or_hidden(page_of, trace, width):
     assert {bar["below"] for bar in bars} == {True, False}, "some labels fit and some do not"
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("width, has_lines", [(390, True), (1100, True), (1440, False)])
 def test_a_narrow_picture_keeps_its_legend(page_of, trace, width, has_lines):
     page = page_of(trace, width=width, height=900)
@@ -110,6 +112,7 @@ def test_every_search_is_answered(page_of, trace):
     assert answers("") == [] and filtered() == ""
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_answers_of_a_search_stay_on_the_screen(page_of, trace, width):
     page = page_of(trace, width=width)

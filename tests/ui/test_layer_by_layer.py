@@ -55,6 +55,7 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
     assert box.is_hidden()
 
 
+@pytest.mark.repeats(of="test_a_step_is_taken_layer_by_layer")
 def test_the_rest_of_a_forward_pass_in_one_press(open_page, serve, engine):
     engine.add_request(list(range(5, 40)), max_tokens=4)
     page = open_page(serve(engine))

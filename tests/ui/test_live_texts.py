@@ -23,6 +23,7 @@ class HostileTokenizer(ChatTokenizer):
         return self.text * len(ids)
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("text", TEXTS, ids=["script", "end-tags", "bidi", "entities"])
 def test_a_live_page_shows_hostile_texts_as_text(open_page, text):
     from workbench import Engine, EngineConfig

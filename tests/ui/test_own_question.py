@@ -71,6 +71,7 @@ def test_a_question_has_its_reply_and_its_way_through_the_engine_beside_it(open_
     assert page.root.locator(".wb-drawer h3").text_content() == "long"
 
 
+@pytest.mark.repeats(of="test_a_question_has_its_reply_and_its_way_through_the_engine_beside_it")
 def test_each_view_has_its_own_questions(open_page, serve, engine):
     address = serve(engine).rstrip("/") + "/#story"
     mine, theirs = open_page(address), open_page(address)

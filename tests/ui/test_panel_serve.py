@@ -80,6 +80,7 @@ def panel_serve(tmp_path):
         assert not re.search("Traceback|ERROR", text), text
 
 
+@pytest.mark.repeats(of="test_the_example_of_an_own_dashboard")
 def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
     address = panel_serve(APP)
     first, second = open_page(address), open_page(address)

@@ -206,7 +206,7 @@ def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
     assert "different requests" in page.root.locator("[data-panel=compare] .wb-facts").text_content()
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(of="test_the_last_frame_is_the_last_step_of_a_live_run")
 @pytest.mark.parametrize("range_mode", ["fit", "window"])
 def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long_trace, range_mode):
     """While the axis stands still only new steps are drawn; the pixels are those of a whole drawing."""
@@ -268,6 +268,7 @@ def hybrid_trace():
     return simulate({"config": config, "requests": requests})
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("first", [0, 9], ids=["whole", "slice"])
 def test_the_browser_holds_the_block_tables_of_every_group(page_of, hybrid_trace, first):
     trace = hybrid_trace[first:]

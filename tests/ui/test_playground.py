@@ -174,6 +174,7 @@ def test_every_preset_slider_switch_and_policy(open_playground):
     assert page.requests[after_start:] == [], "nothing is loaded after the start"
 
 
+@pytest.mark.repeats(of="test_every_preset_slider_switch_and_policy")
 def test_random_workloads_give_the_packets_of_cpython(open_playground):
     """Their bytes hold every step; all kinds, 200 of them, through the page's own worker."""
     page = open_playground()
@@ -255,6 +256,7 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
 
 
+@pytest.mark.repeats(of="test_a_link_shows_the_same_run_in_a_new_page")
 def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, address):
     page = open_playground("#preset=bursts&max_num_seqs=4&enable_prefix_caching=false")
     config = {"max_num_seqs": 4, "enable_prefix_caching": False}
@@ -309,6 +311,7 @@ def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_play
     assert page.decodes() == decodes_of(simulate(workload))
 
 
+@pytest.mark.repeats(of="test_axe_has_no_serious_finding")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playground, dark, width):
@@ -335,6 +338,7 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
     assert axe_findings(page.page) == [], "with the cell"
 
 
+@pytest.mark.repeats(of="test_every_preset_slider_switch_and_policy")
 def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800}, has_touch=True)
     assert page.page.evaluate("document.scrollingElement.scrollWidth") <= 390
@@ -374,6 +378,7 @@ def states_of(page):
     yield "a policy"
 
 
+@pytest.mark.repeats(of="test_tab_reaches_every_control_of_a_view")
 def test_tab_reaches_every_control(open_playground):
     page = open_playground()
     for state in states_of(page):
@@ -381,6 +386,7 @@ def test_tab_reaches_every_control(open_playground):
         assert unreached(page.page) == [], state
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_has_no_serious_finding(axe_findings, open_playground, scheme):
     page = open_playground(color_scheme=scheme)

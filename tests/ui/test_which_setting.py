@@ -72,6 +72,7 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     assert saved.root.get_by_role("button", name="Which setting?").is_hidden()
 
 
+@pytest.mark.repeats(of="test_no_view_of_a_recording_has_a_serious_finding")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_its_dialog_has_no_serious_finding(axe_findings, open_page, serve, dark):
     trace = loaded_server()

@@ -141,7 +141,7 @@ def apple_gpu(monkeypatch):
     monkeypatch.setattr(selection_module, "resolve_backend_name", lambda name: "metal" if name == "auto" else name)
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_self_test_passes(apple_gpu, dtype):
     chosen = select_backend("auto", **{**LLAMA, "dtype": dtype})

@@ -50,7 +50,7 @@ def clamped_reference(batch: Batch, tile: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.repeats(every="value")
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("mean", [-14.0, -20.0, -30.0])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("sequences", [((1, 512),), ((48, 512),)], ids=["decode", "chunk"])
@@ -100,13 +100,14 @@ def test_long_decode_beside_a_chunk():
     check(batch)
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("num_seqs", [1, 6, 7, 8, 9])
 def test_inputs_of_fewer_than_8_elements(num_seqs):
     """MLX passes them as `constant` pointers: cu_seqlens_q for up to 6 sequences, seqused_k for up to 7."""
     check(build(Case(tuple((2, 5 + seq) for seq in range(num_seqs)), 1, 1, 16, 16)))
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("kv_split", [None, 8, 24])
 def test_sinks_count_once(kv_split):
     batch = build(Case(((1, 100), (9, 90), (40, 40)), 4, 2, 32, 8, sinks=True))

@@ -32,6 +32,7 @@ def kv_bytes(positions: int, case: Case) -> int:
     return positions * case.num_kv_heads * case.head_dim * 2
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("case", [
     Case(tuple((1, int(kv)) for kv in np.linspace(300, 1500, 24)), 9, 3, 64, 16, "float16"),
     Case(((1, 3000), (1, 40)), 8, 2, 128, 32, "float16"),
@@ -44,6 +45,7 @@ def test_decodes_read_the_cache_once(case):
     assert traffic["v_cache"].bytes_read <= 1.05 * minimum
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("start", [0, 500])
 def test_a_chunk_of_512_rows_reads_each_tile_once(start):
     """The minimum of a tile is every position that one of its rows may see, once for all of them."""
@@ -78,6 +80,7 @@ def test_every_variant_fits_into_threadgroup_memory(head_dim, itemsize):
     assert shape.tile_kv >= 8 and head_dim % (8 * shape.width) == 0
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
 def test_threadgroup_memory_is_what_the_kernel_uses(head_dim):
     statistics = run(build(Case(((20, 30), (1, 10)), 2, 2, head_dim, 16, "float16")))
