@@ -88,18 +88,21 @@ def _half(row, at):
 @jit
 def _decode_small(kind, row, at, extra, codes, first):
     """32 codes of one byte, or of four bits and perhaps a fifth: byte j holds those of columns j and j + 16."""
+    out = codes[first : first + 32]  # a slice, so that LLVM sees that no index is negative, and takes many at once
     if kind == BYTES:
+        stored = row[at : at + 32]
         for j in range(32):
-            codes[first + j] = row[at + j] ^ 0x80
+            out[j] = stored[j] ^ 0x80
         return
     low_at = at + 4 if extra else at
+    stored = row[low_at : low_at + 16]
     for j in range(16):
-        both = row[low_at + j]
-        low, high = both & 15, both >> 4
-        if extra:
-            low |= (row[at + j // 8] >> (j % 8) & 1) << 4
-            high |= (row[at + 2 + j // 8] >> (j % 8) & 1) << 4
-        codes[first + j], codes[first + j + 16] = low, high
+        out[j] = stored[j] & 15
+        out[j + 16] = stored[j] >> 4
+    if extra:
+        for j in range(16):
+            out[j] |= (row[at + j // 8] >> (j % 8) & 1) << 4
+            out[j + 16] |= (row[at + 2 + j // 8] >> (j % 8) & 1) << 4
 
 
 @jit
@@ -134,23 +137,26 @@ def _decode_six_bit_scales(row, at, scales, minimum, first):
 def _decode_q4_k(row, at, extra, codes, first):
     low_at = at + 32 if extra else at
     for pair in range(4):
+        stored, out = row[low_at + pair * 32 : low_at + pair * 32 + 32], codes[first + pair * 64 : first + pair * 64 + 64]
         for j in range(32):
-            both = row[low_at + pair * 32 + j]
-            low, high = both & 15, both >> 4
-            if extra:
-                low |= (row[at + j] >> (2 * pair) & 1) << 4
-                high |= (row[at + j] >> (2 * pair + 1) & 1) << 4
-            codes[first + pair * 64 + j], codes[first + pair * 64 + 32 + j] = low, high
+            out[j] = stored[j] & 15
+            out[j + 32] = stored[j] >> 4
+        if extra:
+            fifth = row[at : at + 32]
+            for j in range(32):
+                out[j] |= (fifth[j] >> (2 * pair) & 1) << 4
+                out[j + 32] |= (fifth[j] >> (2 * pair + 1) & 1) << 4
 
 
 @jit
 def _decode_q6_k(row, at, codes, first):
     for half in range(2):
         for part in range(4):
+            stored = row[at + half * 64 + part % 2 * 32 : at + half * 64 + part % 2 * 32 + 32]
+            upper = row[at + 128 + half * 32 : at + 160 + half * 32]
+            out = codes[first + half * 128 + part * 32 : first + half * 128 + part * 32 + 32]
             for j in range(32):
-                both = row[at + half * 64 + part % 2 * 32 + j]
-                high = row[at + 128 + half * 32 + j] >> (2 * part) & 3
-                codes[first + half * 128 + part * 32 + j] = (both >> (4 * (part // 2)) & 15) | high << 4
+                out[j] = (stored[j] >> (4 * (part // 2)) & 15) | (upper[j] >> (2 * part) & 3) << 4
 
 
 @jit

@@ -8,6 +8,11 @@ from workbench.cpu.attention.simd import jit
 from workbench.cpu.decoders import decode_bits, decode_small_blocks, decode_super_blocks
 from workbench.cpu.formats import SUPER, TILE, UNIT
 
+_WORD = np.uint64(0xFFFFFFFF)
+_LOW_FOUR = (np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF), _WORD)
+_LOW_TWO = (np.uint64(0x0303030303030303), np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF), np.uint64(0xFFFF))
+"""Masks of `_low_bits` for 4 and for 2 bits, one per step."""
+
 
 # Two functions instead of one, because most files need one, and compiling takes seconds.
 def pack_small_blocks(raw, kind, layout, packed, first_output, codes, scales):
@@ -46,23 +51,17 @@ def _place(layout, packed, output, codes, scales):
         _write(packed, at + 2 * lane, 2, scales.shared[index])
         if layout.has_minima:
             _write(packed, at + 2 * (TILE + lane), 2, scales.shared_minima[index])
-    base, extra = layout.base, layout.extra
-    per_word, mask = UNIT // base, np.uint32((1 << base) - 1)
+    base, extra, eights = layout.base, layout.extra, codes.view(np.uint64)
     for unit in range(layout.num_units):
         at = first + supers * layout.super_bytes + unit * layout.unit_bytes
         for word in range(base):
-            bits = np.uint32(0)
-            for index in range(per_word):
-                code = np.uint32(codes[unit * UNIT + word * per_word + index])
-                bits |= (code & mask) << np.uint32(base * index)
-            packed[(at >> 2) + word * TILE + lane] = bits
+            packed[(at >> 2) + word * TILE + lane] = _base_word(eights, unit * base + word, base, 0)
         for number in range(extra):
             sharing = base // extra
             bits = np.uint32(0)
             for part in range(sharing):
-                for index in range(per_word):
-                    code = np.uint32(codes[unit * UNIT + (number * sharing + part) * per_word + index])
-                    bits |= (code >> np.uint32(base)) << np.uint32(base * index + extra * part)
+                high = _base_word(eights, unit * base + number * sharing + part, base, base)
+                bits |= high << np.uint32(extra * part)
             packed[(at >> 2) + (base + number) * TILE + lane] = bits
         size = layout.scale_bytes
         for number in range(layout.sets):
@@ -71,6 +70,34 @@ def _place(layout, packed, output, codes, scales):
             if layout.has_minima:
                 place += layout.sets * TILE * size
                 _write(packed, place, size, scales.minima[unit * layout.sets + number])
+
+
+@jit
+def _base_word(eights, word, base, shift):
+    """Codes of a base word of a row, each without its lowest ``shift`` bits and cut to ``base`` bits.
+
+    Args:
+        eights: The row's codes, eight bytes in an element.
+        word: The word.
+        base: Bits per code: 2, 4 or 8.
+        shift: 0, or ``base`` for the bits above.
+    """
+    if base == 8:
+        return np.uint32(eights[word >> 1] >> np.uint64(32 * (word & 1)) & _WORD)
+    if base == 4:
+        return _low_bits(eights[word] >> np.uint64(shift), 4, _LOW_FOUR)
+    first, second = eights[2 * word] >> np.uint64(shift), eights[2 * word + 1] >> np.uint64(shift)
+    return _low_bits(first, 2, _LOW_TWO) | _low_bits(second, 2, _LOW_TWO) << np.uint32(16)
+
+
+@jit
+def _low_bits(eight, bits, masks):
+    """The lowest bits of eight bytes next to each other: of neighbours, then of pairs, then of fours."""
+    gap = np.uint64(8 - bits)
+    eight &= masks[0]
+    eight = (eight | eight >> gap) & masks[1]
+    eight = (eight | eight >> gap * np.uint64(2)) & masks[2]
+    return np.uint32((eight | eight >> gap * np.uint64(4)) & masks[3])
 
 
 @jit

@@ -43,7 +43,7 @@ class TemplateProcess:
         program = str(Path(__file__).with_name("template_process.py"))
         self._process, self._connection = start_connected(program, env=environment, start_new_session=True)
         self.pid = os.getpid()
-        self._receive(START_SECONDS)
+        self._is_ready = False
 
     def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         """The answer to a request.
@@ -52,6 +52,9 @@ class TemplateProcess:
             TimeoutError: There was none in time.
             OSError: The process ended, or its answer is too long.
         """
+        if not self._is_ready:  # its start does not count
+            self._receive(START_SECONDS)
+            self._is_ready = True
         self._connection.send_bytes(request)
         return json.loads(self._receive(seconds))
 
@@ -108,6 +111,12 @@ def render_template(source: str, variables: Mapping[str, Any] | None, seconds: f
     if "error" in answer:
         raise TemplateProblem(answer["error"], answer["message"])
     return answer["text"]
+
+
+def start_renderer() -> None:
+    """Start the process for a template that comes soon, and do not wait for it."""
+    with _lock:
+        _process()
 
 
 def _process() -> TemplateProcess:

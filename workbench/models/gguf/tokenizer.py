@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
 from workbench.models.gguf.types import TokenType
+from workbench.models.template_renderer import start_renderer
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class GGUFTokenizer:
         }
         if kind not in builders:
             raise GGUFError(f"tokenizer.ggml.model={kind!r} is not supported; {', '.join(builders)} are")
+        if text(metadata, "tokenizer.chat_template"):
+            start_renderer()  # beside the work on the vocabulary
         tokens = _required("tokenizer.ggml.tokens", list_of(metadata, "tokenizer.ggml.tokens", str))
         if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
             raise GGUFError(

@@ -27,6 +27,7 @@ from workbench.models.gguf.types import GGML_TYPES
 
 _LINE = 64
 _WORTH_THREADS = 2**21  # multiplications of a product that takes longer than waking threads
+_WORTH_PACKING = 2**17  # bytes of stored rows whose packing does
 
 
 class PackedMatrix:
@@ -82,7 +83,14 @@ class PackedMatrix:
         if type_name in KINDS:
             rows = raw.view(np.uint8).reshape(raw.shape[0], -1)
             rows.flags.writeable = False  # one type for memory-mapped files and copies: compiled once
-            pack_ggml(rows, KINDS[type_name], self.layout, self.data, first_output)
+            threads = num_threads() if rows.nbytes >= _WORTH_PACKING else 1
+
+            def work_of(thread: int) -> None:
+                tiles = share(-(-(first_output % TILE + len(rows)) // TILE), thread, threads)
+                first, stop = (max(0, tile * TILE - first_output % TILE) for tile in tiles)
+                pack_ggml(rows[first:stop], KINDS[type_name], self.layout, self.data, first_output + first)
+
+            thread_pool(threads).run(work_of)
         else:
             unsigned = np.uint32 if self.form.bits == 32 else np.uint16
             pack_floats(raw.view(unsigned).reshape(raw.shape[0], -1), self.layout, self.data, first_output)
