@@ -12,7 +12,7 @@ BIN := .venv/bin
 # Containers often set it. Each of the hundreds of processes that tests start would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-all test-fake-gpu lint benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
+.PHONY: demo check test test-all test-fake-gpu lint lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -29,7 +29,7 @@ demo: .venv/.installed-demo
 
 # The three tiers of the tests (tests/support/tiers.py), the first with `make lint`.
 check: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --tier check
+	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile --tier check -o addopts="-p no:schemathesis -p no:nbmake -raR"
 
 test: .venv/.installed-all
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns $(RERUNS) --rerun-show-tracebacks
@@ -45,14 +45,23 @@ test-fake-gpu: .venv/.installed-all
 benchmarks: .venv/.installed-all
 	$(BIN)/python scripts/run_benchmarks.py $(ARGS)
 
+# Two at a time, the longest first.
 lint: .venv/.installed-all
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows
+
+lint-types:
 	$(BIN)/mypy
+lint-structure:
+	$(BIN)/python scripts/measure_structure.py --check
+lint-imports:
 	$(BIN)/lint-imports
+lint-style:
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint-scripts:
 	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
+lint-workflows:
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline --config .github/zizmor.yml .github/workflows .github/dependabot.yml
-	$(BIN)/python scripts/measure_structure.py --check
 
 # The playground in node and in a browser, and notebooks in JupyterLite; `make test` skips what has not been fetched.
 test-playground: .venv/.installed-all

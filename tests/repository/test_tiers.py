@@ -11,7 +11,7 @@ from pathlib import Path
 import mutants_by_tier
 import pytest
 import tiers
-from tiers import CHECK, covering, examples
+from tiers import CHECK, CHECK_LEAVES_OUT, covering, examples
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -127,7 +127,8 @@ def test_only_the_last_tier_draws_new_inputs_each_time(folder, tier, num_draws):
 
 
 def test_the_files_of_the_quickest_tier_exist():
-    assert all((ROOT / path).exists() for path in CHECK)
+    assert all((ROOT / path).exists() for path in (*CHECK, *CHECK_LEAVES_OUT))
+    assert all(path.startswith(CHECK) for path in CHECK_LEAVES_OUT)
 
 
 def test_markers_are_of_the_four_kinds():

@@ -137,7 +137,8 @@ def _decode_six_bit_scales(row, at, scales, minimum, first):
 def _decode_q4_k(row, at, extra, codes, first):
     low_at = at + 32 if extra else at
     for pair in range(4):
-        stored, out = row[low_at + pair * 32 : low_at + pair * 32 + 32], codes[first + pair * 64 : first + pair * 64 + 64]
+        stored_at, out_at = low_at + pair * 32, first + pair * 64
+        stored, out = row[stored_at : stored_at + 32], codes[out_at : out_at + 64]
         for j in range(32):
             out[j] = stored[j] & 15
             out[j + 32] = stored[j] >> 4
@@ -152,9 +153,9 @@ def _decode_q4_k(row, at, extra, codes, first):
 def _decode_q6_k(row, at, codes, first):
     for half in range(2):
         for part in range(4):
-            stored = row[at + half * 64 + part % 2 * 32 : at + half * 64 + part % 2 * 32 + 32]
+            stored_at, out_at = at + half * 64 + part % 2 * 32, first + (4 * half + part) * 32
+            stored, out = row[stored_at : stored_at + 32], codes[out_at : out_at + 32]
             upper = row[at + 128 + half * 32 : at + 160 + half * 32]
-            out = codes[first + half * 128 + part * 32 : first + half * 128 + part * 32 + 32]
             for j in range(32):
                 out[j] = (stored[j] >> (4 * (part // 2)) & 15) | (upper[j] >> (2 * part) & 3) << 4
 

@@ -9,8 +9,8 @@ from workbench.cpu.decoders import decode_bits, decode_small_blocks, decode_supe
 from workbench.cpu.formats import SUPER, TILE, UNIT
 
 _WORD = np.uint64(0xFFFFFFFF)
-_LOW_FOUR = (np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF), _WORD)
-_LOW_TWO = (np.uint64(0x0303030303030303), np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF), np.uint64(0xFFFF))
+_LOW_FOUR = tuple(map(np.uint64, (0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0xFFFFFFFF)))
+_LOW_TWO = tuple(map(np.uint64, (0x0303030303030303, 0x000F000F000F000F, 0x000000FF000000FF, 0xFFFF)))
 """Masks of `_low_bits` for 4 and for 2 bits, one per step."""
 
 
