@@ -4,7 +4,7 @@
     python scripts/mutants_by_tier.py [--room scheduler] [--tier test]
 
 A fault is run with the tests of its room that belong to the tier, and with `tests/laws/test_laws.py`, until one fails.
-It takes about ten minutes of processor time for all faults. Faults that the tier ``check`` finds are not run again:
+It takes 25 minutes of processor time for all faults. Faults that the tier ``check`` finds are not run again:
 the tier ``test`` contains its tests.
 """
 
