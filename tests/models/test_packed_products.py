@@ -125,6 +125,29 @@ def packed_q4_0(num_outputs=2 * TILE + 5, activations="float32"):
     return packed, lambda outputs: weights[outputs]
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K"])
+def test_threads_pack_the_same_bytes(type_name, threads, monkeypatch):
+    """Also where a tensor begins in the middle of a tile, and where there are more threads than tiles."""
+    rows = random_rows(type_name, 5 * TILE + 3, 512, threads)
+    monkeypatch.setattr(matrix, "_WORTH_PACKING", 0)
+
+    def packed(count):
+        monkeypatch.setenv("WORKBENCH_THREADS", str(count))
+        return matrix.from_ggml(type_name, [rows[:7], rows[7:]]).data
+
+    assert np.array_equal(packed(threads), packed(1))
+
+
+def test_no_two_threads_pack_into_one_tile():
+    rng = np.random.default_rng(0)
+    for first, num_rows, threads in rng.integers([0, 1, 1], [3 * TILE, 9 * TILE, 12], (500, 3)).tolist():
+        parts = [matrix.rows_of_thread(first, num_rows, thread, threads) for thread in range(threads)]
+        assert [row for part in parts for row in range(*part)] == list(range(num_rows))
+        tiles = [{(first + row) // TILE for row in range(*part)} for part in parts]
+        assert sum(map(len, tiles)) == len(set().union(*tiles))
+
+
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 def test_right_products_pass_the_check(activations):
     check_products(*packed_q4_0(activations=activations), "layer")

@@ -86,8 +86,7 @@ class PackedMatrix:
             threads = num_threads() if rows.nbytes >= _WORTH_PACKING else 1
 
             def work_of(thread: int) -> None:
-                tiles = share(-(-(first_output % TILE + len(rows)) // TILE), thread, threads)
-                first, stop = (max(0, tile * TILE - first_output % TILE) for tile in tiles)
+                first, stop = rows_of_thread(first_output, len(rows), thread, threads)
                 pack_ggml(rows[first:stop], KINDS[type_name], self.layout, self.data, first_output + first)
 
             thread_pool(threads).run(work_of)
@@ -127,6 +126,16 @@ class PackedMatrix:
         table = np.array(self.form.table, np.uint8)
         unpack_rows(self.data.view(np.uint32), self.layout, table, _numbers(kind), outputs, out)
         return out
+
+
+def rows_of_thread(first_output: int, num_rows: int, thread: int, threads: int) -> tuple[int, int]:
+    """A thread's part of rows that become the outputs from ``first_output`` on: the first, and the one to stop before.
+
+    It ends where a tile ends, because two threads must not write to the same words.
+    """
+    before = first_output % TILE
+    first, stop = share(-(-(before + num_rows) // TILE), thread, threads)
+    return max(0, first * TILE - before), min(num_rows, max(0, stop * TILE - before))
 
 
 @cache
