@@ -128,7 +128,7 @@ def packed_q4_0(num_outputs=2 * TILE + 5, activations="float32"):
 @pytest.mark.parametrize("threads", [2, 3, 7])
 @pytest.mark.parametrize("type_name", ["Q4_1", "Q6_K"])
 def test_threads_pack_the_same_bytes(type_name, threads, monkeypatch):
-    """Also where a tensor begins in the middle of a tile, and where there are more threads than tiles."""
+    """Also with a tensor that begins in the middle of a tile, and with more threads than tiles."""
     rows = random_rows(type_name, 5 * TILE + 3, 512, threads)
     monkeypatch.setattr(matrix, "_WORTH_PACKING", 0)
 
