@@ -27,7 +27,8 @@ demo: .venv/.installed-demo
 	@if [ -n "$(HEADLESS)" ]; then exec $(BIN)/workbench demo --headless; \
 	 else exec $(BIN)/workbench demo --port $(PORT); fi
 
-# The three tiers of the tests (tests/support/tiers.py), the first with `make lint`.
+# The three tiers of the tests (tests/support/tiers.py), the first with `make lint`, and without the notebooks' conftest.py
+# and plugin, whose imports take seconds in each process.
 check: lint
 	$(BIN)/python -m pytest tests -n $(JOBS) --dist loadfile --tier check -o addopts="-p no:schemathesis -p no:nbmake -raR"
 

@@ -12,7 +12,7 @@ The marker is one of
 - ``@pytest.mark.repeats(step=7)``: every seventh case,
 - ``@pytest.mark.repeats(every="value")``: enough cases that every value of every parameter occurs,
 - ``@pytest.mark.repeats(every="pair")``: enough cases that every pair of values of two parameters occurs,
-- ``@pytest.mark.repeats(of="test_name")``: none, because that test has the same kind of case at a smaller size.
+- ``@pytest.mark.repeats(of="test_name")``: none, because that test, here or elsewhere, has a case of the same kind.
 
 Of the notebooks, which have no marker, every fourth one runs.
 """
