@@ -330,7 +330,7 @@ def check(*options, environment=None):
 def test_check_says_what_is_open_to_whom(tmp_path):
     path = key_file(tmp_path, f"alice {ALICE}\nbatch {BATCH} 60\n")
     path.chmod(0o644)
-    run = check("--host", "0.0.0.0", "--api-key-file", str(path), "--allowed-host", "api.example.org")
+    run = check("--host", "0.0.0.0", "--api-key-file", str(path), "--allow-host", "api.example.org")
     assert run.returncode == 0 and not run.stderr
     assert "http://0.0.0.0:8000, every machine that can reach this one" in run.stdout
     assert "alice: any number of requests" in run.stdout and "batch: 60 POST requests a minute" in run.stdout

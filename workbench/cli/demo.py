@@ -11,7 +11,15 @@ import webbrowser
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.cli.options import Commands, add_command, add_dashboard_port_option, add_model_option, check_port
+from workbench.cli.options import (
+    Commands,
+    add_allow_host_option,
+    add_command,
+    add_dashboard_port_option,
+    add_model_option,
+    allow_hosts,
+    check_port,
+)
 
 if TYPE_CHECKING:
     from workbench.distributed.job import MakeEngine
@@ -26,6 +34,7 @@ def add_parser(commands: Commands) -> None:
     """Add ``demo`` to the commands."""
     parser = add_command(commands, "demo", run, "a real model serving real requests, with the dashboard", extra="serve")
     add_dashboard_port_option(parser)
+    add_allow_host_option(parser)
     add_model_option(parser)
     parser.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
@@ -38,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
         The exit status: 1 if a request failed.
     """
     run_requests = (
-        _run_headless if options.headless else partial(_run_served, check_port(options), not options.no_browser)
+        _run_headless
+        if options.headless
+        else partial(_run_served, check_port(options), allow_hosts(options), not options.no_browser)
     )
     from workbench.distributed.job import run_job
 
@@ -60,7 +71,9 @@ def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
     return 1 if any(output.finish_reason == "error" for output in outputs) else 0
 
 
-def _run_served(port: int, browser: bool, _model: LoadedModel, make_engine: MakeEngine) -> int:
+def _run_served(
+    port: int, allow_hosts: tuple[str, ...], browser: bool, _model: LoadedModel, make_engine: MakeEngine
+) -> int:
     from workbench.demo import CONFIG, Arrivals
     from workbench.viz.app import check_port_is_free, serve
     from workbench.viz.classroom import Classroom
@@ -87,7 +100,10 @@ def _run_served(port: int, browser: bool, _model: LoadedModel, make_engine: Make
             engine.start()
 
         with contextlib.suppress(KeyboardInterrupt):
-            serve(engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set, room=room)
+            serve(
+                engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set, room=room,
+                allow_hosts=allow_hosts,
+            )  # fmt: skip
         seen.set()
     print("stopped", file=sys.stderr)
     return 0

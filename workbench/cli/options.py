@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from workbench.ground.field_checks import integer
+from workbench.ground.served_names import ServedNames
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -71,6 +72,20 @@ def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
 def add_dashboard_port_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--port``, where a dashboard is served; see `check_port`."""
     add_number(parser, "--port", 5006, "port of the dashboard on 127.0.0.1")
+
+
+def add_allow_host_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-host``; see `allow_hosts`."""
+    add_list(parser, "--allow-host", "NAME", "a name by which this server is called, such as that of a proxy before it")
+
+
+def allow_hosts(options: argparse.Namespace) -> tuple[str, ...]:
+    """The values of ``--allow-host``.
+
+    Raises:
+        ValueError: One of them is not a name.
+    """
+    return ServedNames(allowed=tuple(options.allow_host)).allowed
 
 
 def check_port(options: argparse.Namespace) -> int:

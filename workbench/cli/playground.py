@@ -7,7 +7,8 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
-from workbench.cli.options import Commands, add_command
+from workbench.cli.options import Commands, add_allow_host_option, add_command, allow_hosts
+from workbench.ground.served_names import ServedNames
 
 
 def add_parser(commands: Commands) -> None:
@@ -15,6 +16,7 @@ def add_parser(commands: Commands) -> None:
     help = "try the scheduler in a web page: workloads, settings, policies, recordings"
     parser = add_command(commands, "playground", run, help)
     parser.add_argument("--port", type=int, default=5007, metavar="N", help="port on 127.0.0.1 (default: %(default)s)")
+    add_allow_host_option(parser)
     parser.add_argument("--fetch", action="store_true", help="fetch Pyodide with npm and pip, once, and end")
     parser.add_argument("--build", type=Path, metavar="DIR", help="write the page's files into DIR, and end")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
@@ -31,6 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from workbench.playground import runtime, server, site
 
+    names = ServedNames(server.HOST, allow_hosts(options))
     if options.fetch:
         print(f"the playground's Python is in {runtime.fetch()}")
         return 0
@@ -46,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         print("building the page; the first time this takes some ten seconds", flush=True)
         site.build(Path(name))
         try:
-            service = server.make_server(Path(name), options.port)
+            service = server.make_server(Path(name), options.port, names)
         except OSError as problem:
             raise OSError(f"port {options.port}: {problem.strerror}; give another one with --port") from None
         address = f"http://{server.HOST}:{service.server_port}/"

@@ -9,7 +9,16 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
+from workbench.cli.options import (
+    Commands,
+    add_allow_host_option,
+    add_command,
+    add_list,
+    add_model_option,
+    add_number,
+    add_settings_option,
+    allow_hosts,
+)
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -54,7 +63,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
     parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
-    add_list(parser, "--allowed-host", "NAME", "a name of this server")
+    add_allow_host_option(parser)
     parser.add_argument(
         "--allowed-origins",
         type=_origins,
@@ -159,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
     given = {field.name: getattr(options, field.name) for field in fields(ServeSettings) if field.name in options}
     given["api_key"] = options.api_key or os.environ.get(API_KEY_VARIABLE)
     given["api_keys"] = read_api_keys(options.api_key_file) if options.api_key_file else ()
-    allowed_hosts, trusted_proxies = tuple(options.allowed_host), tuple(options.trusted_proxy)
+    allowed_hosts, trusted_proxies = allow_hosts(options), tuple(options.trusted_proxy)
     settings = ServeSettings(**given, allowed_hosts=allowed_hosts, trusted_proxies=trusted_proxies)
     settings.check_files()
     config, draft_model = _engine_config(options)

@@ -10,9 +10,11 @@ from workbench.cli import trace_decide
 from workbench.cli.options import (
     TRACE_FILE,
     Commands,
+    add_allow_host_option,
     add_command,
     add_dashboard_port_option,
     add_window_options,
+    allow_hosts,
     check_port,
     has_window,
     load_trace,
@@ -64,6 +66,7 @@ def add_parser(commands: Commands) -> None:
     )
     watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
     add_dashboard_port_option(watch)
+    add_allow_host_option(watch)
 
     events = add_command(
         actions, "kv-events", _kv_events, "record the KV cache events of a running vLLM", examples=_KV_EVENTS
@@ -165,6 +168,7 @@ def _watch(options: argparse.Namespace) -> int:
     from workbench.viz.fleet_page import make_fleet_app
 
     port = check_port(options)
+    hosts = allow_hosts(options)
 
     def say() -> None:
         print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
@@ -175,13 +179,15 @@ def _watch(options: argparse.Namespace) -> int:
                 fleet.traces = parts_of(fleet.traces, options)
             else:
                 fleet.start()
-            app.serve_session(make_fleet_app(fleet), port=port, title=options.trace.name, on_listening=say)
+            session = make_fleet_app(fleet)
+            app.serve_session(session, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
         return 0
     if has_window(options):
-        app.serve(load_trace(options.trace, options), port=port, title=options.trace.name, on_listening=say)
+        trace = load_trace(options.trace, options)
+        app.serve(trace, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
         return 0
     with TraceFollower(options.trace) as follower:
-        app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say)
+        app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say, allow_hosts=hosts)
     return 0
 
 

@@ -23,7 +23,7 @@ from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPServerRequest
 from tornado.web import RequestHandler
 
-from workbench.serve.settings import is_address
+from workbench.ground.served_names import is_address
 from workbench.serve.sockets import WatchedStream
 
 log = logging.getLogger("workbench")

@@ -24,7 +24,7 @@ def exposure(settings: ServeSettings, key_file: str | None = None) -> str:
     rows = [
         ("address", _address(settings)),
         ("encryption", _encryption(settings)),
-        ("host names", ", ".join(("IP addresses", "localhost", *map(printable, settings.allowed_hosts)))),
+        ("host names", settings.names.describe()),
         ("other sites", ", ".join(map(printable, settings.allowed_origins)) or "none"),
         ("trusted proxies", ", ".join(settings.trusted_proxies) or "none"),
         *(("API key", text) for text in _keys(settings)),

@@ -2,9 +2,7 @@
 
 One router stands before the API, the dashboard, its websocket and the trace, so that none can be forgotten.
 
-- *Host*: a web page elsewhere can point its own name at 127.0.0.1 ("DNS rebinding") and read the answers. The browser
-  then sends that name, so only addresses, "localhost" and the names in ``allowed_hosts`` are served.
-- *Origin*: browsers let any page open a websocket or post a form to any server, and send the page's origin. Those in
+- *Host* and *Origin*: pages of other sites are refused (workbench/ground/served_names.py), but the origins in
   ``allowed_origins`` may call the API (workbench/serve/cross_origin.py).
 - *API key*: compared in constant time (workbench/serve/keys.py), and limited in its POST requests per minute. A browser
   cannot add the header to a page or a websocket, so /dashboard takes the key once as ``?api_key=`` and turns it into a
@@ -20,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import (
@@ -33,12 +31,13 @@ from tornado.httputil import (
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
+from workbench.ground.served_names import HOST_REFUSED, ORIGIN_REFUSED, ServedNames
 from workbench.serve.access_log import CLIENT_CLOSED_REQUEST
 from workbench.serve.cross_origin import Preflight, is_allowed, is_preflight
 from workbench.serve.dashboard import DASHBOARD, DASHBOARD_SOCKET, Dashboard, SessionQueue, SocketInTurn
 from workbench.serve.errors import ApiError, too_busy, unavailable
 from workbench.serve.keys import ApiKey, KeyRing
-from workbench.serve.settings import LOOPBACK_NAMES, ServeSettings, is_address
+from workbench.serve.settings import ServeSettings
 from workbench.serve.sockets import BAD_REQUEST, WatchedStream
 
 COOKIE = "workbench_api_key"
@@ -86,8 +85,10 @@ class Guard(Router):
         if stream.is_reserve and request.path not in OPEN_PATHS:
             raise unavailable("the server has no connection left: try again later")
         check_path(request.path)
-        check_host(request.headers, self._settings.allowed_hosts)
-        stream.allowed_origin = check_origin(request, self._settings.allowed_origins)
+        names = self._settings.names
+        if not names.serves_host(request.headers.get("Host", "")):
+            raise ApiError(403, HOST_REFUSED)
+        stream.allowed_origin = check_origin(request, names, self._settings.allowed_origins)
         if stream.allowed_origin and is_preflight(request):
             return self._api.get_handler_delegate(request, Preflight)
         if self._keys and request.path not in OPEN_PATHS:
@@ -148,20 +149,7 @@ def check_path(path: str) -> None:
         raise ApiError(400, "the address holds a character that no address of this server has")
 
 
-def check_host(headers: HTTPHeaders, allowed: tuple[str, ...]) -> None:
-    """Reject requests whose Host header has an unknown name.
-
-    Raises:
-        ApiError: Status 403.
-    """
-    host = _name_of(headers.get("Host", ""))
-    if not (is_address(host) or host in LOOPBACK_NAMES or host in map(str.lower, allowed)):
-        raise ApiError(
-            403, "this Host is not served: call the server by its address, or start it with --allowed-host NAME"
-        )
-
-
-def check_origin(request: HTTPServerRequest, allowed: tuple[str, ...]) -> str:
+def check_origin(request: HTTPServerRequest, names: ServedNames, allowed: tuple[str, ...]) -> str:
     """Reject requests from the pages of other sites, but those that are allowed.
 
     Returns:
@@ -170,23 +158,12 @@ def check_origin(request: HTTPServerRequest, allowed: tuple[str, ...]) -> str:
     Raises:
         ApiError: Status 403.
     """
-    headers = request.headers
-    origin = headers.get("Origin")
-    if origin is None:
-        return ""
-    try:
-        netloc = urlsplit(origin).netloc
-    except ValueError:  # such as "http://[", which no browser sends
-        netloc = ""
-    if netloc and netloc.lower() == headers.get("Host", "").lower():
+    origin = request.headers.get("Origin")
+    if origin is None or names.serves_origin(origin, request.headers.get("Host", "")):
         return ""
     if is_allowed(origin, request.path, allowed):
         return origin
-    raise ApiError(
-        403,
-        "this Origin is not served at this address: only the server's own pages may call it from a browser, and those "
-        "of --allowed-origins its API",
-    )
+    raise ApiError(403, f"{ORIGIN_REFUSED}, and those of --allowed-origins its API")
 
 
 def find_api_key(headers: HTTPHeaders, keys: KeyRing) -> ApiKey:
@@ -216,13 +193,6 @@ def _wrong_key() -> ApiError:
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-def _name_of(host: str) -> str:
-    """The name in a Host header, without its port and without the brackets of an IPv6 address."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
 
 
 class BodyLimit(HTTPMessageDelegate):

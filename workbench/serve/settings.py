@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import ssl
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from workbench.ground.field_checks import integer, number
+from workbench.ground.served_names import ServedNames, is_address, is_loopback
 from workbench.serve.keys import MAX_PER_MINUTE, ApiKey
 
-LOOPBACK_NAMES = ("localhost",)
 ANY_ORIGIN = "*"
 
 
@@ -32,7 +31,7 @@ class ServeSettings:
         max_requests_per_minute: Maximum number of POST requests per minute for each key without a limit; None for any.
         access_log: File to which a line per request is appended; "-" for standard output; None for no log.
         insecure: Allow an address that other machines can reach without an API key.
-        allowed_hosts: Names by which clients may call the server, besides IP addresses and "localhost".
+        allowed_hosts: Names by which clients may call the server, besides "localhost" and its addresses.
         allowed_origins: Origins of other sites whose pages may call the API from a browser, such as
             "https://app.example.org"; "*" for all, which needs ``api_key`` or ``insecure``.
         max_queue: Maximum number of waiting requests, besides the ``max_num_seqs`` that run; one more gets status 429.
@@ -80,6 +79,7 @@ class ServeSettings:
         number("header_seconds", self.header_seconds, 0.1, 3600.0)
         number("prepare_seconds", self.prepare_seconds, 0.1, 3600.0)
         number("drain_seconds", self.drain_seconds, 0.0, 3600.0)
+        _ = self.names
         for proxy in self.trusted_proxies:
             if not is_address(proxy):
                 raise ValueError(f"trusted_proxies must hold IP addresses, got {proxy!r}")
@@ -153,13 +153,13 @@ class ServeSettings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can connect."""
-        return self.host in LOOPBACK_NAMES or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
+        return is_loopback(self.host)
 
+    @cached_property
+    def names(self) -> ServedNames:
+        """The Host and Origin headers that are answered.
 
-def is_address(host: str) -> bool:
-    """Whether a host is an IP address rather than a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        Raises:
+            ValueError: One of ``allowed_hosts`` is not a name.
+        """
+        return ServedNames(self.host, self.allowed_hosts)

@@ -7,19 +7,23 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import panel as pn
 import param
 from panel.custom import AnyWidgetComponent
 from panel.io.state import set_curdoc
+from panel.io.threads import StoppableThread
+from tornado.ioloop import IOLoop
 
+from workbench.ground.served_names import ServedNames
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
+from workbench.viz.host_guard import HostGuard
 from workbench.viz.pace import Pace, processor_seconds
 
 log = logging.getLogger("workbench")
@@ -177,6 +181,7 @@ def serve(
     on_listening: Callable[[], None] | None = None,
     on_seen: Callable[[], None] | None = None,
     room: Classroom | None = None,
+    allow_hosts: Sequence[str] = (),
 ) -> Any:
     """Serve the dashboard until the process is interrupted.
 
@@ -190,9 +195,11 @@ def serve(
         on_listening: Called on another thread as soon as a browser can connect; not if ``threaded``.
         on_seen: Called when a browser has connected and is about to draw.
         room: The class of the visitors; it has the key of the teacher's link.
+        allow_hosts: Names by which browsers may call the server, besides "localhost" and its addresses.
 
     Raises:
         OSError: The port is in use.
+        ValueError: One of ``allow_hosts`` is not a name.
     """
     return serve_session(
         make_app(source, other=other, on_seen=on_seen, room=room),
@@ -201,6 +208,7 @@ def serve(
         title=title,
         threaded=threaded,
         on_listening=on_listening,
+        allow_hosts=allow_hosts,
     )
 
 
@@ -212,23 +220,48 @@ def serve_session(
     title: str = "Workbench",
     threaded: bool = False,
     on_listening: Callable[[], None] | None = None,
+    allow_hosts: Sequence[str] = (),
 ) -> Any:
     """Serve the page that a function builds for each browser session; the other arguments are those of `serve`.
 
     Raises:
         OSError: The port is in use.
+        ValueError: One of ``allow_hosts`` is not a name.
     """
+    names = ServedNames(address, tuple(allow_hosts))
     check_port_is_free(port, address)
-    options: dict[str, Any] = {"port": port, "address": address, "show": False, "title": title, "verbose": False}
+
+    def make(loop: IOLoop | None = None) -> Any:
+        server = pn.serve(
+            {"/": session},
+            port=port,
+            address=address,
+            loop=loop,
+            show=False,
+            title=title,
+            location=False,
+            verbose=False,
+            start=False,
+        )
+        server._tornado.websocket_origins.add("*")  # the guard decides
+        server._http.request_callback = HostGuard(server._tornado, names)
+        return server
+
+    def run(server: Any) -> Any:
+        server.start()
+        server.io_loop.start()
+        return server
+
     if threaded:
-        return pn.serve({"/": session}, threaded=True, **options)
-    server = pn.serve({"/": session}, start=False, **options)
+        loop = IOLoop(make_current=False)
+        thread = StoppableThread(target=lambda: run(make(loop)), io_loop=loop, owns_loop=True, daemon=True)
+        thread.start()
+        return thread
+    server = make()
     if on_listening is not None:
         # On another thread, because opening a browser may take its time; in the loop, because it answers from then on.
         server.io_loop.add_callback(threading.Thread(target=on_listening, daemon=True).start)
-    server.start()
-    server.io_loop.start()
-    return server
+    return run(server)
 
 
 def check_port_is_free(port: int, address: str = "127.0.0.1") -> None:
