@@ -114,11 +114,62 @@ def test_the_spread_of_numbers_has_every_answer_once_in_order(room, seed):
         room.take(follower, "answer", number=number, value=answer)
     spread = room.facts(teacher)["spread"]
     assert sum(count for _, count in spread) == 30 and 1 < len(spread) <= MAX_BARS
-    edges = [float(words.split(" to ")[0]) for words, _ in spread]
+    edges = [float(words.removeprefix("above ").split(" to ")[0]) for words, _ in spread if "below" not in words]
     assert edges == sorted(edges)
-    for value in (float("nan"), float("inf"), True, "7"):
-        with pytest.raises(ValueError, match="must be a number"):
+    for value in (float("nan"), float("inf"), True, "7", [], None, 1.7e308, -1.01e15, 10**400):
+        with pytest.raises(ValueError, match="the answer must be "):
             room.take(followers[0], "answer", number=number, value=value)
+
+
+@pytest.mark.parametrize("hostile", [(1e15, -1e15), (1e15,), (-1e15, 1e15, 1e-320), (5.0,) * 6])
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_far_away_leave_the_bars_of_the_others_apart(room, hostile, seed):
+    rng = random.Random(seed)
+    teacher = enter(room, "teacher", room.key)
+    room.take(teacher, "ask", text="How many steps?")
+    honest = [rng.uniform(4, 20) for _ in range(20)]
+    for value in [*honest, *hostile]:
+        room.take(enter(room, "follower"), "answer", number=1, value=value)
+    spread = room.facts(teacher)["spread"]
+    assert sum(count for _, count in spread) == len(honest) + len(hostile)
+    assert max(count for _, count in spread) < 12 + len(hostile) and sum(count > 0 for _, count in spread) >= 5
+    named = {words.split()[0] for words, _ in spread}
+    assert ("above" in named) == any(value > 40 for value in hostile)
+    assert ("below" in named) == any(value < -20 for value in hostile)
+
+
+def test_one_answer_given_by_most_has_a_bar_alone(room):
+    teacher = enter(room, "teacher", room.key)
+    room.take(teacher, "ask", text="How many steps?")
+    for value in [7.0] * 40 + [float(value) for value in range(-4, 8)]:
+        room.take(enter(room, "follower"), "answer", number=1, value=value)
+    assert room.facts(teacher)["spread"] == [("below 7", 11), ("7", 41), ("above 7", 0)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_one_visitor_sends_changes_nothing_for_the_others(room, seed):
+    """Every command with every kind of value, between honest ones; a control shows that the honest ones count."""
+    rng = random.Random(seed)
+    teacher, honest, hostile = enter(room, "teacher", room.key), enter(room, "follower"), enter(room, "follower")
+    values = [1.7e308, -1.7e308, 10**400, float("nan"), "x" * 10_000, [], {}, None, True, -1, "\ud800", 7]
+    for number in range(1, 4):
+        room.take(teacher, "ask", text=f"question {number}")
+        room.take(honest, "answer", number=number, value=4)
+        before = room.facts(honest), room.facts(teacher)
+        for _ in range(50):
+            what = rng.choice(["answer", "lead", "ask", "end", "code", "join", "_spread", "__init__"])
+            names = ["number", "value", "role", "key", "text", "choices", "view", "step", "follow", "request", "link"]
+            given = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(4))}
+            if what == "answer":
+                given = {"number": number, "value": rng.choice(values)}
+            try:
+                room.take(hostile, what, **given)
+            except (ValueError, TypeError) as problem:
+                assert str(problem)
+            assert room.facts(honest) == before[0]
+            spread = dict(room.facts(teacher)["spread"])
+            assert spread.pop("4") == 1 and sum(spread.values()) <= 1
+            assert room.facts(teacher) | {"spread": None} == before[1] | {"spread": None}
 
 
 def test_a_question_out_of_range_is_refused_and_a_new_one_forgets_the_answers(room):

@@ -337,3 +337,29 @@ def test_weights_as_html_escape_their_tokens():
     assert "<script>" not in html and "&lt;script&gt;" in html and "0.7000" in html
     with pytest.raises(ValueError, match="2 texts for 3 positions"):
         weights_html(np.ones(3), ["a", "b"])
+
+
+def test_a_view_that_looks_again_and_again_has_one_thread(recorded, monkeypatch):
+    begun, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    looked = []
+
+    def slow_facts(trace):
+        begun.release()
+        go_on.acquire()
+        looked.append(trace)
+        return {"looks": len(looked)}
+
+    monkeypatch.setattr("workbench.viz.feed.incident_facts", slow_facts)
+    feeds = [Feed(lambda: recorded) for _ in range(2)]
+    for _ in range(500):
+        for feed in feeds:
+            feed.handle({"name": "look"})
+    assert begun.acquire(timeout=60)
+    assert sum(thread.name == "workbench-incident" for thread in threading.enumerate()) == 2
+    for _ in range(4):  # each view looks once more for all that it asked meanwhile
+        go_on.release()
+    wait_for(lambda: not any(thread.name == "workbench-incident" for thread in threading.enumerate()))
+    assert len(looked) == 4
+    go_on.release()
+    feeds[0].handle({"name": "look"})
+    wait_for(lambda: len(looked) == 5)

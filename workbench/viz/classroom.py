@@ -7,14 +7,17 @@ teacher carries a key that the server makes at its start. Answers have no names,
 from __future__ import annotations
 
 import hmac
-import math
 import secrets
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import quantiles
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from workbench.ground.field_checks import choice, shown
+from workbench.ground.field_checks import number as number_field
 from workbench.ground.on_demand import extra_for
 
 ROLES = ("visitor", "follower", "teacher")
@@ -34,6 +37,13 @@ MAX_LINK = 400
 
 MAX_BARS = 10
 """Maximum number of bars of a spread of numbers."""
+
+MAX_ANSWER = 1e15
+"""Largest number, with either sign, that answers a question."""
+
+FAR = 1.5
+"""Distance beyond the middle half of the answers, in widths of that half, from which an answer shares an outermost bar:
+one that is far away must not put all others into one bar."""
 
 
 class Visitor:
@@ -157,10 +167,8 @@ class Classroom:
             raise ValueError("this question is not open any more")
         if question["choices"]:
             visitor.answer = choice("answer", value, question["choices"])
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"the answer must be a number, got {value!r}")
         else:
-            visitor.answer = value
+            visitor.answer = number_field("the answer", value, -MAX_ANSWER, MAX_ANSWER)
 
     def _end(self, visitor: Visitor) -> None:
         self._teacher(visitor)
@@ -183,9 +191,7 @@ class Classroom:
         numbers = sorted(value for value in given if not isinstance(value, str))
         if len(set(numbers)) <= MAX_BARS:
             return [(f"{value:g}", count) for value, count in sorted(Counter(numbers).items())]
-        low, width = numbers[0], (numbers[-1] - numbers[0]) / MAX_BARS
-        bins = Counter(min(MAX_BARS - 1, int((value - low) / width)) for value in numbers)
-        return [(f"{low + i * width:.4g} to {low + (i + 1) * width:.4g}", bins[i]) for i in range(MAX_BARS)]
+        return _histogram(numbers)
 
     def _tell(self) -> None:
         visitors = list(self._visitors.values())
@@ -194,3 +200,21 @@ class Classroom:
         )
         for visitor in visitors:
             visitor.on_news()
+
+
+def _histogram(numbers: list[float]) -> list[tuple[str, int]]:
+    """Bars of equal width over sorted numbers, the outermost of which also count what is far away."""
+    lower, _, upper = quantiles(numbers, n=4)
+    reach = FAR * (upper - lower)
+    low, high = max(numbers[0], lower - reach), min(numbers[-1], upper + reach)
+    if low == high:  # most answers are the same number
+        below, above = sum(number < low for number in numbers), sum(number > low for number in numbers)
+        return [(f"below {low:g}", below), (f"{low:g}", len(numbers) - below - above), (f"above {low:g}", above)]
+    edges = [low + i * (high - low) / MAX_BARS for i in range(MAX_BARS + 1)]
+    bins = Counter(min(MAX_BARS - 1, max(0, bisect_right(edges, number) - 1)) for number in numbers)
+    words = [f"{left:.4g} to {right:.4g}" for left, right in pairwise(edges)]
+    if numbers[0] < low:
+        words[0] = f"below {edges[1]:.4g}"
+    if numbers[-1] > high:
+        words[-1] = f"above {edges[-2]:.4g}"
+    return [(word, bins[i]) for i, word in enumerate(words)]

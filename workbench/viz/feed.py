@@ -88,6 +88,7 @@ class Feed:
         self._resend = False
         self._lock = threading.Lock()
         self._working = False
+        self._looks = 0  # that a view has asked for since its thread began
 
     # -- to the view -----------------------------------------------------------------------------------------
 
@@ -324,13 +325,28 @@ class Feed:
         self._in_background(explain)
 
     def _do_look(self) -> None:
-        """Find what happened in the recording. A view asks by itself, so this waits for a person's question."""
+        """Find what happened in the recording. A view asks by itself, so this waits for a person's question.
+
+        However often a view asks, it has one thread: what it asks meanwhile is answered by one more look.
+        """
+        self._looks += 1
+        if self._looks > 1:
+            return
 
         def look() -> None:
-            with _TURN:
-                self._incident = incident_facts(self._newest_trace())
+            asked = 0
+            while asked != self._looks:
+                asked = self._looks
+                with _TURN:
+                    self._incident = incident_facts(self._newest_trace())
 
-        in_background(look, "workbench-incident")
+        def look_and_end() -> None:
+            try:
+                look()
+            finally:
+                self._looks = 0
+
+        in_background(look_and_end, "workbench-incident")
 
     def _do_tune(self, slo: str) -> None:
         def tune() -> None:
