@@ -3,7 +3,8 @@
 The plain model computes three short sequences, unchunked; then they run again in two packed steps that mix chunks and
 decodes over permuted blocks. The paged path is accepted only if the logits agree, if every layer called the paged
 attention exactly once, and if the same comparison fails, as it should, with positions shifted by 3. Sliding windows
-are narrowed for the comparison: a few tokens would never leave the real ones.
+are narrowed for the comparison: a few tokens would never leave the real ones. A way that is accepted also has to agree
+far from the start (`workbench.models.far_trial`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 from workbench.attention.backend import AttentionBackend
 from workbench.attention.stored import STORED_DTYPES
 from workbench.ground.short_traceback import ShortTraceback
+from workbench.ground.threads import num_threads
+from workbench.models.far_trial import far_trial
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.layer_cache import LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers
@@ -183,6 +186,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     for mode, mask_ndim in _WAYS:
         try:
             result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
+            _try_far(model, result, backend)
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
@@ -193,6 +197,22 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     raise UnsupportedModelError(
         f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
     )
+
+
+def _try_far(model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> None:
+    """Compare an accepted way with the plain model far from the start.
+
+    Raises:
+        _Mismatch: They differ.
+    """
+    num_threads()  # a wrong setting is not a fault of the model
+    try:
+        far = far_trial(model, result)
+        difference = far.difference(far.by_layer(backend), error_bound(far.caches))
+    except Exception as problem:
+        raise _Mismatch(f"far from the start, {_why_it_fails(problem)}") from problem
+    if difference:
+        raise _Mismatch(difference)
 
 
 def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:

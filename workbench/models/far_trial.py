@@ -1,0 +1,463 @@
+"""Trials far from the start: at positions and lengths that a short trial never reaches, on a small copy of the model.
+
+A rule of a model that begins at a position or at a length is invisible before it. So the plain model runs once at
+length, and then behind long contexts: around every number that its code or its arguments name, at the end of its
+positions, and at several lengths between. The keys and values of these contexts are random numbers, which all layers
+share, so that a long context takes milliseconds. The paged ways run the same, and have to give the same logits.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from workbench.attention.metadata import AttentionMetadata
+from workbench.models.final_norm import FinalNorm
+from workbench.models.forward import forward_rows
+from workbench.models.layer_cache import LayerKV
+from workbench.models.mixers import MixerPatch
+from workbench.models.model_code import fingerprint, named_numbers, position_limit
+from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
+from workbench.models.patch import patch_model
+from workbench.models.small_copy import own_or_small
+from workbench.models.state_cache import LayerState
+from workbench.models.trial_steps import probe_tokens
+
+if TYPE_CHECKING:
+    from workbench.attention.backend import AttentionBackend
+    from workbench.models.preflight import PreflightResult
+
+log = logging.getLogger("workbench")
+
+BLOCK_SIZE = 64
+CHUNK = 3
+"""Rows behind a long context that are computed at once; one more follows alone."""
+LONGEST_RUN, LONGEST_GATHERED_RUN = 2049, 257
+"""Tokens that the plain model is given at once: one more than mlx-lm gives it; gathered context takes their square."""
+_MAX_SCORES = 2.5e8
+"""Scores of all heads and layers that the plain model may compute at once."""
+_MAX_NAMED, _NUM_BETWEEN = 24, 6
+_NUM_LARGE, _LONGEST_LARGE = 3, 33
+"""Lengths that are tried of a large model that cannot be copied."""
+_MAX_CONTEXT_BYTES = 64 * 2**20
+_KEY_SCALE, _VALUE_SCALE = 4.0, 2.0
+"""Large keys: behind a long context, few keys get most of the attention, so that its scale shows."""
+
+Rows = tuple[np.ndarray, np.ndarray]
+
+
+class _Shared(KVCache):
+    """A cache whose context is an array that other layers have too; it keeps its own rows alone."""
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        super().__init__()
+        self.offset = keys.shape[2]
+        self._context = keys, values
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """The context, and the rows so far."""
+        if self.keys is not None:
+            keys, values = mx.concatenate([self.keys, keys], axis=2), mx.concatenate([self.values, values], axis=2)
+        self.offset += keys.shape[2] - (0 if self.keys is None else self.keys.shape[2])
+        self.keys, self.values = keys, values
+        return mx.concatenate([self._context[0], keys], axis=2), mx.concatenate([self._context[1], values], axis=2)
+
+
+@dataclass
+class Case:
+    """Tokens behind a context, and the plain model's logits of them.
+
+    Attributes:
+        context: Length of the context: 0 for a run without one.
+        token_ids: int32 [num_tokens].
+        expected: float32 [num_tokens, vocab_size].
+    """
+
+    context: int
+    token_ids: np.ndarray
+    expected: np.ndarray
+
+    @property
+    def place(self) -> str:
+        """Where the case is, for a message."""
+        first, last = self.context, self.context + len(self.token_ids) - 1
+        return f"at positions {first} to {last}"
+
+
+Forward = Callable[[PagedKVCache, list[AttentionMetadata], np.ndarray, np.ndarray], np.ndarray]
+"""Computes a packed step: the pool, the batch as each cache sees it, positions and tokens; the logits of all rows."""
+
+Compute = Callable[[Sequence[Case], int], list[np.ndarray]]
+"""Gives the logits of cases with a seed."""
+
+
+@dataclass
+class FarTrial:
+    """Cases of a model, for every way to serve it.
+
+    Attributes:
+        model: The small copy, or the model itself.
+        caches: Contents of the entries of its cache argument.
+        final_norm: Dotted name of its final norm, None if all rows are projected.
+        longest: Length of the run without a context.
+        contexts: Lengths of contexts.
+    """
+
+    model: nn.Module
+    caches: tuple[CacheSpec, ...]
+    final_norm: str | None
+    mode: str
+    mask_ndim: int
+    longest: int
+    contexts: tuple[int, ...]
+    _made: dict[int, list[Case]] = field(default_factory=dict)
+
+    def cases(self, seed: int) -> list[Case]:
+        """The cases with the tokens and contexts of a seed."""
+        if seed not in self._made:
+            generator = np.random.default_rng(seed)
+            high = int(probe_tokens(self.model).max()) + 1
+            made = []
+            for context, count in ((0, self.longest), *((context, CHUNK + 1) for context in self.contexts)):
+                token_ids = generator.integers(1, max(2, high), count, dtype=np.int32)
+                try:
+                    expected = self._plain(context, token_ids, seed)
+                except Exception as problem:  # nothing to compare with
+                    log.debug("the plain model does not run behind %d tokens: %r", context, problem)
+                    continue
+                made.append(Case(context, token_ids, expected))
+            self._made[seed] = made
+        return self._made[seed]
+
+    def _plain(self, context: int, token_ids: np.ndarray, seed: int) -> np.ndarray:
+        """The plain model's logits, of a run or behind a context."""
+        tokens = mx.array(token_ids)[None]
+        if not context:
+            return self._logits([tokens], make_prompt_cache(self.model))
+        return self._logits([tokens[:, :-1], tokens[:, -1:]], self._behind(context, seed))
+
+    def _behind(self, context: int, seed: int) -> list[Any]:
+        specs = iter(flat_caches(self.caches))
+        return [_behind(entry, specs, context, seed) for entry in make_prompt_cache(self.model)]
+
+    def _logits(self, parts: Sequence[mx.array], entries: list[Any]) -> np.ndarray:
+        """Logits of tokens that the plain model is given in parts."""
+        logits = [self.model(part, cache=entries) for part in parts]
+        return np.array(mx.concatenate(logits, axis=1)[0].astype(mx.float32))
+
+    def difference(self, compute: Compute, bound: float) -> str:
+        """How a way differs from the plain model, and where; empty if rounding explains it.
+
+        A mixture of experts chooses others at a near tie, so one row of a case may differ, and a case is tried again
+        with other tokens.
+
+        Args:
+            compute: Gives the logits of cases with a seed.
+            bound: Largest error of a row that rounding explains, relative to the spread of the logits.
+        """
+        failed: list[int] = []
+        for seed in (0, 1, 2):
+            cases = self.cases(seed)
+            tried = failed or list(range(len(cases)))
+            computed = compute([cases[index] for index in tried], seed)
+            errors = {index: _error(logits, cases[index]) for index, logits in zip(tried, computed)}
+            failed = [index for index, error in errors.items() if not error <= bound]
+            if not failed:
+                return ""
+        first = failed[0]
+        return f"logits {cases[first].place} differ from the plain model's by {errors[first]:.1e} of their spread"
+
+    def by_layer(self, backend: AttentionBackend) -> Compute:
+        """Computes cases by the model's own layers over a pool."""
+
+        def compute(cases: Sequence[Case], seed: int) -> list[np.ndarray]:
+            patches: list[Any] = [] if self.mode == "gather" else list(patch_model(self.model, backend))
+            paths = [path for one in flat_caches(self.caches) if isinstance(one, LayerState) for path in one.mixers]
+            patches += [MixerPatch(self.model, paths)] if paths else []
+            norm = FinalNorm(self.model, self.final_norm) if self.final_norm is not None else None
+            try:
+                return self.through(backend, functools.partial(_forward, self.model, norm))(cases, seed)
+            finally:
+                for patch in [*patches, *([norm] if norm is not None else [])]:
+                    patch.restore()
+
+        return compute
+
+    def through(self, backend: AttentionBackend, forward: Forward) -> Compute:
+        """Computes cases by a way through packed steps."""
+
+        def compute(cases: Sequence[Case], seed: int) -> list[np.ndarray]:
+            batches = self._batches(cases)
+            return [logits for batch in batches for logits in _run(self, batch, seed, backend, forward)]
+
+        return compute
+
+    def num_heads(self, backend: AttentionBackend) -> int:
+        """Number of query heads, in mode "kernel"."""
+        seen: list[int] = []
+
+        def forward(kv_cache: PagedKVCache, *step: Any) -> np.ndarray:
+            logits = _forward(self.model, None, kv_cache, *step)
+            seen.append(kv_cache.layers[0].num_heads)
+            return logits
+
+        patches = patch_model(self.model, backend)
+        try:
+            _run(self, [Case(0, np.ones(2, np.int32), np.empty(0))], 0, backend, forward)
+        finally:
+            for patch in patches:
+                patch.restore()
+        return seen[0]
+
+    def _batches(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
+        """Cases that run together: all with a kernel, one far and one near with gathered context."""
+        alone, behind = [case for case in cases if not case.context], [case for case in cases if case.context]
+        yield from ([case] for case in alone)
+        if self.mode == "kernel":
+            yield from [behind] if behind else []
+        else:
+            yield from ([case] for case in behind)
+
+
+def far_trial(model: nn.Module, result: PreflightResult) -> FarTrial:
+    """The far trial of a model.
+
+    Args:
+        model: The model. One that is large and cannot be built again runs little.
+        result: The way to serve it that a short trial has found.
+    """
+    key = fingerprint(model), result.mode, result.mask_ndim, result.final_norm
+    if key in _MADE:
+        return _MADE[key]
+    copy = own_or_small(model)
+    made = _made(model if copy is None else copy, result, copy is None)
+    if copy is not None and copy is not model:  # findings about a model itself hold for its weights
+        while len(_MADE) >= _MAX_MADE:
+            del _MADE[next(iter(_MADE))]
+        _MADE[key] = made
+    return made
+
+
+_MADE: dict[Any, FarTrial] = {}
+_MAX_MADE = 16
+
+
+def _made(model: nn.Module, result: PreflightResult, is_large: bool) -> FarTrial:
+    entries = make_prompt_cache(model)
+    mx.eval(model(mx.array(probe_tokens(model)[:1]), cache=entries))
+    flat = [one for entry in entries for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
+    specs = iter([_spec(one, spec) for one, spec in zip(flat, flat_caches(result.caches), strict=True)])
+    caches = tuple(
+        tuple(next(specs) for _ in entry.caches) if isinstance(entry, CacheList) else next(specs) for entry in entries
+    )
+    layers = [one for one in flat_caches(caches) if isinstance(one, LayerKV)]
+    limit = position_limit(model)
+    num_maps = sum(2 * layer.num_kv_heads for layer in layers) or 1
+    run = LONGEST_RUN if result.mode == "kernel" and not result.states else LONGEST_GATHERED_RUN
+    longest = min(limit, run, int((_MAX_SCORES / num_maps) ** 0.5), _LONGEST_LARGE if is_large else run)
+    token_bytes = max((layer.num_kv_heads * (layer.k_head_dim + layer.v_head_dim) * 4 for layer in layers), default=1)
+    end = min(limit, _MAX_CONTEXT_BYTES // token_bytes) - CHUNK - 1
+    # Behind a context, a mask that is wider than its cache (PLaMo 3) sees less than in one pass over the same tokens.
+    is_judged = layers and not any(layer.mask_excess for layer in layers)
+    contexts = _contexts(model, end, _NUM_LARGE if is_large else _MAX_NAMED) if is_judged else ()
+    parts = (model, caches, result.final_norm, result.mode, result.mask_ndim)
+    return FarTrial(*parts, longest, contexts)
+
+
+def _contexts(model: nn.Module, end: int, num_named: int) -> tuple[int, ...]:
+    """Lengths of contexts: ends of the positions, lengths between, and those from which rows cross a named number."""
+    if end <= 9:
+        return ()
+    between = np.geomspace(9, end, min(num_named, _NUM_BETWEEN)).astype(int).tolist()
+    named = [number - 2 for number in named_numbers(model) if 9 <= number - 2 < end]
+    return tuple(sorted({*between, end, *named[-num_named:]}))
+
+
+def _spec(cache: Any, spec: LayerKV | LayerState) -> LayerKV | LayerState:
+    """The contents of a cache of the copy."""
+    if isinstance(spec, LayerState):
+        return LayerState(
+            tuple(tuple(a.shape[1:]) for a in cache.cache), tuple(a.dtype for a in cache.cache), spec.mixers
+        )
+    sizes = cache.keys.shape[1], cache.keys.shape[-1], cache.values.shape[-1]
+    return LayerKV(*sizes, cache.keys.dtype, spec.window, spec.mask_excess)
+
+
+@functools.lru_cache(maxsize=4)
+def _context_rows(num_kv_heads: int, k_dim: int, v_dim: int, length: int, seed: int) -> Rows:
+    """Random keys and values, float32 [length, num_kv_heads, dim] each."""
+
+    def draw(which: int, dim: int, scale: float) -> np.ndarray:
+        numbers = np.random.default_rng([seed, which]).standard_normal((length, num_kv_heads, dim), dtype=np.float32)
+        return numbers * np.float32(scale)
+
+    return draw(1, k_dim, _KEY_SCALE), draw(2, v_dim, _VALUE_SCALE)
+
+
+def _rows_of(layer: LayerKV, length: int, seed: int) -> Rows:
+    """Those of a context; one of another length begins with the same ones."""
+    size = 1 << (length - 1).bit_length()
+    keys, values = _context_rows(layer.num_kv_heads, layer.k_head_dim, layer.v_head_dim, size, seed)
+    return keys[:length], values[:length]
+
+
+def _behind(entry: Any, specs: Iterator[LayerKV | LayerState], context: int, seed: int) -> Any:
+    """A fresh cache of the plain model as a context leaves it; recurrent layers begin without one."""
+    if isinstance(entry, CacheList):
+        return CacheList(*(_behind(one, specs, context, seed) for one in entry.caches))
+    spec = next(specs)
+    if isinstance(entry, ArraysCache) or isinstance(spec, LayerState):
+        return entry
+    window = entry.max_size if isinstance(entry, RotatingKVCache) else context
+    keys, values = (
+        mx.array(rows[max(0, context - window) :]).swapaxes(0, 1)[None].astype(spec.dtype)
+        for rows in _rows_of(spec, context, seed)
+    )
+    if not isinstance(entry, RotatingKVCache):
+        return _Shared(keys, values)
+    entry.update_and_fetch(keys, values)
+    entry.offset = context
+    return entry
+
+
+def _run(
+    trial: FarTrial, cases: Sequence[Case], seed: int, backend: AttentionBackend, forward: Forward
+) -> list[np.ndarray]:
+    """The logits of cases in packed steps: all but the last row of each behind its context, then the last rows."""
+    flat = flat_caches(trial.caches)
+    pool_of = _Pool(flat, cases, seed)
+    kv_cache = PagedKVCache(
+        trial.caches,
+        pool_of.num_blocks,
+        BLOCK_SIZE,
+        backend if trial.mode == "kernel" else None,
+        list(range(len(flat))),
+        trial.mask_ndim,
+    )
+    pool_of.fill(kv_cache)
+    has_states = any(isinstance(one, LayerState) for one in flat)
+    if has_states or not any(case.context for case in cases):
+        return _split(forward(kv_cache, *pool_of.step(0, [len(case.token_ids) for case in cases])), cases)
+    first = forward(kv_cache, *pool_of.step(0, [len(case.token_ids) - 1 for case in cases]))
+    last = forward(kv_cache, *pool_of.step(-1, [1] * len(cases)))
+    sizes = [len(case.token_ids) - 1 for case in cases]
+    return [np.concatenate([a, b[None]]) for a, b in zip(np.split(first, np.cumsum(sizes)[:-1]), last)]
+
+
+def _split(logits: np.ndarray, cases: Sequence[Case]) -> list[np.ndarray]:
+    return np.split(logits, np.cumsum([len(case.token_ids) for case in cases])[:-1])
+
+
+class _Pool:
+    """Blocks of cases in a pool: whole blocks of contexts are shared by all layers, later ones belong to a layer.
+
+    Args:
+        caches: The caches, each of which is a KV cache group of the pool.
+        cases: The sequences.
+        seed: Seed of the contexts.
+    """
+
+    def __init__(self, caches: Sequence[LayerKV | LayerState], cases: Sequence[Case], seed: int) -> None:
+        self._caches, self._cases, self._seed = caches, cases, seed
+        self._shared = max(case.context for case in cases) // BLOCK_SIZE
+        self._own = [-(-(c.context + len(c.token_ids)) // BLOCK_SIZE) - c.context // BLOCK_SIZE for c in cases]
+        self.num_blocks = 1 + self._shared + len(caches) * sum(self._own)
+
+    def _table(self, cache: int, index: int) -> list[int]:
+        """The block table of a case in a cache."""
+        first = 1 + self._shared + cache * sum(self._own) + sum(self._own[:index])
+        shared = self._cases[index].context // BLOCK_SIZE
+        return [*range(1, 1 + shared), *range(first, first + self._own[index])]
+
+    def fill(self, kv_cache: PagedKVCache) -> None:
+        """Write the contexts."""
+        longest = max(case.context for case in self._cases)
+        by_array: dict[int, tuple[mx.array, np.ndarray]] = {}
+        layers = iter(kv_cache.layers)
+        for cache, spec in enumerate(self._caches):
+            if isinstance(spec, LayerState):
+                continue
+            layer = next(layers)
+            if not longest:
+                continue
+            for array, rows in zip((layer.k_cache, layer.v_cache), _rows_of(spec, longest, self._seed)):
+                if id(array) not in by_array:
+                    memory = np.zeros((self.num_blocks, BLOCK_SIZE, *rows.shape[1:]), np.float32)
+                    whole = rows[: self._shared * BLOCK_SIZE]
+                    memory[1 : 1 + self._shared] = whole.reshape(self._shared, BLOCK_SIZE, *rows.shape[1:])
+                    by_array[id(array)] = array, memory
+                memory = by_array[id(array)][1]
+                for index, case in enumerate(self._cases):
+                    rest = rows[case.context // BLOCK_SIZE * BLOCK_SIZE : case.context]
+                    memory[self._table(cache, index)[case.context // BLOCK_SIZE], : len(rest)] = rest
+        for array, memory in by_array.values():
+            array[...] = mx.array(memory).astype(array.dtype)
+        mx.eval(kv_cache.arrays)
+
+    def step(self, first: int, counts: Sequence[int]) -> tuple[list[AttentionMetadata], np.ndarray, np.ndarray]:
+        """Rows of each case from one on: the batch as each cache sees it, positions and tokens."""
+        starts = [first % len(case.token_ids) for case in self._cases]
+        tokens = [case.token_ids[start:][:count] for case, start, count in zip(self._cases, starts, counts)]
+        ranges = [
+            np.arange(case.context + start, case.context + start + count, dtype=np.int32)
+            for case, start, count in zip(self._cases, starts, counts)
+        ]
+        metadata = [self._metadata(cache, spec, ranges) for cache, spec in enumerate(self._caches)]
+        return metadata, np.concatenate(ranges), np.concatenate(tokens)
+
+    def _metadata(self, cache: int, spec: LayerKV | LayerState, ranges: Sequence[np.ndarray]) -> AttentionMetadata:
+        tables = [self._table(cache, index) for index in range(len(ranges))]
+        block_table = np.zeros((len(tables), max(map(len, tables))), np.int32)
+        for row, table in zip(block_table, tables):
+            row[: len(table)] = table
+        slots = [
+            row[of // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + of % BLOCK_SIZE
+            for row, of in zip(block_table, ranges)
+        ]
+        counts = np.array([len(of) for of in ranges], np.int32)
+        lengths = np.array([of[-1] + 1 for of in ranges], np.int32)
+        metadata = AttentionMetadata(
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            seqused_k=lengths,
+            block_table=block_table,
+            slot_mapping=np.concatenate(slots),
+            block_size=BLOCK_SIZE,
+        )
+        return replace(metadata, seqused_k=counts) if isinstance(spec, LayerState) else metadata
+
+
+def _forward(
+    model: nn.Module,
+    final_norm: FinalNorm | None,
+    kv_cache: PagedKVCache,
+    metadata: list[AttentionMetadata],
+    positions: np.ndarray,
+    token_ids: np.ndarray,
+) -> np.ndarray:
+    """A packed step by the model's own layers."""
+    names = list(range(metadata[0].num_seqs))
+    kv_cache.begin_step(positions, *metadata, names=names)
+    try:
+        logits = forward_rows(model, token_ids, kv_cache, np.arange(len(token_ids)), final_norm)
+        mx.eval(logits, kv_cache.arrays)
+        kv_cache.check_reads()
+    finally:
+        kv_cache.end_step()
+    return np.array(logits)
+
+
+def _error(logits: np.ndarray, case: Case) -> float:
+    """Error of the second worst row of a few, or of a typical one of many, relative to the spread of the logits."""
+    if logits.shape != case.expected.shape:
+        return float("inf")
+    errors = np.sort(np.sqrt(np.square(logits - case.expected).mean(axis=1))) / (case.expected.std() or 1.0)
+    error = float(errors[-2] if case.context else np.median(errors))
+    return error if np.isfinite(error) else float("inf")
