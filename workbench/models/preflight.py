@@ -186,10 +186,10 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     for mode, mask_ndim in _WAYS:
         try:
             result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
-            _try_far(model, result, backend)
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
+        _try_far(model, result, backend)
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
@@ -203,16 +203,16 @@ def _try_far(model: nn.Module, result: PreflightResult, backend: AttentionBacken
     """Compare an accepted way with the plain model far from the start.
 
     Raises:
-        _Mismatch: They differ.
+        UnsupportedModelError: They differ: the model has a rule that begins there, which no other way would follow.
     """
     num_threads()  # a wrong setting is not a fault of the model
     try:
         far = far_trial(model, result)
         difference = far.difference(far.by_layer(backend), error_bound(far.caches))
     except Exception as problem:
-        raise _Mismatch(f"far from the start, {_why_it_fails(problem)}") from problem
+        difference = f"far from the start, {_why_it_fails(problem)}"
     if difference:
-        raise _Mismatch(difference)
+        raise UnsupportedModelError(f"paged attention does not reproduce the model: {difference}")
 
 
 def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:

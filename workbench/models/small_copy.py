@@ -24,6 +24,10 @@ from workbench.models.packed.layers import PackedLayer
 SMALL = 2_000_000
 """Number of weights up to which a model is run as it is if it cannot be built again."""
 
+_GAIN = 1.5
+"""Size of a product's outputs relative to its inputs: enough for every layer to move the logits, too little for tens of
+layers to turn rounding into noise."""
+
 _HEADS, _HEAD_DIM = 2, 16
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "block_dim")
 _HIDDEN_SIZES = (32, 64)
@@ -108,7 +112,7 @@ def _built(model: nn.Module, hidden: int, keep_head_dim: bool) -> nn.Module:
         noise = generator.standard_normal(weight.shape, dtype=np.float32)
         if weight.ndim < 2:
             return mx.array(noise * np.float32(0.2) + np.float32("norm" in path))
-        return mx.array(noise * np.float32(2 / weight.shape[-1] ** 0.5))
+        return mx.array(noise * np.float32(_GAIN / weight.shape[-1] ** 0.5))
 
     copy.update(tree_map_with_path(draw, copy.parameters()))
     copy.eval()
