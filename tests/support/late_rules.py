@@ -120,13 +120,13 @@ class Mutant:
         )
 
 
-def draw(generator: np.random.Generator) -> Mutant:
-    """A random rule."""
+def draw(generator: np.random.Generator, largest: int = 2048) -> Mutant:
+    """A random rule of a model with so many positions at most."""
     by_length = generator.random() < 0.35
     begins = str(generator.choice(list(LONGER) if by_length else ["position", "position", "growing"]))
     forms = BY_LENGTH if by_length else BY_POSITION
     form = str(generator.choice(list(forms)))
-    max_position = int(generator.choice([256, 512, 1024, 2048]))
+    max_position = int(generator.choice([size for size in (256, 512, 1024, 2048) if size <= largest]))
     first = int(np.exp(generator.uniform(np.log(9), np.log(max_position - 16))))
     places = ["constant", "module", "field", "nested"]
     layer = int(generator.integers(4)) if generator.random() < 0.3 and form not in ("logits scale",) else None

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -121,6 +122,7 @@ class FarTrial:
     longest: int
     contexts: tuple[int, ...]
     _made: dict[int, list[Case]] = field(default_factory=dict)
+    _found: WeakKeyDictionary[AttentionBackend, dict[str, str]] = field(default_factory=WeakKeyDictionary)
 
     def cases(self, seed: int) -> list[Case]:
         """The cases with the tokens and contexts of a seed."""
@@ -155,15 +157,28 @@ class FarTrial:
         logits = [self.model(part, cache=entries) for part in parts]
         return np.array(mx.concatenate(logits, axis=1)[0].astype(mx.float32))
 
-    def difference(self, compute: Compute, bound: float) -> str:
+    def difference(
+        self, backend: AttentionBackend, bound: float, way: str = "by layer", forward: Forward | None = None
+    ) -> str:
         """How a way differs from the plain model, and where; empty if rounding explains it.
+
+        Args:
+            backend: Attention over the pool.
+            bound: Largest error of a row that rounding explains, relative to the spread of the logits.
+            way: Name of the way: what is found is remembered.
+            forward: Computes packed steps; None for the model's own layers.
+        """
+        found = self._found.setdefault(backend, {})
+        if way not in found:
+            compute = self.by_layer(backend) if forward is None else self.through(backend, forward)
+            found[way] = self._difference(compute, bound)
+        return found[way]
+
+    def _difference(self, compute: Compute, bound: float) -> str:
+        """See `difference`.
 
         A mixture of experts chooses others at a near tie, so one row of a case may differ, and a case is tried again
         with other tokens.
-
-        Args:
-            compute: Gives the logits of cases with a seed.
-            bound: Largest error of a row that rounding explains, relative to the spread of the logits.
         """
         failed: list[int] = []
         for seed in (0, 1, 2):

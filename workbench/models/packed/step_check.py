@@ -199,7 +199,7 @@ def _check_far(model: nn.Module, result: PreflightResult, backend: AttentionBack
         step = CompiledStep(description, kv_cache.kernel_layers, tables, scale)
         return np.array(step.run(token_ids, positions, np.arange(len(token_ids)), *metadata))
 
-    if difference := far.difference(far.through(backend, forward), TOLERANCE[mx.float32]):
+    if difference := far.difference(backend, TOLERANCE[mx.float32], f"compiled {variant}", forward):
         raise _Refused(f"in compiled code, {difference}")
 
 
