@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 import mlx.nn as nn
 
 from workbench.models.folder import CONTEXT_FIELDS
-from workbench.models.patch import Replacement, defining_modules
+from workbench.models.patch import Replacement, modules_of
 
 DEFAULT_CONTEXT = 8192
 """Positions that are tried of a model that does not say how many it has."""
@@ -52,10 +52,11 @@ def named_numbers(model: nn.Module) -> list[int]:
     for module in model.modules():
         for value in [*scalars(module).values(), arguments(module)]:
             found.update(_numbers_in(value))
-    for function in _functions(model):
+    classes = {type(module) for module in model.modules()}
+    for function in _functions(classes):
         found.update(_numbers_in(list(_constants(function.__code__))))
         found.update(_numbers_in([*(function.__defaults__ or ()), *_closure(function)]))
-    for module in _code_modules(model):
+    for module in _code_modules(classes):
         found.update(number for value in vars(module).values() for number in _numbers_in(value, depth=1))
     return sorted(found)
 
@@ -82,40 +83,41 @@ def fingerprint(model: nn.Module) -> str:
 
 def code_digest(model: nn.Module) -> str:
     """Digest of the code of a model's classes and of the functions beside them, as they are now."""
-    digest = hashlib.sha256()
-    for function in _functions(model):
+    digest, classes = hashlib.sha256(), {type(module) for module in model.modules()}
+    for function in _functions(classes):
         digest.update(function.__qualname__.encode())
         _add_code(digest, function.__code__)
         digest.update(repr(_plain([function.__defaults__, function.__kwdefaults__, _closure(function)])).encode())
-    for module in _code_modules(model):
+    for module in _code_modules(classes):
         values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | tuple)}
         digest.update(repr(_plain(values)).encode())
     return digest.hexdigest()
 
 
-def _code_modules(model: nn.Module) -> list[Any]:
-    """Modules of Python that define the model's classes, and those of their package whose functions these use."""
-    modules = {module.__name__: module for module in defining_modules(model)}
+def _code_modules(classes: Collection[type[nn.Module]]) -> list[Any]:
+    """Modules of Python that define a model's classes, and those of their package whose functions these use."""
+    modules = {module.__name__: module for module in modules_of(classes)}
     packages = tuple({name.rpartition(".")[0] + "." for name in modules if "." in name} | {"mlx_lm.models."})
-    for module in list(modules.values()):
-        for value in vars(module).values():
+    rest = list(modules.values())
+    while rest:
+        for value in vars(rest.pop()).values():
             name = getattr(_unpatched(value), "__module__", None) or ""
-            if name.startswith(packages) and name in sys.modules:
+            if name.startswith(packages) and name in sys.modules and name not in modules:
                 modules[name] = sys.modules[name]
+                rest.append(modules[name])
     return [modules[name] for name in sorted(modules) if not name.startswith("workbench.")]
 
 
-def _functions(model: nn.Module) -> Iterator[FunctionType]:
-    """The functions and methods of the model's code, in an order that does not depend on the run."""
+def _functions(classes: Collection[type[nn.Module]]) -> Iterator[FunctionType]:
+    """The functions and methods of a model's code, in an order that does not depend on the run."""
     seen: set[int] = set()
-    for module in _code_modules(model):
+    for module in _code_modules(classes):
         for _, value in sorted(vars(module).items(), key=lambda item: item[0]):
             members = [value, *(vars(value).values() if isinstance(value, type) else ())]
             for member in map(_unpatched, members):
                 if isinstance(member, FunctionType) and id(member) not in seen:
                     seen.add(id(member))
                     yield member
-    classes = {type(module) for module in model.modules()}
     for class_ in sorted(classes, key=lambda one: (one.__module__, one.__qualname__)):
         for base in class_.__mro__:
             if base.__module__.startswith(_NOT_ITS_OWN) or base.__module__ == "builtins":
