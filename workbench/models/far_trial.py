@@ -48,7 +48,7 @@ _MAX_SCORES = 5e7
 _MAX_NAMED, _NUM_BETWEEN = 24, 6
 _NUM_LARGE, _LONGEST_LARGE = 3, 33
 """Lengths that are tried of a large model that cannot be copied."""
-_MAX_CONTEXT_BYTES = 64 * 2**20
+_MAX_CONTEXT_BYTES = 32 * 2**20
 _KEY_SCALE, _VALUE_SCALE = 2.0, 2.0
 """Large keys: behind a long context, few keys get most of the attention, so that its scale shows."""
 _FEW_ROWS = 10
@@ -149,8 +149,8 @@ class FarTrial:
         return self._logits([tokens[:, :-1], tokens[:, -1:]], self._behind(context, seed))
 
     def _behind(self, context: int, seed: int) -> list[Any]:
-        specs = iter(flat_caches(self.caches))
-        return [_behind(entry, specs, context, seed) for entry in make_prompt_cache(self.model)]
+        specs, shared = iter(flat_caches(self.caches)), dict[LayerKV, tuple[mx.array, mx.array]]()
+        return [_behind(entry, specs, context, seed, shared) for entry in make_prompt_cache(self.model)]
 
     def _logits(self, parts: Sequence[mx.array], entries: list[Any]) -> np.ndarray:
         """Logits of tokens that the plain model is given in parts."""
@@ -327,21 +327,26 @@ def _rows_of(layer: LayerKV, length: int, seed: int) -> Rows:
     return keys[:length], values[:length]
 
 
-def _behind(entry: Any, specs: Iterator[LayerKV | LayerState], context: int, seed: int) -> Any:
+def _behind(
+    entry: Any,
+    specs: Iterator[LayerKV | LayerState],
+    context: int,
+    seed: int,
+    shared: dict[LayerKV, tuple[mx.array, mx.array]],
+) -> Any:
     """A fresh cache of the plain model as a context leaves it; recurrent layers begin without one."""
     if isinstance(entry, CacheList):
-        return CacheList(*(_behind(one, specs, context, seed) for one in entry.caches))
+        return CacheList(*(_behind(one, specs, context, seed, shared) for one in entry.caches))
     spec = next(specs)
     if isinstance(entry, ArraysCache) or isinstance(spec, LayerState):
         return entry
-    window = entry.max_size if isinstance(entry, RotatingKVCache) else context
-    keys, values = (
-        mx.array(rows[max(0, context - window) :]).swapaxes(0, 1)[None].astype(spec.dtype)
-        for rows in _rows_of(spec, context, seed)
-    )
+    if spec not in shared:
+        first = max(0, context - entry.max_size) if isinstance(entry, RotatingKVCache) else 0
+        keys, values = (mx.array(rows[first:]).swapaxes(0, 1)[None] for rows in _rows_of(spec, context, seed))
+        shared[spec] = keys.astype(spec.dtype), values.astype(spec.dtype)
     if not isinstance(entry, RotatingKVCache):
-        return _Shared(keys, values)
-    entry.update_and_fetch(keys, values)
+        return _Shared(*shared[spec])
+    entry.update_and_fetch(*shared[spec])
     entry.offset = context
     return entry
 

@@ -120,19 +120,29 @@ def _built(model: nn.Module, hidden: int, keep_head_dim: bool) -> nn.Module:
     return copy
 
 
-def _shrink(args: Any, hidden: int, keep_head_dim: bool) -> None:
-    """Lower the sizes among a model's arguments, in place, also those of its parts."""
+def _shrink(args: Any, hidden: int, keep_head_dim: bool, num_pairs: int = 0) -> None:
+    """Lower the sizes among a model's arguments, in place, also those of its parts.
+
+    Args:
+        args: The arguments.
+        hidden: Elements of a hidden state.
+        keep_head_dim: Let the elements of a head be as many as they are.
+        num_pairs: Pairs of elements that RoPE turns in the model; lists of as many numbers are for them.
+    """
     values: MutableMapping[str, Any] = args if isinstance(args, dict) else vars(args)
     sizes = {name: value for name, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}
     heads = next((sizes[name] for name in _NUM_HEADS if name in sizes), 0)
+    width = next((sizes[name] for name in _HIDDEN if name in sizes), 0)
+    num_pairs = (sizes.get("head_dim") or width // max(1, heads)) // 2 or num_pairs
     for name in sizes.keys() & _SIZES.keys():
         if not (keep_head_dim and "head_dim" in name):
             values[name] = min(sizes[name], _SIZES[name])
     for name in sizes.keys() & _HIDDEN:
-        of_head = sizes.get("head_dim") or sizes[name] // max(1, heads)
-        values[name] = _HEADS * of_head if keep_head_dim else min(sizes[name], hidden)
+        values[name] = _HEADS * 2 * num_pairs if keep_head_dim else min(sizes[name], hidden)
     for name in sizes.keys() & _NUM_KV_HEADS:
         values[name] = min(_HEADS, max(1, _HEADS * sizes[name] // heads)) if heads else sizes[name]
-    for value in values.values():
+    for name, value in values.items():
         if isinstance(value, dict) or (is_dataclass(value) and not isinstance(value, type)):
-            _shrink(value, hidden, keep_head_dim)
+            _shrink(value, hidden, keep_head_dim, num_pairs)
+        elif isinstance(value, list) and len(value) == num_pairs > _HEAD_DIM // 2 and not keep_head_dim:
+            values[name] = value[: _HEAD_DIM // 2]
