@@ -68,7 +68,7 @@ BY_POSITION = {
     "residual scale": (RESIDUAL, "        h = h * {rule_x}[..., None]\n{place}"),
     "logits scale": (LOGITS, "        out = out * {rule_logits}[..., None]\n{place}"),
 }
-"""Where a rule by positions stands in the file, and what it is."""
+"""Rules by positions: the line of the file before which each stands, and its own lines."""
 
 BY_LENGTH = {
     "temperature": (QUERIES, "        queries = queries * ({factor} if {longer} else 1.0)\n{place}"),
@@ -95,11 +95,11 @@ class Mutant:
     """A made-up rule.
 
     Attributes:
-        form: What it changes.
-        begins: What it depends on: "position", "growing", "keys", "offset" or "input".
+        form: The part of the model that it changes.
+        begins: Its condition: "position", "growing", "keys", "offset" or "input".
         first: The position or the length at which it begins.
-        factor: How much it changes.
-        place: Where its number stands: "constant", "module", "field" or "nested".
+        factor: Size of the change.
+        place: The place of its number: "constant", "module", "field" or "nested".
         layer: The only layer that it changes; None for all.
         max_position: Positions of the model.
     """
@@ -121,7 +121,7 @@ class Mutant:
 
 
 def draw(generator: np.random.Generator, largest: int = 2048) -> Mutant:
-    """A random rule of a model with so many positions at most."""
+    """A random rule of a model with no more positions than this."""
     by_length = generator.random() < 0.35
     begins = str(generator.choice(list(LONGER) if by_length else ["position", "position", "growing"]))
     forms = BY_LENGTH if by_length else BY_POSITION

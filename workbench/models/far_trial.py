@@ -90,7 +90,7 @@ class Case:
 
     @property
     def place(self) -> str:
-        """Where the case is, for a message."""
+        """The positions of the case, for a message."""
         first, last = self.context, self.context + len(self.token_ids) - 1
         return f"at positions {first} to {last}"
 
@@ -160,7 +160,7 @@ class FarTrial:
     def difference(
         self, backend: AttentionBackend, bound: float, way: str = "by layer", forward: Forward | None = None
     ) -> str:
-        """How a way differs from the plain model, and where; empty if rounding explains it.
+        """The difference between a way and the plain model, and its place; empty if rounding explains it.
 
         Args:
             backend: Attention over the pool.

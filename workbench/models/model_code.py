@@ -24,8 +24,8 @@ DEFAULT_CONTEXT = 8192
 
 _MAX_LIST = 64
 _SCALARS = (bool, int, float, str, type(None))
-_NOT_ITS_OWN = ("mlx.", "workbench.")
-"""Modules whose classes are MLX's, or stand in a model for a while, and not the model's."""
+_NOT_ITS_OWN = ("mlx", "workbench", "builtins")
+"""Packages whose classes are MLX's, or stand in a model for a while, and not the model's."""
 
 
 def own_class(module: nn.Module) -> type:
@@ -105,7 +105,7 @@ def _code_modules(classes: Collection[type[nn.Module]]) -> list[Any]:
             if name.startswith(packages) and name in sys.modules and name not in modules:
                 modules[name] = sys.modules[name]
                 rest.append(modules[name])
-    return [modules[name] for name in sorted(modules) if not name.startswith("workbench.")]
+    return [modules[name] for name in sorted(modules) if name.partition(".")[0] not in _NOT_ITS_OWN]
 
 
 def _functions(classes: Collection[type[nn.Module]]) -> Iterator[FunctionType]:
@@ -120,7 +120,7 @@ def _functions(classes: Collection[type[nn.Module]]) -> Iterator[FunctionType]:
                     yield member
     for class_ in sorted(classes, key=lambda one: (one.__module__, one.__qualname__)):
         for base in class_.__mro__:
-            if base.__module__.startswith(_NOT_ITS_OWN) or base.__module__ == "builtins":
+            if base.__module__.partition(".")[0] in _NOT_ITS_OWN:
                 continue
             for member in map(_unpatched, vars(base).values()):
                 if isinstance(member, FunctionType) and id(member) not in seen and not hasattr(member, "stands_in"):

@@ -205,7 +205,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
 
 
 def _far_difference(model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> str:
-    """How an accepted way differs from the plain model far from the start; empty if it does not."""
+    """The difference between an accepted way and the plain model far from the start; empty without one."""
     num_threads()  # a wrong setting is not a fault of the model
     try:
         far = far_trial(model, result)
