@@ -161,6 +161,16 @@ def test_what_was_found_holds_for_the_same_code():
     assert model_code.code_digest(other.model) == before[0] and model_code.fingerprint(other.model) != before[1]
 
 
+def test_another_engine_over_a_model_whose_code_has_changed_tries_it_again():
+    loaded = make(None, 0, "late_rule_patched", 512)
+    Engine(loaded, EngineConfig(**CONFIG)).close()
+    mlp = type(loaded.model.model.layers[0].mlp)
+    call = mlp.__call__
+    mlp.__call__ = lambda self, x: call(self, x) * (1.2 if x.shape[1] > 77 else 1.0)
+    with pytest.raises(UnsupportedModelError, match="differ from the plain model's"):
+        Engine(loaded, EngineConfig(**CONFIG))
+
+
 def test_the_copy_is_small_and_leaves_random_numbers_alone():
     loaded = tiny_loaded_model("gemma3_text", hidden_size=256, intermediate_size=512, head_dim=64)
     mx.random.seed(11)

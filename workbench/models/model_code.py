@@ -64,8 +64,9 @@ def named_numbers(model: nn.Module) -> list[int]:
 def position_limit(model: nn.Module) -> int:
     """Number of positions of a model, by its arguments."""
     for module in model.modules():
+        found = arguments(module)
         for name in CONTEXT_FIELDS:
-            value = getattr(arguments(module), name, None)
+            value = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
             if isinstance(value, int) and not isinstance(value, bool) and value > 1:
                 return value
     return DEFAULT_CONTEXT
