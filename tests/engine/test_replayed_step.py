@@ -17,12 +17,14 @@ from workbench.models.preflight import preflight
 PROMPTS = [[(7 * row + column) % 50 for column in range(3 + 5 * row)] for row in range(4)]
 
 
+BACKEND = MetalInMlx()
+
+
 @pytest.fixture
 def metal(monkeypatch):
     """Engines run the backend of an Apple GPU, as MLX operations."""
-    backend = MetalInMlx()
     monkeypatch.setattr(
-        model_runner, "_tried_backend", lambda model, config: (backend, preflight(model.model, backend), "")
+        model_runner, "_tried_backend", lambda model, config: (BACKEND, preflight(model.model, BACKEND), "")
     )
 
 
@@ -84,8 +86,9 @@ def test_a_replayed_step_evaluates_once(metal, monkeypatch):
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.run()
     assert engine.runner.path.num_recorded == 1
-    # Steps 3 and 4 record a graph and replay it for the first time: both are computed layer by layer too.
-    assert [calls.count(step) for step in range(len(engine.trace))] == [1, 1, 1, 2, 3, 1, 1, 1, 1]
+    # Steps 3 and 4 record a graph and replay it for the first time: both are computed layer by layer too, the second
+    # also far from the start, and then once more where it is.
+    assert [calls.count(step) for step in range(len(engine.trace))] == [1, 1, 1, 2, 7, 1, 1, 1, 1]
 
 
 def test_a_replaced_weight_takes_effect(metal):
@@ -115,6 +118,30 @@ def test_a_graph_with_values_of_its_recording_is_noticed(metal, monkeypatch):
         return forward(self, token_ids, mx.array(self.metadata[0].seqused_k - 1), rows, metadata)
 
     monkeypatch.setattr(replayed._Recorder, "forward", with_constant)
+    engine = make_engine()
+    tokens, _ = run(engine, max_tokens=12)
+    assert "logits differ" in engine.runner.path.not_replayed
+    assert tokens == expected
+
+
+def test_a_graph_that_is_wrong_far_from_the_start_is_noticed(metal, monkeypatch):
+    """No step of the run comes near the position from which this graph is wrong."""
+    expected, _ = run(make_engine(), max_tokens=12)
+    record, forward = replayed._Recorder.__call__, replayed._Recorder.forward
+    recording = []
+
+    def recorded(self, *arguments):
+        recording.append(self)
+        try:
+            return record(self, *arguments)
+        finally:
+            recording.pop()
+
+    def limited(self, token_ids, positions, rows, metadata):
+        return forward(self, token_ids, mx.minimum(positions, 200) if recording else positions, rows, metadata)
+
+    monkeypatch.setattr(replayed._Recorder, "__call__", recorded)
+    monkeypatch.setattr(replayed._Recorder, "forward", limited)
     engine = make_engine()
     tokens, _ = run(engine, max_tokens=12)
     assert "logits differ" in engine.runner.path.not_replayed

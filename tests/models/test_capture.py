@@ -1,9 +1,11 @@
 """A captured layer explains its output: the weights, read back through the block table, reproduce it."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
+from workbench.attention.stored import STORED_DTYPES, from_stored, to_stored
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gather"])
@@ -30,6 +32,33 @@ def test_weights_times_values_are_the_output(smollm2, backend):
         np.testing.assert_array_equal(capture.keys[seq][record.positions[row]], capture.k[row])
     engine.step()
     assert capture.step == record.step  # one step, not every step
+
+
+@pytest.mark.parametrize("kv_cache_dtype", STORED_DTYPES)
+def test_a_capture_has_the_numbers_that_the_pool_stands_for(smollm2, kv_cache_dtype):
+    """Rounded to the pool's type, and of the shape of a head: codes and scales are the pool's affair."""
+    config = EngineConfig(max_num_batched_tokens=24, block_size=8, num_blocks=64, kv_cache_dtype=kv_cache_dtype)
+    engine = Engine(smollm2, config)
+    engine.add_request("One, two, three, four, five, six, seven, eight", SamplingParams(max_tokens=4))
+    engine.step()
+    captures = [engine.capture(layer=2)]
+    engine.step()
+    while captures[-1].step < 2:  # the same arrays when the step is taken layer by layer
+        name, made = engine.step_into()
+        captures += [made] if name == "layer 2" else []
+    stored = STORED_DTYPES[kv_cache_dtype]
+    for capture in captures:
+        first, last = capture.seqused_k[0] - len(capture.k), capture.seqused_k[0]
+        for own, read in ((capture.k, capture.keys[0]), (capture.v, capture.values[0])):
+            assert read.shape == (last, 3, 64)
+            expected = np.array(from_stored(to_stored(mx.array(own), stored)).astype(mx.float32))
+            np.testing.assert_allclose(read[first:], expected, rtol=1e-6)
+        for row in range(len(capture.q)):
+            weights = capture.weights(row)
+            assert weights.sum(axis=1) == pytest.approx(1.0)
+            out = np.einsum("hk,khd->hd", weights, capture.values[0].repeat(3, axis=1))
+            np.testing.assert_allclose(out, capture.out[row], atol=2e-3)
+    engine.close()
 
 
 @pytest.mark.parametrize("layer", [-1, 30, 1.5])

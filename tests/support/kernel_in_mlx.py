@@ -38,9 +38,9 @@ def merge(*, inputs, output_shapes, output_dtypes, **_launch):
 
 
 def _owners(items, start, count):
-    """The item that each of ``count`` rows belongs to, and the row's place in it."""
+    """The item that each of ``count`` rows belongs to, and the row's place in it; one that begins at -1 has none."""
     row = mx.arange(count)[:, None]
-    inside = (row >= items[:, start]) & (row < items[:, start] + items[:, NUM_ROWS])
+    inside = (items[:, start] >= 0) & (row >= items[:, start]) & (row < items[:, start] + items[:, NUM_ROWS])
     item = mx.argmax(inside, axis=1)
     return item, mx.arange(count) - items[item][:, start]
 

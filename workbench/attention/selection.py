@@ -38,8 +38,13 @@ FALLBACK = "gather"
 SELF_TESTED = ("metal", "cuda")
 """Backends whose compiler and hardware this project's own tests may never have met."""
 
-SELF_TEST_SEQUENCES = {"whole contexts": ((1, 33), (5, 5)), "split contexts": ((1, 700), (40, 400), (1, 33), (5, 5))}
-"""Without and with contexts that are split over KV: together they need every kernel that a model can need."""
+SELF_TEST_SEQUENCES = {
+    "whole contexts": ((1, 33), (5, 5)),
+    "split contexts": ((1, 700), (40, 400), (1, 33), (5, 5)),
+    "long contexts": ((1, 9000), (5, 4100), (1, 33)),
+}
+"""Without and with contexts that are split over KV: together they need every kernel that a model can need. Windows are
+tried by the preflight."""
 
 
 _PASSED: WeakKeyDictionary[AttentionBackend, dict[tuple, Selection]] = WeakKeyDictionary()
@@ -148,8 +153,7 @@ def select_backend(
         backend.check_supported(head_dim, block_size, dtype)
         with _progress(f"compiling and checking the {backend.name} attention kernel (head_dim {head_dim}, {dtype})"):
             error = max(
-                self_test(backend, Probe(test, sequences, num_heads, num_kv_heads, head_dim, block_size, dtype))
-                for test, sequences in SELF_TEST_SEQUENCES.items()
+                self_test(backend, Probe(test, sequences, *variant)) for test, sequences in SELF_TEST_SEQUENCES.items()
             )
         problem: Exception = RuntimeError(
             f"the {backend.name} kernel differs from float64 by {error:.1e} of the largest element (allowed: "

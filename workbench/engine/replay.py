@@ -8,19 +8,21 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import mlx.core as mx
 import numpy as np
 
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch, Segment, pack
+from workbench.engine.replay_needs import check_adapters, check_model, check_trace, judges_tokens
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
-from workbench.models.preflight import WORST_ROW
+from workbench.models.preflight import TOLERANCE, WORST_ROW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +122,10 @@ class Replay:
 
     @property
     def other_tokens(self) -> list[Parting]:
-        """Recorded tokens that rounding does not explain: not greedy, or computed from other numbers than these."""
+        """Recorded tokens that rounding does not explain: they were computed from other numbers than these.
+
+        Recordings of vLLM do not say which requests were greedy, so tokens of others are among them.
+        """
         return [parting for parting in self.partings if parting.way == AS_IT_WAS and parting.is_other_token]
 
     def of(self, request_id: str) -> list[Parting]:
@@ -133,7 +138,14 @@ class Replay:
     __repr__ = __str__
 
 
-def replay(trace: Trace, step: int, model: str | Path | LoadedModel, *, config: EngineConfig | None = None) -> Replay:
+def replay(
+    trace: Trace,
+    step: int,
+    model: str | Path | LoadedModel,
+    *,
+    config: EngineConfig | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+) -> Replay:
     """Run a step again as it was, without prefix hits, alone and in other chunks, and compare layer by layer.
 
     The pool is filled as the trace says: the steps before are run again, as far as this one reads what they wrote.
@@ -142,37 +154,42 @@ def replay(trace: Trace, step: int, model: str | Path | LoadedModel, *, config: 
         trace: A recording with token ids, ours or vLLM's, from its first step on, with one KV cache group.
         step: Index of the step.
         model: The model that was recorded; its KV type and backend are those of ``config``.
-        config: ``attention_backend`` and ``kv_cache_dtype`` are used; None for the trace's, if it has them.
+        config: ``attention_backend``, ``kv_cache_dtype`` and ``max_lora_rank`` are used; None for the trace's, if it
+            has them.
+        adapters: The folder of each adapter (LoRA) by its name, for requests that were computed with one.
 
     Raises:
-        ValueError: The trace lacks what a replay needs; the message says what.
+        ValueError: The trace lacks what a replay needs, or the model or an adapter is not the recorded one; the message
+            says what.
     """
     record = next((one for one in trace if one.step == step), None)
     if record is None or not record.chunks:
         raise ValueError(
             f"step is {step}; it must be a step of this trace with chunks: it holds {trace.steps_in_words}"
         )
-    if trace.keyframe is not None:
-        raise ValueError(
-            f"the trace begins at step {trace[0].step}: its blocks were written before; record from the start"
-        )
-    if record.num_groups > 1:
-        raise ValueError(f"the trace has {record.num_groups} KV cache groups, and a replay takes one")
+    check_trace(trace, record)
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
-    return _Replayer(trace, record, loaded, config or _config_of(trace)).run()
+    return _Replayer(trace, record, loaded, config or _config_of(trace), adapters or {}).run()
 
 
 def _config_of(trace: Trace) -> EngineConfig:
-    names = ("attention_backend", "kv_cache_dtype")
+    names = ("attention_backend", "kv_cache_dtype", "max_lora_rank")
     return EngineConfig(**{name: trace.config[name] for name in names if name in trace.config})
 
 
 class _Replayer:
     """Runs batches over one pool, whose blocks have new numbers: those of a recording may be many."""
 
-    def __init__(self, trace: Trace, record: StepRecord, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        record: StepRecord,
+        model: LoadedModel,
+        config: EngineConfig,
+        adapters: Mapping[str, str | Path] | None = None,
+    ) -> None:
         self._trace, self._record, self._size = trace, record, record.block_size
-        self._vocab_size = model.vocab_size
+        self._model, self._adapters = model, adapters or {}
         self._tokens = {chunk.request_id: self._tokens_of(chunk.request_id) for chunk in record.chunks}
         self._history = list(self._needed())
         batches = [*self._history, list(self._chunks(record))]
@@ -190,17 +207,18 @@ class _Replayer:
         rows = [sum(chunk.num_tokens for chunk, _ in batch) for batch in batches]
         budget = max(config.max_num_batched_tokens, *rows, *(chunk.num_kv for chunk in record.chunks))
         changes = {"num_blocks": max(2, num_blocks), "block_size": self._size, "max_num_batched_tokens": budget}
-        self._runner = ModelRunner(model, config.replace(**changes))
+        self._runner = ModelRunner(model, config.replace(**changes, max_loras=0))
 
     def _tokens_of(self, request_id: str) -> list[int]:
         """The prompt of a request and all tokens that the trace has of its output."""
+        check_adapters(self._trace.requests[request_id], self._adapters)
         prompt = self._trace.requests[request_id].prompt_token_ids
         if not prompt:
             raise ValueError(f"request {request_id!r} has no token ids in this trace: record with token_ids=True")
         accepted = [one.accepted for record in self._trace for one in record.chunks if one.request_id == request_id]
         tokens = [*prompt, *(token for one in accepted for token in one)]
-        if max(tokens) >= self._vocab_size:
-            have = f"request {request_id!r} has token {max(tokens)}, and the model {self._vocab_size}"
+        if max(tokens) >= self._model.vocab_size:
+            have = f"request {request_id!r} has token {max(tokens)}, and the model {self._model.vocab_size}"
             raise ValueError(f"{have}: give the recorded one")
         return tokens
 
@@ -236,7 +254,13 @@ class _Replayer:
         for start in range(0, stop, max(1, size)):
             end = min(stop, start + size)
             tokens = self._tokens[request_id][start:end]
-            self._runner.forward(pack([Segment(table, start, end - start, tokens, 0, request_id)], self._size))
+            self._runner.forward(self._pack([Segment(table, start, end - start, tokens, 0, request_id)]))
+
+    def _pack(self, segments: Sequence[Segment]) -> PackedBatch:
+        """A batch, with the adapters of its requests."""
+        packed = pack(segments, self._size)
+        adapters = [self._trace.requests[name].adapter for name in packed.request_ids]
+        return replace(packed, adapters=adapters) if any(adapters) else packed
 
     def run(self) -> Replay:
         """Run all ways and compare them."""
@@ -249,9 +273,12 @@ class _Replayer:
         record, runner = self._record, self._runner
         if runner.mode != "kernel":
             raise ValueError(f"the layers of this model cannot be looked at: {runner.preflight.reason}")
+        check_model(self._trace, runner.describe())
+        for name, folder in self._adapters.items():
+            runner.adapters.add(name, folder)
         for batch in self._history:
             segments = [self._segment(chunk, [self._block_of[block] for block in table], 0) for chunk, table in batch]
-            runner.forward(pack(segments, self._size))
+            runner.forward(self._pack(segments))
         recorded = [[self._block_of[block] for block in table] for _, table in self._chunks(record)]
         ways = {AS_IT_WAS: self._captured(self._batch(recorded))}
         for chunk, table in zip(record.chunks, self._own_tables):
@@ -266,7 +293,7 @@ class _Replayer:
 
     def _batch(self, tables: Sequence[Sequence[int]], chunks: Sequence[Chunk] | None = None) -> PackedBatch:
         pairs = zip(self._record.chunks if chunks is None else chunks, tables)
-        return pack([self._segment(chunk, table) for chunk, table in pairs], self._size)
+        return self._pack([self._segment(chunk, table) for chunk, table in pairs])
 
     def _captured(self, packed: PackedBatch) -> tuple[list[LayerCapture], np.ndarray]:
         """The layers of a forward pass, and its logits."""
@@ -282,6 +309,12 @@ class _Replayer:
                 layer.taps.remove(tap)
         return captures, np.array(logits.values, dtype=np.float64)
 
+    @property
+    def _bound(self) -> float:
+        """Largest error of a row that rounding explains: the last bit of an input changes codes of activations."""
+        of_codes = TOLERANCE[mx.int8] if self._model.activations == "int8" else 0.0
+        return WORST_ROW * max(self._runner.preflight.bound, of_codes)
+
     def _parting(
         self,
         index: int,
@@ -291,7 +324,7 @@ class _Replayer:
         alone: tuple[list[LayerCapture], np.ndarray],
     ) -> Parting:
         """Compare one sequence of a batch with the same request alone."""
-        chunk, bound = self._record.chunks[index], WORST_ROW * self._runner.preflight.bound
+        chunk, bound = self._record.chunks[index], self._bound
         kind: Kind = "equal"
         layer = position = None
         error = 0.0
@@ -312,7 +345,8 @@ class _Replayer:
         table = self._record.block_table(index)
         spread = float(alone_logits.std()) or 1.0
         gap = None
-        if chunk.sampled is not None and not chunk.drafts and not chunk.discarded:
+        is_judged = judges_tokens(self._trace, self._model, self._trace.requests[chunk.request_id])
+        if is_judged and chunk.sampled is not None and not chunk.drafts and not chunk.discarded:
             gap = float(ours_logits.max() - ours_logits[chunk.sampled]) / spread
         return Parting(
             chunk.request_id,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from workbench.attention.gather import gather_positions
+
 if TYPE_CHECKING:
     from workbench.models.layer_cache import AttentionCall
 
@@ -32,7 +34,7 @@ class LayerCapture:
         cu_seqlens_q: Sequence i owns rows [cu_seqlens_q[i], cu_seqlens_q[i + 1]).
         seqused_k: KV length of each sequence.
         keys: Keys of each sequence's whole context, float32 [kv_len, num_kv_heads, head_dim], read back from the
-            pool through the block table.
+            pool through the block table: the numbers that the pool's elements stand for, of whatever type.
         values: Values of each sequence's whole context, likewise.
         softmax_scale: Scale of the logits.
         window: Sliding window, -1 for full attention.
@@ -66,10 +68,9 @@ class LayerCapture:
         self.softmax_scale = options.softmax_scale
         self.window = options.left_window + 1 if options.left_window >= 0 else -1
         self.sinks = None if options.sinks is None else _copy(options.sinks)
-        for table, length in zip(metadata.block_table, self.seqused_k, strict=True):
-            blocks = mx.array(table[: -(-length // metadata.block_size)])
-            self.keys.append(_copy(call.k_cache[blocks].flatten(0, 1)[:length]))
-            self.values.append(_copy(call.v_cache[blocks].flatten(0, 1)[:length]))
+        for seq, length in enumerate(self.seqused_k):
+            self.keys.append(_copy(gather_positions(call.k_cache, metadata, seq, 0, length)))
+            self.values.append(_copy(gather_positions(call.v_cache, metadata, seq, 0, length)))
 
     def weights(self, row: int) -> np.ndarray:
         """Attention weights of a packed row over its sequence's context, float64 [num_heads, kv_len].

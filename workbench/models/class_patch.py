@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import mlx.nn as nn
@@ -10,6 +12,7 @@ import mlx.nn as nn
 
 def subclass_that_calls(base: type[nn.Module], call: Callable[..., Any]) -> type[nn.Module]:
     """A subclass of a module's class, of the same name, whose calls go to a function."""
+    call.stands_in = True  # type: ignore[attr-defined]
     return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
 
 
@@ -40,3 +43,32 @@ class ClassPatch:
             if module.num_holders == 0:
                 del module.num_holders
                 module.__class__ = type(module).__bases__[0]
+
+
+@contextmanager
+def calls_through(modules: Mapping[str, nn.Module], call: Callable[..., Any]) -> Iterator[None]:
+    """Let all calls of modules inside the block go through a function.
+
+    Args:
+        modules: The modules by their dotted names.
+        call: Is given the name, the ``__call__`` of the module's class, the module, its arguments and its keyword
+            arguments, and returns what the caller gets.
+    """
+    watched = []
+    for path, module in modules.items():
+        watched.append((module, type(module)))
+        module.__class__ = _watched(type(module), partial(call, path))
+    try:
+        yield
+    finally:
+        for module, original in reversed(watched):
+            module.__class__ = original
+
+
+def _watched(base: type[nn.Module], call: Callable[..., Any]) -> type[nn.Module]:
+    """A subclass whose calls go through a function."""
+
+    def watch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return call(base.__call__, self, args, kwargs)
+
+    return subclass_that_calls(base, watch)

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.nn as nn
 
 # Fields of configurations for the length of the model's context; transformers' names, the common one first.
-_CONTEXT_FIELDS = (
+CONTEXT_FIELDS = (
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",
@@ -145,12 +145,12 @@ def context_length(name: str, config: Mapping[str, Any], model: nn.Module) -> in
     Raises:
         ValueError: Neither the configuration nor the model gives it.
     """
-    length = text_field(config, _CONTEXT_FIELDS) or getattr(
+    length = text_field(config, CONTEXT_FIELDS) or getattr(
         getattr(model, "args", None), "max_position_embeddings", None
     )
     if not length:
         raise ValueError(
             f"{name}: config.json does not give the length of the context; add max_position_embeddings to it "
-            f"(fields looked for: {', '.join(_CONTEXT_FIELDS)})"
+            f"(fields looked for: {', '.join(CONTEXT_FIELDS)})"
         )
     return int(length)

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from workbench.models.class_patch import ClassPatch, subclass_that_calls
+from workbench.models.class_patch import ClassPatch, calls_through, subclass_that_calls
 from workbench.models.state_cache import StateLayerCache
 
 
@@ -74,22 +74,5 @@ def find_mixers(model: nn.Module, caches: Sequence[Any]) -> Iterator[list[list[s
                 found[index].append(path)
         return result
 
-    watched = []
-    for path, module in model.named_modules():
-        if path:
-            watched.append((module, type(module)))
-            module.__class__ = _watched(type(module), partial(call, path))
-    try:
+    with calls_through({path: module for path, module in model.named_modules() if path}, call):
         yield found
-    finally:
-        for module, original in reversed(watched):
-            module.__class__ = original
-
-
-def _watched(base: type[nn.Module], call: Callable[..., Any]) -> type[nn.Module]:
-    """A subclass whose calls go through a function."""
-
-    def watch(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return call(base.__call__, self, args, kwargs)
-
-    return subclass_that_calls(base, watch)

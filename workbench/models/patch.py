@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -167,9 +167,14 @@ __getattr__ = moved_names(__name__, Swap="Patch", swap_for="patch_model", swap_n
 
 def defining_modules(model: nn.Module) -> list[ModuleType]:
     """The Python modules that define the model's classes and their bases, without those of MLX itself."""
+    return modules_of({type(module) for module in model.modules()})
+
+
+def modules_of(classes: Iterable[type[nn.Module]]) -> list[ModuleType]:
+    """The Python modules that define classes and their bases, without those of MLX itself."""
     names = {
         base.__module__
-        for class_ in {type(module) for module in model.modules()}
+        for class_ in classes
         for base in class_.__mro__
         if issubclass(base, nn.Module) and not base.__module__.startswith("mlx.")
     }

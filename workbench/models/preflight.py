@@ -3,7 +3,8 @@
 The plain model computes three short sequences, unchunked; then they run again in two packed steps that mix chunks and
 decodes over permuted blocks. The paged path is accepted only if the logits agree, if every layer called the paged
 attention exactly once, and if the same comparison fails, as it should, with positions shifted by 3. Sliding windows
-are narrowed for the comparison: a few tokens would never leave the real ones.
+are narrowed for the comparison: a few tokens would never leave the real ones. A way that is accepted also has to agree
+far from the start (`workbench.models.far_trial`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.attention.backend import AttentionBackend
+from workbench.attention.selection import SELF_TESTED
 from workbench.attention.stored import STORED_DTYPES
 from workbench.ground.short_traceback import ShortTraceback
+from workbench.ground.threads import num_threads
+from workbench.models.far_trial import far_trial
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.layer_cache import LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers
@@ -186,6 +190,11 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
+        if difference := _far_difference(model, result, backend):
+            reasons.append(difference)
+            if backend.name in SELF_TESTED:  # its kernel may be at fault
+                continue
+            raise UnsupportedModelError(f"paged attention does not reproduce the model: {difference}")
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
@@ -193,6 +202,16 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     raise UnsupportedModelError(
         f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
     )
+
+
+def _far_difference(model: nn.Module, result: PreflightResult, backend: AttentionBackend) -> str:
+    """The difference between an accepted way and the plain model far from the start; empty without one."""
+    num_threads()  # a wrong setting is not a fault of the model
+    try:
+        far = far_trial(model, result)
+        return far.difference(backend, error_bound(far.caches))
+    except Exception as problem:
+        return f"far from the start, {_why_it_fails(problem)}"
 
 
 def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:

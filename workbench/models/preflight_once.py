@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from workbench.attention.backend import AttentionBackend
 from workbench.models.layer_cache import LayerKV
 from workbench.models.load import LoadedModel
+from workbench.models.model_code import code_digest
 from workbench.models.preflight import PreflightResult, preflight
 from workbench.models.remembered import NOTHING
 from workbench.models.state_cache import LayerState
@@ -27,19 +28,22 @@ def preflight_once(loaded: LoadedModel, backend: AttentionBackend, kv_cache_dtyp
         UnsupportedModelError: It cannot be served; the message gives the reason.
     """
     weights = list(dict(tree_flatten(loaded.model.parameters())).values())
-    key = (backend, kv_cache_dtype, str(mx.default_device()))
+    code = code_digest(loaded.model)
+    key = (backend, kv_cache_dtype, str(mx.default_device()), code)
     seen, result = loaded.preflights.get(key, ((), None))
     # Weak references: the result must not keep an old array alive, and a new array may get an old one's id.
     if result is None or len(seen) != len(weights) or any(ref() is not array for ref, array in zip(seen, weights)):
-        result = _remembered_or_new(loaded, backend, kv_cache_dtype)
+        result = _remembered_or_new(loaded, backend, kv_cache_dtype, code)
         loaded.preflights[key] = (tuple(map(weakref.ref, weights)), result)
     return result
 
 
-def _remembered_or_new(loaded: LoadedModel, backend: AttentionBackend, kv_cache_dtype: str) -> PreflightResult:
+def _remembered_or_new(
+    loaded: LoadedModel, backend: AttentionBackend, kv_cache_dtype: str, code: str
+) -> PreflightResult:
     own = type(backend).__module__.startswith("workbench")  # the key has no sources of others
     remembered = loaded.remembered if own else NOTHING
-    name = f"preflight, {backend.name}, {kv_cache_dtype}"
+    name = f"preflight, {backend.name}, {kv_cache_dtype}, {code}"
     if (found := remembered.get(name)) is not None:
         return from_json(found)
     result = preflight(loaded.model, backend, kv_cache_dtype)

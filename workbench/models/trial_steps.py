@@ -35,9 +35,9 @@ def probe_tokens(model: nn.Module) -> np.ndarray:
 
 
 def pack_probe(
-    step: Sequence[tuple[int, int, int]], token_ids: np.ndarray
+    step: Sequence[tuple[int, int, int]], token_ids: np.ndarray, offsets: Sequence[int] = (0,) * NUM_SEQS
 ) -> tuple[AttentionMetadata, np.ndarray, np.ndarray]:
-    """A packed step of the preflight: its metadata, positions and token ids."""
+    """A packed step of the preflight: its metadata, positions and token ids; each sequence begins at its offset."""
     sequences, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*step))
     ranges = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts)]
     tables = np.array(BLOCK_TABLES, dtype=np.int32)[sequences]
@@ -50,7 +50,7 @@ def pack_probe(
         block_size=BLOCK_SIZE,
     )
     tokens = np.concatenate([token_ids[seq, r] for seq, r in zip(sequences, ranges)])
-    return metadata, np.concatenate(ranges), tokens
+    return metadata, np.concatenate(ranges) + np.repeat(np.array(offsets, np.int32)[sequences], counts), tokens
 
 
 def packed_logits(

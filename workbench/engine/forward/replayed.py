@@ -24,6 +24,7 @@ from workbench.engine.forward.layer_by_layer import LayerByLayer
 from workbench.engine.packed_batch import PackedBatch
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
+from workbench.models.model_code import position_limit
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.preflight import TOLERANCE, TOLERANCE_FLOAT32_GPU
 from workbench.models.served_model import ServedModel
@@ -41,7 +42,8 @@ class ReplayedPath(LayerByLayer):
     """Replays the graphs of decode steps; other steps are computed layer by layer.
 
     A graph is recorded when its shape comes up for the second time, because many shapes come up only once. The first
-    step that replays a graph is also computed layer by layer. If the logits differ, no graph is replayed any more.
+    step that replays a graph is also computed layer by layer, at its positions and far from them. If logits differ, no
+    graph is replayed any more.
 
     Attributes:
         not_replayed: Why no graph is replayed; empty if graphs are.
@@ -115,23 +117,34 @@ class ReplayedPath(LayerByLayer):
         return metadata.write_index, [metadata.derived[key].batch for key in keys]
 
     def _replay(self, inputs: Any, metadata: Sequence[AttentionMetadata], launches: Launches) -> mx.array | None:
-        recorder, before = self._recorder, self.num_recorded
-        recorder.metadata, recorder.launches = metadata, launches
-        expected = None if self._checked else self._layer_by_layer(inputs, metadata)
-        try:
-            logits, arrays = self._graph(inputs, recorder.weights, self._kv_cache.arrays)
-        except Exception as problem:  # code of the model that cannot be recorded, such as a decision by a value
-            self._give_up(f"{type(problem).__name__}: {problem}")
-            return None
-        self._kv_cache.replace_arrays(arrays)
-        del arrays
-        if expected is not None and self.num_recorded == before:
-            self._checked = True
+        self._recorder.metadata, self._recorder.launches = metadata, launches
+        if self._checked:
+            return self._run_graph(inputs)
+        before, (token_ids, positions, rows, batches) = self.num_recorded, inputs
+        end = position_limit(self._recorder.model) - 1
+        far = mx.minimum(positions + end // 2, end)
+        # The keys and values that are written last are those that stay.
+        for place in (positions, far, positions):
+            expected = self._layer_by_layer((token_ids, place, rows, batches), metadata)
+            logits = self._run_graph((token_ids, place, rows, batches))
+            if logits is None or self.num_recorded != before:
+                return logits
             mx.eval(logits, self._kv_cache.arrays)
             error = _error(np.array(logits), expected)
             if not error <= self._tolerance:
                 self._give_up(f"its logits differ by {error:.1e} of their spread")
                 return None
+        self._checked = True
+        return logits
+
+    def _run_graph(self, inputs: Any) -> mx.array | None:
+        """Logits by a recorded graph, not evaluated; None if it cannot be recorded."""
+        try:
+            logits, arrays = self._graph(inputs, self._recorder.weights, self._kv_cache.arrays)
+        except Exception as problem:  # code of the model that cannot be recorded, such as a decision by a value
+            self._give_up(f"{type(problem).__name__}: {problem}")
+            return None
+        self._kv_cache.replace_arrays(arrays)
         return logits
 
     def _layer_by_layer(self, inputs: Any, metadata: Sequence[AttentionMetadata]) -> np.ndarray:

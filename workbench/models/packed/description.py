@@ -18,11 +18,12 @@ from workbench.cpu.attention.kernel import work_list_address
 from workbench.cpu.inputs import code_bits, factors
 from workbench.cpu.layer_loop import GELU, NUM_FACTORED, NUM_PARTS, SILU, FactorField, Field, Model
 from workbench.models.layer_cache import PagedLayerCache
+from workbench.models.model_code import position_limit
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
 
 _LOG2_E = 1.4426950408889634
 _ROPE_PROBE = 96
-"""Positions at which two RoPE modules are compared."""
+"""Positions at which two RoPE modules are compared, from the start and far from it."""
 
 
 class Place(NamedTuple):
@@ -106,6 +107,7 @@ class Description:
         self.hidden_size = self.embedding.product.matrix.num_columns
         self.vocab_size = self.embedding.product.matrix.num_outputs
         self.qkv_size = (num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self._end = max(0, position_limit(model) - _ROPE_PROBE)
         self.ropes: list[Any] = []
         self._rope_tables: list[bytes] = []
         self._numbers: list[np.ndarray] = []
@@ -270,7 +272,8 @@ class Description:
         expected = np.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=1)
         if not np.allclose(np.array(rope(mx.array(x)[None, None]))[0, 0], expected, rtol=1e-4, atol=1e-4):
             raise NotDescribed("RoPE that does not turn the halves of a head")
-        key = np.stack(table).tobytes()
+        far = [rope_table(rope, self.head_dim, _ROPE_PROBE, offset) for offset in (self._end // 2, self._end)]
+        key = np.stack([table, *far]).tobytes()
         if key not in self._rope_tables:
             self._rope_tables.append(key)
             self.ropes.append(rope)
@@ -282,14 +285,24 @@ def _uneven(count: int) -> np.ndarray:
     return np.sin(np.square(np.arange(1.0, count + 1))).astype(np.float32)
 
 
-def rope_table(rope: Any, head_dim: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of a RoPE module at the positions [0, length), float32 [length, head_dim / 2] each.
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a described model, their attention and their MLPs, by dotted names."""
+    layers = _part(_part(getattr(model, "language_model", model), "model"), "layers")
+    return {
+        f"layer {index}{name and '.' + name}": _part(layer, name) if name else layer
+        for index, layer in enumerate(layers)
+        for name in ("", "self_attn", "mlp")
+    }
+
+
+def rope_table(rope: Any, head_dim: int, length: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of a RoPE module from a position on, float32 [length, head_dim / 2] each.
 
     They are read off what the module does to a vector of ones and zeros, so any scaling of wavelengths is in them.
     """
     half = head_dim // 2
     probe = np.concatenate([np.ones((length, half), np.float32), np.zeros((length, half), np.float32)], axis=1)
-    turned = np.array(rope(mx.array(probe)[None, None]))[0, 0]
+    turned = np.array(rope(mx.array(probe)[None, None], offset=offset))[0, 0]
     return np.ascontiguousarray(turned[:, :half]), np.ascontiguousarray(turned[:, half:])
 
 

@@ -1,7 +1,9 @@
 """Compare the compiled forward pass with a model's own layers; only a pass that is right is used.
 
 Both run the steps of the preflight on a small pool, whose windows are narrowed. With float32 activations their logits
-agree to rounding, and the same comparison with shifted positions has to fail.
+agree to rounding, and the same comparison with shifted positions has to fail. The steps run near the start and far from
+it. A small copy of the model shows rules that begin at some length (`workbench.models.far_trial`), and layers that are
+given more than their input and a cache are not compiled.
 
 With activations of 8 bits they do not agree to rounding: a difference in the last bit of an input changes some codes,
 and after a few layers many. So both are compared with float32 activations. The compiled pass may not be much further
@@ -11,6 +13,10 @@ that is not the codes were compared before, with float32 activations.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -19,13 +25,19 @@ from workbench.attention.backend import AttentionBackend
 from workbench.attention.dtypes import dtype_name
 from workbench.cpu.layer_loop import Model, ProductField
 from workbench.models import trial_steps
+from workbench.models.class_patch import calls_through
+from workbench.models.far_trial import far_trial
+from workbench.models.layer_cache import PagedLayerCache
+from workbench.models.model_code import code_digest, position_limit
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep
-from workbench.models.packed.description import Description, NotDescribed
+from workbench.models.packed.description import Description, NotDescribed, layers_of
+from workbench.models.packed.pack_model import pack_model
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.patch import patch_model
 from workbench.models.preflight import TOLERANCE, PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
+from workbench.models.small_copy import small_copy
 
 INT8_RATIO = 4.0
 """Largest error of the compiled pass with activations of 8 bits, in units of the error of the model's own layers with
@@ -52,8 +64,8 @@ def make_compiled_step(
     if result.mode != "kernel" or backend is None or backend.name != "cpu":
         return None, "attention does not run in compiled code"
 
-    stored = dtype_name(result.layers[0].dtype)
-    exact_name, int8_name = f"{_EXACT}, {stored}", f"{_INT8}, {stored}"
+    about = f"{dtype_name(result.layers[0].dtype)}, {code_digest(model)}"
+    exact_name, int8_name = f"{_EXACT}, {about}", f"{_INT8}, {about}"
     variant, int8_passed = remembered.get(exact_name), remembered.get(int8_name) is not None
     try:
         with float32_activations(model) as are_int8:
@@ -64,6 +76,7 @@ def make_compiled_step(
                 exact = trial.logits_by_layer()
             if variant is None:
                 variant = _right_variant(trial, description, exact, result.layers[0].dtype)
+                _check_far(model, result, backend, variant)
                 remembered.put(exact_name, variant)
         if are_int8:
             description = _described(model, result, kv_cache)
@@ -103,14 +116,17 @@ class _Trial:
         self._model, self._backend = model, backend
         narrow = [layer.with_window(min(layer.window, trial_steps.NARROW_WINDOW)) for layer in result.layers]
         self._pool = PagedKVCache(narrow, trial_steps.NUM_TRIAL_BLOCKS, trial_steps.BLOCK_SIZE, backend)
-        token_ids = trial_steps.probe_tokens(model)
-        self._steps = [trial_steps.pack_probe(step, token_ids) for step in trial_steps.STEPS]
+        token_ids, end = trial_steps.probe_tokens(model), position_limit(model) - trial_steps.NUM_TOKENS
+        places = [(end, end // 2, end // 5), (0, 0, 0)]
+        steps = [(step, token_ids, offsets) for offsets in places for step in trial_steps.STEPS]
+        self._steps = [trial_steps.pack_probe(*step) for step in steps]
 
     def logits_by_layer(self) -> list[np.ndarray]:
         """Logits of each chunk's last row, computed by the model's own layers: an array for each step."""
         patches = patch_model(self._model, self._backend)
         try:
-            return [trial_steps.packed_logits(self._model, self._pool, *step) for step in self._steps]
+            with calls_through(layers_of(self._model), _call_known):
+                return [trial_steps.packed_logits(self._model, self._pool, *step) for step in self._steps]
         finally:
             for patch in patches:
                 patch.restore()
@@ -149,6 +165,42 @@ def _right_variant(trial: _Trial, description: Description, exact: list[np.ndarr
         f"its logits in compiled code differ by {best:.1e} of their spread, "
         f"and by {errors[best]:.1e} with positions shifted by {trial_steps.POSITION_SHIFT}"
     )
+
+
+def _call_known(path: str, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Call a layer, or a part of one, if it is given its input and a cache, and nothing that compiled code ignores.
+
+    Raises:
+        _Refused: It is given more.
+    """
+    given = inspect.signature(call).bind(module, *args, **kwargs).arguments
+    for name, value in list(given.items())[2:]:
+        if value is not None and not isinstance(value, PagedLayerCache):
+            raise _Refused(f"{path} is given {name!r}, which compiled code does not know")
+    return call(module, *args, **kwargs)
+
+
+def _check_far(model: nn.Module, result: PreflightResult, backend: AttentionBackend, variant: int) -> None:
+    """Compare the compiled pass with the plain model far from the start, and at length.
+
+    Raises:
+        _Refused: They differ.
+    """
+    far = far_trial(model, result)
+    copy = small_copy(model) if far.model is not model else None
+    if copy is not None:
+        pack_model(copy)
+    packed = model if copy is None else copy
+    num_heads = far.num_heads(backend)
+
+    def forward(kv_cache: PagedKVCache, metadata: Any, positions: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        description = Description(packed, kv_cache.kernel_layers, num_heads)
+        tables, scale = list(description.variants())[variant]
+        step = CompiledStep(description, kv_cache.kernel_layers, tables, scale)
+        return np.array(step.run(token_ids, positions, np.arange(len(token_ids)), *metadata))
+
+    if difference := far.difference(backend, TOLERANCE[mx.float32], f"compiled {variant}", forward):
+        raise _Refused(f"in compiled code, {difference}")
 
 
 def _check_int8(trial: _Trial, description: Description, tables: Model, scale: float, exact: list[np.ndarray]) -> None:
