@@ -23,7 +23,6 @@ Instead of ``requests`` a workload can have ``generate`` (``workbench.simulation
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import CostModel
 from workbench.ground.cache_salt import check_adapter, check_salt
 from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
+from workbench.ground.outside_files import read_json
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
@@ -156,10 +156,7 @@ def read_json_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> Ma
             'requests is written {"requests": [...]}'
         )
     path = Path(source)
-    try:
-        workload = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{path} is not a JSON file: {problem}") from None
+    workload = read_json(path)
     if not isinstance(workload, dict):
         raise ValueError(f"{path} must hold an object with config and requests, got a {type(workload).__name__}")
     return workload
