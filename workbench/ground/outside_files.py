@@ -1,4 +1,4 @@
-"""Opens files that others made, and reads their JSON: regular files only, and deep nesting is an error like any other."""
+"""Opens files that others made, and reads their JSON: regular files only, and deep nesting is a ValueError."""
 
 from __future__ import annotations
 

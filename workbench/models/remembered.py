@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from workbench.ground.cache_folder import cached, make_folder
 from workbench.ground.installed import installed_version
+from workbench.ground.outside_files import read_json
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -83,7 +84,7 @@ class Remembered:
         if self._path is None:
             return {}
         try:
-            content = json.loads(self._path.read_text())
+            content = read_json(self._path)
             digest = content.pop("digest")
             return content["found"] if digest == _digest(content) and content["key"] == self._key else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
