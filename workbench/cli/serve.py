@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.options import Commands, add_command, add_list, add_model_option, add_number, add_settings_option
+from workbench.ground.outside_files import json_value
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -125,8 +125,8 @@ def _adapter(text: str) -> tuple[str, str]:
 def _origins(text: str) -> tuple[str, ...]:
     """A JSON list of origins, as vLLM's option takes it."""
     try:
-        origins = json.loads(text)
-    except (ValueError, RecursionError):
+        origins = json_value(text)
+    except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
         raise argparse.ArgumentTypeError(
@@ -138,8 +138,8 @@ def _origins(text: str) -> tuple[str, ...]:
 def _speculative_config(text: str) -> dict[str, Any]:
     """A JSON object, as vLLM's option takes it."""
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
+        given = json_value(text)
+    except ValueError:
         given = None
     if not isinstance(given, dict) or "num_speculative_tokens" not in given:
         raise argparse.ArgumentTypeError(

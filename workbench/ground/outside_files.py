@@ -75,12 +75,12 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def json_value(text: str | bytes, what: str = "the text") -> Any:
+def json_value(text: str | bytes, failure: str = "not JSON") -> Any:
     """The value of a JSON text.
 
     Args:
         text: The text.
-        what: Its name in the error.
+        failure: Beginning of the error, such as "FILE is not JSON".
 
     Raises:
         ValueError: It is not JSON, or is nested too deeply.
@@ -88,9 +88,9 @@ def json_value(text: str | bytes, what: str = "the text") -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError(f"{what} is not a JSON file that can be read: it is nested too deeply") from None
+        raise ValueError(f"{failure}: it is nested too deeply") from None
     except ValueError as problem:
-        raise ValueError(f"{what} is not a JSON file: {problem}") from None
+        raise ValueError(f"{failure}: {problem}") from None
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> Any:
@@ -100,17 +100,21 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> 
         ValueError: It is not JSON, nested too deeply, too large or not a regular file; the message names it.
         OSError: It cannot be read.
     """
-    with open_bytes(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"{os.fspath(path)} has more than {max_bytes} bytes, which is too large for a JSON file")
-    return json_value(content, os.fspath(path))
+    return json_value(read_bytes(path, max_bytes), f"{os.fspath(path)} is not a JSON file")
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file; errors as in `open_bytes`."""
+def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
+    """All bytes of a regular file.
+
+    Raises:
+        ValueError: It is too large, or not a regular file.
+        OSError: It cannot be read.
+    """
     with open_bytes(path) as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"{os.fspath(path)} has {size:,} bytes, {max_bytes:,} are allowed: it is too large")
+        return file.read() if max_bytes is None else file.read(size)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

@@ -35,7 +35,7 @@ from workbench.ground.cache_salt import check_adapter, check_salt
 from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
 from workbench.ground.outside_files import read_json
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
-from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
+from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 
 _WORKLOAD_FIELDS = ("config", "requests", "generate", "cost_model")
@@ -109,12 +109,8 @@ def read_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[E
     requests = content.get("requests")
     if not isinstance(requests, list | tuple):
         raise ValueError(f"requests must be a list, got {shown(requests)}")
-    num_tokens = sum(_check_request(f"requests[{index}]", request) for index, request in enumerate(requests))
-    if num_tokens > MAX_WORKLOAD_TOKENS:
-        raise ValueError(
-            f"the prompts of all requests have {num_tokens} tokens, allowed are {MAX_WORKLOAD_TOKENS}: describe the "
-            "requests under generate, which makes them one by one"
-        )
+    lengths = (_check_request(f"requests[{index}]", request) for index, request in enumerate(requests))
+    count_prompt_tokens(lengths, "requests")
     arrivals = [_read_request(index, request) for index, request in enumerate(requests)]
     first_index: dict[str, int] = {}
     for index, arrival in enumerate(arrivals):

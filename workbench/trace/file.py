@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from workbench.ground.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.gunzip import Gunzip
 from workbench.trace.line_codec import LineDecoder, encode_line, is_json
@@ -231,7 +232,7 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
 def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed."""
     total = 0
-    with open(os.fspath(path), "rb") as file:  # a number would be somebody else's open file
+    with open_bytes(path) as file:
         gzipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
