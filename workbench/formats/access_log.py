@@ -153,7 +153,7 @@ def _csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
         try:
             for index, row in enumerate(rows, start=2):
                 yield f"{path}, line {index}:", {name: value for name, value in row.items() if name is not None}
-        except csv.Error as problem:
+        except (csv.Error, UnicodeDecodeError) as problem:
             raise ValueError(f"{path}, line {rows.line_num}: not CSV: {problem}") from None
 
 

@@ -377,5 +377,5 @@ def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
-    except (ValueError, IndexError, KeyError) as problem:
+    except (ValueError, OverflowError, LookupError) as problem:
         raise TraceError(f"{place}: not Prometheus' text format: {problem}") from None

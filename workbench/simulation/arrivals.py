@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench.config import EngineConfig, SamplingParams
 from workbench.ground.field_checks import MAX_INT32, integer, items, json_object, number, shown
-from workbench.ground.outside_files import json_value, open_text
+from workbench.ground.outside_files import json_value, open_bytes
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
@@ -366,7 +366,7 @@ def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str,
     Raises:
         ValueError: A line is not a JSON object.
     """
-    with open_text(path) as file:
+    with open_bytes(path) as file:
         for number_of_line, text in enumerate(file, start=1):
             place = f"{path}, line {number_of_line}:"
             yield place, json_object(place, json_value(text, f"{place} not JSON"))

@@ -58,7 +58,7 @@ _REQUEST_FIELDS = (
 
 def made_up_token(text: str) -> int:
     """A token id from 3 to 31999 that depends on ``text`` alone."""
-    return 3 + crc32(text.encode()) % 31997
+    return 3 + crc32(text.encode("utf-8", "surrogatepass")) % 31997
 
 
 def read_simulation(
