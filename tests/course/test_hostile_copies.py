@@ -157,7 +157,7 @@ def a_large_file(path, course):
         (replaced_by(lambda path, _: path.symlink_to(path)), "the notebook is missing"),
         (replaced_by(lambda path, _: path.symlink_to("/dev/zero")), "the notebook is missing"),
         (replaced_by(lambda path, _: path.symlink_to(path.parents[1] / "ada" / path.name)), "a link to another folder"),
-        (replaced_by(a_large_file), "which is too large"),
+        (replaced_by(a_large_file), "it is too large"),
     ],
 )
 def test_a_notebook_harms_its_own_grade_alone(course, tmp_path, capsys, change, reason):

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from workbench.course import supervisor
+from workbench.course.exercise import Exercise
 from workbench.course.verdict import Verdict
 from workbench.ground.cache_folder import cache_folder
 from workbench.ground.connected import start_connected
 
 if TYPE_CHECKING:
     import subprocess
-
-    from workbench.course.grade import Exercise
 
 MAX_OUTPUT = 2**24
 """Bytes that an answer may print (16 MiB)."""
@@ -191,8 +190,6 @@ def main() -> None:
     descriptor = connection.fileno()
     limit_resources()
     os.dup2(2, 1)
-    from workbench.course.grade import Exercise
-
     work = json.loads(connection.recv_bytes())
     with redirect_stdout(sys.stderr):
         verdict = Exercise(**work["exercise"]).judge(work["answer"])
