@@ -176,6 +176,10 @@ def test_a_file_that_is_nearly_all_hole_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**COMMON, "model_type": "llama"}))
     with pytest.raises(ValueError, match="the rest is holes"):
         load_model(tmp_path)
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="the rest is holes"):
+        GGUFFile(sparse(gguf, 2**30))
     whole = tmp_path / "whole"
     whole.write_bytes(os.urandom(2**20) * 20)
     check_filled(whole)

@@ -52,11 +52,11 @@ def run(options: argparse.Namespace) -> int:
     from workbench.course.grade import grade
 
     grades = grade(options.folder, COURSE, jobs=jobs, timeout=timeout)
-    if options.csv:  # first: what is printed may go to a terminal that knows fewer characters
-        _write_csv(options.csv, grades)
     for copy, group in groupby(grades, key=lambda grade: grade.copy):
         for line in _report(copy, list(group)):
             _print(line)
+    if options.csv:
+        _write_csv(options.csv, grades)
     return 0
 
 

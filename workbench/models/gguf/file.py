@@ -21,6 +21,7 @@ from workbench.ground.field_checks import shown
 from workbench.ground.outside_files import open_bytes
 from workbench.models.gguf.fields import GGUFError, whole_number
 from workbench.models.gguf.types import ggml_type
+from workbench.models.weight_headers import check_filled
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -121,6 +122,7 @@ class GGUFFile:
     def _open(self, path: Path) -> None:
         self.path = path
         self._other_buffers: list[mmap.mmap] = []
+        check_filled(self.path)
         with open_bytes(self.path) as stream:
             if self.path.stat().st_size < 24 or stream.read(4) != MAGIC:
                 raise GGUFError(f"{self.path} is not a GGUF file: it does not start with the letters GGUF")
