@@ -236,3 +236,9 @@ def test_what_a_check_reads_is_the_courses_own(monkeypatch):
     assert not EXERCISES["knobs"].judge(f"workload['requests'].clear()\n{wrong}")
     assert not EXERCISES["knobs"].judge(f"workload = {{'requests': []}}\n{wrong}")
     assert EXERCISES["knobs"].judge(ANSWERS["knobs"][0])
+
+
+def test_grades_are_printed_if_the_csv_file_cannot_be_written(course, tmp_path, capsys):
+    assert main(["course", "grade", str(tmp_path / "class"), "--csv", str(tmp_path / "none" / "grades.csv")]) == 2
+    said = capsys.readouterr()
+    assert "zoe: 2 of 2 points" in said.out and "grades.csv" in said.err

@@ -52,11 +52,17 @@ def run(options: argparse.Namespace) -> int:
     from workbench.course.grade import grade
 
     grades = grade(options.folder, COURSE, jobs=jobs, timeout=timeout)
+    problem: OSError | None = None
+    try:
+        if options.csv:
+            _write_csv(options.csv, grades)
+    except OSError as error:  # the report has the grades, too
+        problem = error
     for copy, group in groupby(grades, key=lambda grade: grade.copy):
         for line in _report(copy, list(group)):
             _print(line)
-    if options.csv:
-        _write_csv(options.csv, grades)
+    if problem is not None:
+        raise problem
     return 0
 
 
