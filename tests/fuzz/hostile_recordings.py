@@ -75,7 +75,28 @@ def source_lines(source: str) -> str:
 
 # -- changes -------------------------------------------------------------------------------------------------------
 
-NUMBERS = (0, 1, -1, 2, 3, 7, 16, 10**3, 10**6, 10**9, 2**31 - 1, 2**53, 0.5, 1e-9, 1e9, 1e300, -0.0)
+NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    16,
+    10**3,
+    10**6,
+    10**9,
+    2**31 - 1,
+    2**53,
+    0.5,
+    1e-9,
+    1e9,
+    1e300,
+    1e308,
+    -1e308,
+    1e12,
+    -0.0,
+)
 CONFIG = (
     *("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching"),
     *("async_scheduling", "long_prefill_token_threshold", "policy", "watermark", "num_speculative_tokens"),
@@ -151,6 +172,36 @@ def durations(lines: Lines, rng: Random) -> None:
             kept = step.pop("timings", {})
             if spread:
                 step["timings"] = {name: seconds * rng.lognormvariate(0, spread) for name, seconds in kept.items()}
+
+
+def extreme_times(lines: Lines, rng: Random) -> None:
+    """One time is larger than all others, perhaps beyond what a double can be multiplied with."""
+    value = rng.choice([1e308, 1.7e308, 1e300, 1e12, 1e11, 2e12, -1e308, 1e-308, 10**400])
+    line = pick(lines, rng, rng.choice(["step", "step", "request"]))
+    name = rng.choice(["arrival_time"] if line["kind"] == "request" else ["time", "end", "timings", "phase_starts"])
+    if name in ("timings", "phase_starts"):
+        phases = [*line.get("timings", {}), "forward"]
+        line[name] = {**line.get(name, {}), rng.choice(phases): value}
+    else:
+        line[name] = value
+
+
+def phases_without_times(lines: Lines, rng: Random) -> None:
+    """Phases that begin somewhere and take no time, or are missing where other steps have them."""
+    step = pick(lines, rng, "step")
+    step["phase_starts"] = {rng.choice(["schedule", "forward", "x"]): rng.choice([0.0, 1e-3, -1e-3, 1e9])}
+    if rng.random() < 0.7:
+        step.pop("timings", None)
+
+
+def scalar_for_a_list(lines: Lines, rng: Random) -> None:
+    """A number or a text stands where a list or an object is expected, or the other way round."""
+    line = rng.choice(lines)
+    names = sorted(name for name in line if name not in ("kind", "schema_version", "step"))
+    if names:
+        name = rng.choice(names)
+        many = isinstance(line[name], list | dict)
+        line[name] = rng.choice([5, 0, "x", 1.5, True]) if many else rng.choice([[], {}, [5], [[]], {"a": 1}])
 
 
 def step_field(lines: Lines, rng: Random) -> None:
@@ -252,7 +303,11 @@ def hashes(lines: Lines, rng: Random) -> None:
 CHANGES: tuple[Callable[[Lines, Random], None], ...] = (
     *(configuration, request_number, request_field, arrival_times, clock, durations, step_field, fields_of_all_steps),
     *(order_in_a_step, step_number, missing_steps, missing_lines, hashes),
+    *(extreme_times, extreme_times, phases_without_times, scalar_for_a_list),
 )
+
+
+TYPES = (extreme_times, scalar_for_a_list)
 
 
 def changed(rng: Random) -> tuple[str, str]:
@@ -260,7 +315,7 @@ def changed(rng: Random) -> tuple[str, str]:
     source = rng.choice(SOURCES)
     lines = [json.loads(line) for line in source_lines(source).splitlines()]
     changes = [rng.choice(CHANGES) for _ in range(rng.choice([1, 1, 2, 3]))]
-    for change in changes:
+    for change in sorted(changes, key=lambda change: change in TYPES):  # the others expect each field's own type
         change(lines, rng)
     return "".join(json.dumps(line) + "\n" for line in lines), f"{source}: {', '.join(c.__name__ for c in changes)}"
 

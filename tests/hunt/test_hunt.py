@@ -157,7 +157,7 @@ def test_what_the_scheduler_lacks_and_what_was_seen_is_told(jobs, tmp_path, monk
 def test_a_finding_is_replayed(tmp_path, capsys):
     (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
     folder = tmp_path / finding.name
-    assert main(["hunt", "replay", str(folder)]) == 1
+    assert main(["hunt", "replay", str(folder), "--scheduler", "planted:generous"]) == 1
     assert "still happens" in capsys.readouterr().out
     facts = json.loads((folder / "finding.json").read_text())
     (folder / "finding.json").write_text(json.dumps(facts | {"scheduler": "workbench"}))

@@ -16,7 +16,7 @@ from workbench.readings.contents import Contents
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.limits import MAX_STEPS
+from workbench.simulation.limits import MAX_STEPS, count_prompt_tokens
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
@@ -183,6 +183,8 @@ class Past:
                     self._accepts[chunk.request_id].append(chunk.num_accepted)
             self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
             self._aborted.update(dict.fromkeys(record.aborted, record.step))
+        made_up = (info.num_prompt_tokens for info in trace.requests.values() if not info.prompt_token_ids)
+        count_prompt_tokens(made_up, "the recording has no token ids")
         if self._contents.kind != "tokens":
             for info in trace.requests.values():
                 self._stand_in(info)

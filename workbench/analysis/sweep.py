@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,6 +14,7 @@ from typing import Any
 
 from workbench.analysis.spread_out import spread_out
 from workbench.config import EngineConfig
+from workbench.ground.outside_files import json_value
 from workbench.ground.progress import progress_bar
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
@@ -71,7 +71,7 @@ def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[
 
 def _value(text: str) -> Any:
     try:
-        return json.loads({"none": "null", "true": "true", "false": "false"}.get(text.lower(), text))
+        return json_value({"none": "null", "true": "true", "false": "false"}.get(text.lower(), text))
     except ValueError:
         return text
 

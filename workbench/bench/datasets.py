@@ -6,13 +6,13 @@ one up to 2025); ShareGPT is a JSON list of ``{"conversations": [{"value": TEXT}
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.ground.field_checks import json_object, shown
+from workbench.ground.outside_files import read_json, read_text
 
 SONNET_PREFIX = 200
 """Tokens that sonnet's prompts share at their beginning, unless they are shorter: vLLM's default."""
@@ -22,6 +22,9 @@ MIN_TOKENS, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048
 
 Encode = Callable[[str], Sequence[int]]
 """The token ids of a text."""
+
+_MAX_DATASET = 2**32
+"""Bytes of the largest file of conversations (4 GiB); the usual one has 600 MB."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def sonnet_requests(
         ValueError: The file has no lines, or no line fits into a prompt.
         OSError: The file cannot be read.
     """
-    lines = [tuple(encode(f"{line}\n")) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [tuple(encode(f"{line}\n")) for line in read_text(path).splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"--dataset-path {path} has no line of text; sonnet needs some")
     shortest = sorted(lines, key=len)[0]
@@ -102,7 +105,7 @@ def sharegpt_requests(path: Path, encode: Encode, count: int, seed: int) -> list
         OSError: The file cannot be read.
     """
     try:
-        entries = json.loads(path.read_bytes())
+        entries = read_json(path, _MAX_DATASET)
         pairs = [
             (turns[0]["value"], turns[1]["value"])
             for entry in entries

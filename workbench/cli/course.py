@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING
 import workbench
 from workbench.cli.notebooks import COURSE
 from workbench.cli.options import Commands, add_command, add_number
-from workbench.ground.field_checks import integer
+from workbench.ground.field_checks import integer, printable
 
 if TYPE_CHECKING:
     from workbench.course.grade import Grade
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Beginnings of a formula in a spreadsheet; the last four are the first in full width."""
 
 EXAMPLES = """\
   workbench course grade class/                     every folder of class/ is a copy
@@ -48,11 +52,24 @@ def run(options: argparse.Namespace) -> int:
     from workbench.course.grade import grade
 
     grades = grade(options.folder, COURSE, jobs=jobs, timeout=timeout)
+    problem: OSError | None = None
+    try:
+        if options.csv:
+            _write_csv(options.csv, grades)
+    except OSError as error:  # the report has the grades, too
+        problem = error
     for copy, group in groupby(grades, key=lambda grade: grade.copy):
-        print("\n".join(_report(copy, list(group))))
-    if options.csv:
-        _write_csv(options.csv, grades)
+        for line in _report(copy, list(group)):
+            _print(line)
+    if problem is not None:
+        raise problem
     return 0
+
+
+def _print(line: str) -> None:
+    """Print a line with what students wrote, as far as the terminal has its characters, and steer it by none."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _report(copy: str, grades: list[Grade]) -> list[str]:
@@ -75,4 +92,13 @@ def _write_csv(path: Path, grades: list[Grade]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow([*(field.name for field in fields(grades[0])), "workbench"])
-        rows.writerows([*asdict(grade).values(), workbench.__version__] for grade in grades)
+        for grade in grades:
+            rows.writerow([_cell(value) for value in (*asdict(grade).values(), workbench.__version__)])
+
+
+def _cell(value: str | int) -> str | int:
+    """The value of a cell, which a spreadsheet does not take for a formula."""
+    if isinstance(value, int):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text

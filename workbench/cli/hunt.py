@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_command
-from workbench.ground.field_checks import integer
+from workbench.ground.field_checks import integer, printable
 
 if TYPE_CHECKING:
     from workbench.hunt.search import Found, Search
@@ -22,6 +22,7 @@ _EXAMPLES = """\
   workbench hunt --scheduler vllm -j 2 --out found
   workbench hunt --scheduler mine:make_scheduler --only progress,blocks --out found
   workbench hunt replay found/crash-scheduler-py-assert
+  workbench hunt replay found/limits-more-run --scheduler mine:make_scheduler
 """
 
 
@@ -36,9 +37,9 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
     parser.add_argument(
         "--scheduler",
-        default="workbench",
         metavar="NAME",
-        help="workbench, engine, vllm, vllm:module:Class or module:factory",
+        help="workbench (default), engine, vllm, vllm:module:Class or module:factory; a replay takes the first three "
+        "from the finding",
     )
     parser.add_argument("--policy", metavar="module:Class", help="a policy for Workbench's scheduler")
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     jobs = integer("--jobs", options.jobs, 1)
     progress = _Progress()
     findings = hunt(
-        options.scheduler,
+        options.scheduler or "workbench",
         seconds=seconds,
         workloads=options.workloads,
         seed=options.seed,
@@ -93,16 +94,15 @@ def _replay(options: argparse.Namespace) -> int:
     if not options.folders:
         raise ValueError("replay needs the FOLDER of a finding")
     if options.against:
-        return replay_against(options.folders, options.against)
+        return replay_against(options.folders, options.against, options.scheduler, options.policy)
     num_faults = 0
     for folder in options.folders:
-        finding, fault, version = replay(folder)
-        scheduler = f"{finding['scheduler']} {version}".strip()
+        finding, fault, scheduler = replay(folder, options.scheduler, options.policy)
         happens = fault is not None and fault.law == finding["law"]
         said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
         if fault is not None and not happens:
             said += f"; the law of {fault.law} is broken instead: {fault.message}"
-        print(f"{scheduler}: {finding['law']} {said}")
+        print(printable(f"{scheduler}: {finding['law']} {said}"))
         num_faults += fault is not None
     return int(num_faults > 0)
 

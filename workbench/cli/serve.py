@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import fields
@@ -19,6 +18,7 @@ from workbench.cli.options import (
     add_settings_option,
     allow_hosts,
 )
+from workbench.ground.outside_files import json_value
 from workbench.serve.keys import read_api_keys
 from workbench.serve.settings import ServeSettings
 
@@ -134,8 +134,8 @@ def _adapter(text: str) -> tuple[str, str]:
 def _origins(text: str) -> tuple[str, ...]:
     """A JSON list of origins, as vLLM's option takes it."""
     try:
-        origins = json.loads(text)
-    except (ValueError, RecursionError):
+        origins = json_value(text)
+    except ValueError:
         origins = None
     if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
         raise argparse.ArgumentTypeError(
@@ -147,8 +147,8 @@ def _origins(text: str) -> tuple[str, ...]:
 def _speculative_config(text: str) -> dict[str, Any]:
     """A JSON object, as vLLM's option takes it."""
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
+        given = json_value(text)
+    except ValueError:
         given = None
     if not isinstance(given, dict) or "num_speculative_tokens" not in given:
         raise argparse.ArgumentTypeError(

@@ -1,26 +1,25 @@
 """Grades copies of the course.
 
 The reader's answer is one cell. It is taken out of the copy and run between cells of the course itself, in a separate
-process: whatever else is in the copy, outputs included, changes no grade. Equal answers are run once.
+process (`workbench.course.judge`): whatever else is in the copy, outputs included, changes no grade. Equal answers are
+run once. All answers are read before the first one runs, and a copy that cannot be read loses its own points.
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
-import subprocess
-import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.course.exercise import Exercise, told
+from workbench.course.judge import judge_apart
 from workbench.course.verdict import Verdict
+from workbench.ground.field_checks import shown
+from workbench.ground.outside_files import read_json
 
 TIMEOUT = 120.0
 """Seconds that an answer may take, the import of its libraries included."""
@@ -28,50 +27,13 @@ TIMEOUT = 120.0
 NEEDED = "exercise"
 """Tag of a cell above an exercise that its answer needs."""
 
+MAX_NOTEBOOK = 2**26
+"""Bytes of the largest notebook that is read (64 MiB)."""
+
+MAX_ANSWER = 2**20
+"""Characters of the longest answer."""
+
 _HINT = re.compile(r"Hint 1</summary>\s*(.*?)\s*<", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """An exercise of the course.
-
-    Attributes:
-        name: Its ``grade_id``, such as "slots".
-        notebook: File name of its notebook.
-        imports: The notebook's imports, a name each. Those that are needed run before an answer.
-        needed: The cells with the tag "exercise", which run then.
-        answer: The answer cell of the course, which is wrong.
-        check: The cell that judges the answer.
-        hint: The first hint.
-        points: Points of a right answer.
-    """
-
-    name: str
-    notebook: str
-    imports: Sequence[str]
-    needed: str
-    answer: str
-    check: str
-    hint: str
-    points: int
-
-    def judge(self, answer: str) -> Verdict:
-        """Run an answer in this process, and judge it."""
-        names: dict[str, Any] = {"__name__": "__main__"}
-        words = set(re.findall(r"\w+", f"{self.needed} {answer} {self.check}"))
-        before = [*(line for line in self.imports if line.split()[-1] in words), self.needed]
-        try:
-            exec(_compiled("\n".join(before), "<the notebook>"), names)  # noqa: S102 (the course's own code)
-            exec(_compiled(answer, "<the answer>"), names)  # noqa: S102 (what grading is for)
-            verdict = eval(_compiled(self.check, "<the check>", "eval"), names)  # noqa: S307 (the course's own code)
-        except Exception as problem:
-            line = next(
-                (f.lineno for f in traceback.extract_tb(problem.__traceback__) if f.filename == "<the answer>"), 0
-            )
-            where = f"line {line}: " if line else ""
-            return Verdict(False, f"{where}{type(problem).__name__}: {problem}")
-        assert isinstance(verdict, Verdict)
-        return verdict
 
 
 @dataclass(frozen=True)
@@ -150,8 +112,9 @@ def find_copies(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name a copy of the course, or a folder of copies")
-    places = [folder] if any(folder.glob("*.ipynb")) else sorted(path for path in folder.iterdir() if path.is_dir())
-    copies = {path.resolve().name: path for path in places if any(path.glob("*.ipynb"))}
+    if any(folder.glob("*.ipynb")):
+        return {folder.resolve().name: folder}
+    copies = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and any(path.glob("*.ipynb"))}
     if not copies:
         raise ValueError(f"{folder} holds no copy of the course: neither NAME.ipynb nor COPY/NAME.ipynb")
     return copies
@@ -177,7 +140,7 @@ def grade(folder: Path, course: Path, *, jobs: int = 2, timeout: float = TIMEOUT
             answers[copy, exercise] = _answer(place / exercise.notebook, exercise)
     distinct = {(exercise, found): None for (_, exercise), found in answers.items() if isinstance(found, str)}
     with ThreadPoolExecutor(jobs) as pool:
-        verdicts = pool.map(lambda pair: _judge_apart(pair[0], pair[1], course, timeout), distinct)
+        verdicts = pool.map(lambda pair: _verdict(pair[0], pair[1], course, timeout), distinct)
         judged = dict(zip(distinct, verdicts, strict=True))
     return [
         _graded(copy, exercise, judged[exercise, found] if isinstance(found, str) else found)
@@ -190,60 +153,40 @@ def _graded(copy: str, exercise: Exercise, verdict: Verdict) -> Grade:
     return Grade(copy, exercise.notebook, exercise.name, points, exercise.points, verdict.message, hint)
 
 
+def _verdict(exercise: Exercise, answer: str, course: Path, timeout: float) -> Verdict:
+    try:
+        return judge_apart(exercise, answer, course, timeout)
+    except Exception as problem:  # such as a process that cannot be started: it costs this answer's points
+        return Verdict(False, f"it cannot be judged: {told(problem)}")
+
+
 def _answer(path: Path, exercise: Exercise) -> str | Verdict:
     """The answer in a notebook, or why there is none."""
-    if not path.is_file():
-        return Verdict(False, "the notebook is missing")
     try:
+        if not path.is_file():
+            return Verdict(False, "the notebook is missing")
+        if path.resolve().parent != path.parent.resolve():
+            return Verdict(False, "the notebook is a link to another folder: copy the file")
         found = [c for c in _cells(path) if c["metadata"].get("nbgrader", {}).get("grade_id") == exercise.name]
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        return Verdict(False, f"{path.name} is no notebook: {problem}")
-    if len(found) != 1:
-        return Verdict(
-            False, f"{len(found)} cells have the grade_id {exercise.name!r}, expected 1: copy the course again"
-        )
-    answer = _source(found[0])
+        if len(found) != 1:
+            return Verdict(
+                False, f"{len(found)} cells have the grade_id {exercise.name!r}, expected 1: copy the course again"
+            )
+        answer = _source(found[0])
+    except Exception as problem:  # a notebook may hold anything; it costs the points of this copy alone
+        return Verdict(False, f"{path.name} is no notebook: {told(problem)}")
+    if len(answer) > MAX_ANSWER:
+        return Verdict(False, f"the answer has {len(answer):,} characters, {MAX_ANSWER:,} are allowed")
     return Verdict(False, "not answered yet") if answer.split() == exercise.answer.split() else answer
 
 
-def _judge_apart(exercise: Exercise, answer: str, course: Path, timeout: float) -> Verdict:
-    """Judge an answer in a new process."""
-    command = [sys.executable, "-W", "ignore", "-m", "workbench.course.grade"]
-    work = json.dumps({"exercise": asdict(exercise), "answer": answer})
-    surroundings = {**os.environ, "PYTHONHASHSEED": "0", "WORKBENCH_DEVICE": "cpu"}
-    try:
-        done = subprocess.run(
-            command, input=work, capture_output=True, text=True, timeout=timeout, cwd=course, env=surroundings
-        )
-        return Verdict(**json.loads(done.stdout))
-    except subprocess.TimeoutExpired:
-        return Verdict(False, f"it took more than {timeout:g} s")
-    except ValueError:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        return Verdict(False, f"it ended the process with status {done.returncode}: {last[0]}")
-
-
-def _compiled(source: str, name: str, mode: str = "exec") -> Any:
-    """Code without the ``__future__`` imports of this file."""
-    return compile(source, name, mode, dont_inherit=True)
-
-
 def _cells(path: Path) -> list[dict[str, Any]]:
-    cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells: list[dict[str, Any]] = read_json(path, MAX_NOTEBOOK)["cells"]
     return cells
 
 
-def _source(cell: dict[str, Any]) -> str:
-    return "".join(cell["source"])
-
-
-def _main() -> None:
-    """Judge the answer on standard input; what it prints goes to standard error."""
-    work = json.load(sys.stdin)
-    with redirect_stdout(sys.stderr):
-        verdict = Exercise(**work["exercise"]).judge(work["answer"])
-    print(json.dumps(asdict(verdict)))
-
-
-if __name__ == "__main__":
-    _main()
+def _source(cell: Mapping[str, Any]) -> str:
+    lines = cell["source"]
+    if not isinstance(lines, str) and not (isinstance(lines, list) and all(isinstance(line, str) for line in lines)):
+        raise ValueError(f"source must be a text or a list of lines, got {shown(lines)}")
+    return "".join(lines)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+
+from workbench.ground.outside_files import read_json
 
 LEADER = 0
 """The rank that schedules, samples and records."""
@@ -55,5 +56,5 @@ def leader_host(environment: Mapping[str, str] = os.environ) -> str:
     if coordinator := environment.get("MLX_JACCL_COORDINATOR"):
         return coordinator.rpartition(":")[0]
     if hostfile := environment.get("MLX_HOSTFILE"):
-        return json.loads(Path(hostfile).read_text())[LEADER][0].rpartition(":")[0]
+        return read_json(hostfile)[LEADER][0].rpartition(":")[0]
     raise OSError(f"rank 0 has no known address: set {LEADER_HOST} to one that the other ranks can reach, on all ranks")

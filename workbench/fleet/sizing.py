@@ -21,6 +21,7 @@ from workbench.fleet.demand import Demand
 from workbench.fleet.fleet_run import FleetRun
 from workbench.fleet.router import Router
 from workbench.ground.field_checks import integer
+from workbench.ground.outside_files import json_value, read_text
 from workbench.ground.progress import progress_bar
 from workbench.readings.metrics import TraceMetrics, number, percent
 
@@ -271,9 +272,14 @@ class _Known:
 
     def __init__(self, path: str | os.PathLike[str], demand: str) -> None:
         self._path, self._demand = Path(path), demand
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("}")]  # the last may have been cut off
-        self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
+        lines = read_text(self._path).splitlines() if self._path.exists() else []
+        rows = [
+            json_value(line, f"{path} holds a line that is not JSON") for line in lines if line.endswith("}")
+        ]  # the last may have been cut off
+        try:
+            self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"{path} holds a row that is not of a fleet's size: {problem!r}") from None
 
     def find(self, replicas: int, router: str | Router) -> FleetRow | None:
         """The row of a layout."""

@@ -10,7 +10,6 @@ or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,17 @@ from typing import Any
 from workbench.formats.otlp import OUTPUT_TOKENS, PROMPT_TOKENS, is_otlp, read_spans
 from workbench.formats.vcr import is_vcr, read_vcr
 from workbench.ground.field_checks import number
-from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
-from workbench.simulation.limits import MAX_PROMPT_TOKENS
+from workbench.ground.outside_files import open_text
+from workbench.simulation.arrivals import (
+    Arrival,
+    json_lines,
+    made_up_prompt,
+    mooncake_rows,
+    read_mooncake,
+    timed_arrival,
+)
+from workbench.simulation.limits import MAX_PROMPT_TOKENS, count_prompt_tokens
+from workbench.trace.fields import MAX_SECONDS
 
 PROMPT_COLUMNS = "prompt_tokens num_prompt_tokens prompt_length input_length input_tokens contexttokens"
 OUTPUT_COLUMNS = "output_tokens num_output_tokens output_length completion_tokens generatedtokens"
@@ -45,7 +53,7 @@ def is_access_log(path: str | os.PathLike[str]) -> bool:
         return True
     if name.endswith(".gz"):
         return False
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
+    with open_text(path, errors="replace") as file:
         return '"kind"' not in file.readline(200)
 
 
@@ -66,6 +74,7 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
     if first is None:
         raise ValueError(f"{path} holds no request")
     if "hash_ids" in first[1]:
+        count_prompt_tokens((length for _, length, *_ in mooncake_rows(path)), str(path))
         return list(read_mooncake(path, speed=speed))
     names = _find_columns(path, first[1])
     found: list[tuple[float, int, int, Mapping[str, Any]]] = []
@@ -79,6 +88,7 @@ def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list
                 row,
             )
         )
+    count_prompt_tokens((prompt for _, prompt, *_ in found), str(path))
     found.sort(key=lambda request: request[0])
     start = found[0][0]
     blocks: defaultdict[int, int] = defaultdict(lambda: len(blocks))
@@ -96,7 +106,7 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]
         return _csv_rows(path)
     if is_otlp(path):
         return _span_rows(path)
-    return _vcr_rows(path) if is_vcr(path) else _json_rows(path)
+    return _vcr_rows(path) if is_vcr(path) else json_lines(path)
 
 
 def _find_columns(path: str | os.PathLike[str], row: Mapping[str, Any]) -> dict[str, str]:
@@ -121,10 +131,10 @@ def _seconds(place: str, value: Any) -> float:
             try:
                 # Azure writes seven digits of a second, Python reads six.
                 head, dot, digits = value.strip().partition(".")
-                return datetime.fromisoformat(head + (dot + digits[:6].rstrip("Z") if dot else "")).timestamp()
-            except ValueError:
+                value = datetime.fromisoformat(head + (dot + digits[:6].rstrip("Z") if dot else "")).timestamp()
+            except (ValueError, OverflowError, OSError):
                 raise ValueError(f"{place} must be seconds or a date, got {value!r}") from None
-    return number(place, value, 0.0)
+    return number(place, value, 0.0, MAX_SECONDS)
 
 
 def _count(place: str, value: Any, low: int) -> int:
@@ -138,9 +148,13 @@ def _count(place: str, value: Any, low: int) -> int:
 
 
 def _csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        for index, row in enumerate(csv.DictReader(file), start=2):
-            yield f"{path}, line {index}:", {name: value for name, value in row.items() if name is not None}
+    with open_text(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        try:
+            for index, row in enumerate(rows, start=2):
+                yield f"{path}, line {index}:", {name: value for name, value in row.items() if name is not None}
+        except (csv.Error, UnicodeDecodeError) as problem:
+            raise ValueError(f"{path}, line {rows.line_num}: not CSV: {problem}") from None
 
 
 def _span_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -171,16 +185,3 @@ def _vcr_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, 
                 "block_size": meta.block_size,
             },
         )
-
-
-def _json_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with Path(path).open(encoding="utf-8") as file:
-        for index, text in enumerate(file, start=1):
-            place = f"{path}, line {index}:"
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as problem:
-                raise ValueError(f"{place} not JSON: {problem}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{place} must be an object, got {row!r}")
-            yield place, row

@@ -14,13 +14,15 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from workbench.ground.field_checks import number
+from workbench.ground.outside_files import open_bytes
 from workbench.readings.narrate import shown
 from workbench.trace.errors import TraceError
+from workbench.trace.fields import MAX_SECONDS
 from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ OUTPUT_TOKENS = "gen_ai.usage.completion_tokens"
 TTFT = "gen_ai.latency.time_to_first_token"
 E2E = "gen_ai.latency.e2e"
 
+_MALFORMED = (TypeError, ValueError, OverflowError)
 _SERVER, _ERROR = 2, 2  # SpanKind and StatusCode
 
 
@@ -154,7 +157,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 def is_otlp(path: str | os.PathLike[str]) -> bool:
     """Whether a file holds spans in OTLP/JSON, by its beginning."""
-    with Path(path).open("rb") as file:
+    with open_bytes(path) as file:
         return b'"resourceSpans"' in file.read(200)
 
 
@@ -168,21 +171,21 @@ def read_spans(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         TraceError: The file is not OTLP/JSON, or a span is malformed; the message names the line.
         OSError: The file cannot be read.
     """
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with open_bytes(path) as file:
+        for line_number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 for span in _spans_of(msgspec.json.decode(line)):
                     if span.get("name") == SPAN_NAME:
                         yield {
-                            "start": int(span["startTimeUnixNano"]) / 1e9,
-                            "end": int(span["endTimeUnixNano"]) / 1e9,
+                            "start": number("startTimeUnixNano", int(span["startTimeUnixNano"]) / 1e9, 0, MAX_SECONDS),
+                            "end": number("endTimeUnixNano", int(span["endTimeUnixNano"]) / 1e9, 0, MAX_SECONDS),
                             "attributes": {one["key"]: _plain(one["value"]) for one in span.get("attributes", ())},
                         }
-            except (msgspec.DecodeError, RecursionError, AttributeError, KeyError, TypeError, ValueError) as problem:
+            except (msgspec.DecodeError, RecursionError, LookupError, AttributeError, *_MALFORMED) as problem:
                 raise TraceError(
-                    f"{path}, line {number}: not spans in OTLP/JSON: {type(problem).__name__}: {problem}"
+                    f"{path}, line {line_number}: not spans in OTLP/JSON: {type(problem).__name__}: {problem}"
                 ) from None
 
 

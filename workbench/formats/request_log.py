@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.formats.access_log import read_access_log
 from workbench.formats.otlp import E2E, TTFT, read_spans
 from workbench.formats.vcr import is_vcr, read_vcr
+from workbench.ground.field_checks import number
 from workbench.readings.metrics import Distribution, amount
 from workbench.simulation.arrivals import Arrival
+from workbench.trace.fields import MAX_SECONDS
 
 _SPANS_LACK = "hits in the prefix cache: spans hold no steps, queues, blocks or token ids"
 _VCR_LACKS = "what it waited for: a recording of vllm-vcr holds no steps, queues or KV blocks"
@@ -80,9 +83,13 @@ def read_request_log(path: str | os.PathLike[str]) -> RequestLog:
     else:
         spans = [span["attributes"] for span in read_spans(path)]
         values = {
-            name: [float(about[key]) for about in spans if about.get(key) is not None]
+            name: [_seconds(path, key, at) for about in spans if (at := about.get(key)) is not None]
             for name, key in (("ttft", TTFT), ("e2e", E2E))
         }
         num_cached, lacks = None, _SPANS_LACK
     latencies = {name: Distribution.of(each) for name, each in values.items() if each}
     return RequestLog(Path(path), arrivals, latencies, num_cached, lacks)
+
+
+def _seconds(path: str | os.PathLike[str], key: str, value: Any) -> float:
+    return number(f"{path}: {key}", value, 0.0, MAX_SECONDS)

@@ -23,9 +23,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from workbench.ground.field_checks import shown
 from workbench.ground.on_demand import extra_for
+from workbench.ground.outside_files import open_text
 from workbench.readings.metrics import amount
 from workbench.trace.errors import TraceError
+from workbench.trace.fields import MAX_SECONDS
 
 MARK = re.compile(r"^# scraped (\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 """The comment before a scrape, with seconds since the epoch."""
@@ -295,7 +298,7 @@ def _has_restarted(scrapes: Sequence[Scrape]) -> bool:
 
 def is_scrapes(path: str | os.PathLike[str]) -> bool:
     """Whether a file holds scrapes, by its beginning."""
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
+    with open_text(path, errors="replace") as file:
         return MARK.search(file.read(4096)) is not None
 
 
@@ -317,9 +320,12 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
         >>> read_scrapes("metrics.prom").whole.increase("vllm:generation_tokens_total")
         250.0
     """
-    _, *pieces = MARK.split(Path(path).read_text(encoding="utf-8", errors="replace"))
+    with open_text(path, errors="replace") as file:
+        _, *pieces = MARK.split(file.read())
     scrapes = []
     for number, (at, text) in enumerate(zip(pieces[::2], pieces[1::2]), start=1):
+        if float(at) > MAX_SECONDS:
+            raise TraceError(f"{path}, scrape {number}: its time must be at most {MAX_SECONDS:g} s, got {shown(at)}")
         if text.strip():  # an empty one: the server did not answer
             scrapes.append(Scrape(float(at), _samples(f"{path}, scrape {number}", text)))
     if len(scrapes) < 2:
@@ -371,5 +377,5 @@ def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
-    except (ValueError, IndexError, KeyError) as problem:
+    except (ValueError, OverflowError, LookupError) as problem:
         raise TraceError(f"{place}: not Prometheus' text format: {problem}") from None

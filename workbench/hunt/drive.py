@@ -95,7 +95,7 @@ class LiveRequest:
 
 def made_up_token(text: str) -> int:
     """A token id that depends on the text alone."""
-    return 3 + crc32(text.encode()) % 31997
+    return 3 + crc32(text.encode("utf-8", "surrogatepass")) % 31997
 
 
 def prompt_tokens(prompt: Any, seed: str) -> list[int]:

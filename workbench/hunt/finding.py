@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from workbench.ground.outside_files import read_json, read_text
 from workbench.hunt.records import record_run
 from workbench.hunt.search import Found
 from workbench.hunt.target import Fault, Target
@@ -121,9 +122,9 @@ def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str
 def _has(folder: Path, scheduler: str, text: str) -> bool:
     """Whether a folder has this case of this scheduler, or nothing that can be read."""
     try:
-        earlier = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-        return bool(earlier["scheduler"] == scheduler and (folder / "workload.json").read_text("utf-8") == text)
-    except (OSError, ValueError, KeyError):
+        earlier = read_json(folder / "finding.json")
+        return bool(earlier["scheduler"] == scheduler and read_text(folder / "workload.json") == text)
+    except (OSError, ValueError, KeyError, TypeError):
         return True
 
 

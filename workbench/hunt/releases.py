@@ -47,7 +47,7 @@ def released(package: str, first: str, last: str) -> list[str]:
     Raises:
         ValueError: The package index does not have both.
     """
-    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", package]
+    command = [sys.executable, "-P", "-m", "pip", "index", "versions", "--disable-pip-version-check", package]
     done = subprocess.run(command, capture_output=True, text=True)
     found = re.search(r"Available versions: (.*)", done.stdout)
     versions = found[1].split(", ")[::-1] if found else []
@@ -57,7 +57,10 @@ def released(package: str, first: str, last: str) -> list[str]:
 
 
 def with_packages(packages: Path) -> dict[str, str]:
-    """The environment of a process that imports from a folder first, and Workbench from here."""
+    """The environment of a process that imports from a folder first, and Workbench from here.
+
+    Start it with ``-P``: the current folder may be that of a finding, from which nothing is imported.
+    """
     paths = [str(packages.resolve()), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -65,7 +68,7 @@ def with_packages(packages: Path) -> dict[str, str]:
 def _unpack(requirement: str, target: Path) -> None:
     """Unpack a wheel; of vLLM only its Python files, because no scheduler calls its kernels (1 GB)."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
         command += ["--disable-pip-version-check", "--only-binary", ":all:", "--dest", folder, requirement]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -81,7 +84,7 @@ def _unpack(requirement: str, target: Path) -> None:
 def _complete(packages: Path) -> None:
     """Put dependencies beside vLLM that its scheduler imports and the environment lacks."""
     for _ in range(_MOST_MISSING):
-        command = [sys.executable, "-c", _TRY]
+        command = [sys.executable, "-P", "-c", _TRY]
         done = subprocess.run(command, capture_output=True, text=True, env=with_packages(packages))
         if done.returncode == 0:
             return

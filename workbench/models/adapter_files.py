@@ -8,21 +8,26 @@ which is divided by the rank, or by its root with ``use_rslora``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from workbench.ground.field_checks import shown
+from workbench.ground.outside_files import read_json
+from workbench.models.weight_headers import Header, read_headers
+
+Check = Callable[[str, int, int, int], None]
+"""Refuses a layer by its name, the rank, and its numbers of inputs and outputs."""
 
 Factors = tuple[np.ndarray, np.ndarray]
 """The matrices of a layer, float32 [rank, inputs] and [rank, outputs]; the second one holds the scale."""
 
 _CONFIG, _MAX_CONFIG_BYTES, _MAX_TENSORS = "adapter_config.json", 2**20, 100_000
+_FLOATING = ("F64", "F32", "F16", "BF16")
 _FORMS = {
     "mlx-lm": ("adapters.safetensors", ".lora_a", ".lora_b", ""),
     "PEFT": ("adapter_model.safetensors", ".lora_A.weight", ".lora_B.weight", "base_model.model."),
@@ -33,12 +38,14 @@ class AdapterError(ValueError):
     """An adapter cannot be used; the message names it, the file and the cause."""
 
 
-def read_adapter(name: str, folder: Path) -> dict[str, Factors]:
+def read_adapter(name: str, folder: Path, check: Check | None = None) -> dict[str, Factors]:
     """The matrices of an adapter by the dotted name of their layer.
 
     Args:
         name: The adapter, for messages.
         folder: Its folder.
+        check: Called with the name of each layer, the rank, and the numbers of inputs and outputs, before any matrix
+            is read; raises an error for a layer that cannot be used.
 
     Raises:
         AdapterError: A file is missing, damaged, or holds something else than an adapter of linear layers.
@@ -48,50 +55,78 @@ def read_adapter(name: str, folder: Path) -> dict[str, Factors]:
         raise AdapterError(f"{prefix}: there is no such folder; it has {_CONFIG} and a file of safetensors")
     config = _read_config(prefix, folder / _CONFIG)
     form = "PEFT" if "peft_type" in config else "mlx-lm"
-    file, first, second, start = _FORMS[form]
+    file, *_ = _FORMS[form]
     scale_of = (_peft_scale if form == "PEFT" else _mlx_scale)(f"{prefix}: {_CONFIG}", config)
+    layers = _matrices(prefix, file, form, _headers(f"{prefix}: {file}", folder / file))
+    for path, (first, second) in layers.items():
+        (rank, num_inputs), (other, num_outputs) = first.shape, second.shape
+        if rank != other:
+            raise AdapterError(f"{prefix}: the matrices of {path} have the ranks {rank} and {other}")
+        if check is not None:
+            check(path, rank, num_inputs, num_outputs)
     tensors = _read_tensors(f"{prefix}: {file}", folder / file)
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for key, tensor in tensors.items():
+    factors: dict[str, Factors] = {}
+    for path, pair in layers.items():
+        a, b = (tensors[matrix.key].T if matrix.is_turned else tensors[matrix.key] for matrix in pair)
+        for values, matrix in zip((a, b), pair):
+            if not np.isfinite(values).all():
+                raise AdapterError(f"{prefix}: {matrix.key} holds values that are not finite numbers")
+        factors[path] = np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale_of(len(a))))
+    return factors
+
+
+class _Matrix(NamedTuple):
+    """A matrix in a file: its name, its shape [rank, features], and whether the file has it the other way round."""
+
+    key: str
+    shape: tuple[int, int]
+    is_turned: bool
+
+
+def _matrices(prefix: str, file: str, form: str, headers: Mapping[str, Header]) -> dict[str, tuple[_Matrix, _Matrix]]:
+    """The two matrices of each layer, from the header of the file."""
+    _, first, second, start = _FORMS[form]
+    found: dict[str, dict[str, _Matrix]] = {}
+    for key, header in headers.items():
         ending = next((ending for ending in (first, second) if key.endswith(ending)), None)
         if ending is None or not key.startswith(start):
             raise AdapterError(
                 f"{prefix}: {file} holds {shown(key)}; only matrices of linear layers are supported, whose names end "
                 f"in {first} and {second}{f' and begin with {start}' if start else ''}"
             )
-        if tensor.ndim != 2 or not tensor.size:
-            raise AdapterError(f"{prefix}: {key} must be a matrix, its shape is {list(tensor.shape)}")
-        if not np.isfinite(tensor).all():
-            raise AdapterError(f"{prefix}: {key} holds values that are not finite numbers")
+        if header.dtype not in _FLOATING:
+            raise AdapterError(f"{prefix}: {file}: {key} must hold floating-point numbers, its type is {header.dtype}")
+        if len(header.shape) != 2 or not all(header.shape):
+            raise AdapterError(f"{prefix}: {key} must be a matrix, its shape is {list(header.shape)}")
+        is_turned = (form == "mlx-lm") is (ending == first)
+        rank, features = header.shape[::-1] if is_turned else header.shape
         path = key.removeprefix(start).removesuffix(ending)
-        found.setdefault(path, {})[ending] = tensor.T if (form == "mlx-lm") is (ending == first) else tensor
+        found.setdefault(path, {})[ending] = _Matrix(key, (rank, features), is_turned)
     if not found:
         raise AdapterError(f"{prefix}: {file} is empty")
-    factors: dict[str, Factors] = {}
     for path, pair in found.items():
         if len(pair) < 2:
             (present,), (absent,) = pair, {first, second} - set(pair)
             raise AdapterError(f"{prefix}: {path} has {present} and no {absent}")
-        a, b = pair[first], pair[second]
-        if len(a) != len(b):
-            raise AdapterError(f"{prefix}: the matrices of {path} have the ranks {len(a)} and {len(b)}")
-        factors[path] = np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale_of(len(a))))
-    return factors
+    return {path: (pair[first], pair[second]) for path, pair in found.items()}
+
+
+def _headers(place: str, path: Path) -> dict[str, Header]:
+    try:
+        return read_headers(path, _MAX_TENSORS)
+    except FileNotFoundError:
+        raise AdapterError(f"{place} is missing") from None
+    except (OSError, ValueError) as problem:
+        raise AdapterError(f"{place} cannot be read as safetensors ({problem})") from None
 
 
 def _read_config(prefix: str, path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as stream:
-            text = stream.read(_MAX_CONFIG_BYTES + 1)
-        if len(text) > _MAX_CONFIG_BYTES:
-            raise AdapterError(f"{prefix}: {path.name} is larger than {_MAX_CONFIG_BYTES:,} bytes")
-        config = json.loads(text)
+        config = read_json(path, _MAX_CONFIG_BYTES)
     except OSError as problem:
         raise AdapterError(f"{prefix}: {path.name} cannot be read ({problem.strerror})") from None
-    except (ValueError, RecursionError) as problem:
-        if isinstance(problem, AdapterError):
-            raise
-        raise AdapterError(f"{prefix}: {path.name} is not a JSON file ({problem})") from None
+    except ValueError as problem:
+        raise AdapterError(f"{prefix}: {problem}") from None
     if not isinstance(config, dict):
         raise AdapterError(f"{prefix}: {path.name} must hold an object, got {shown(config)}")
     return config
@@ -129,25 +164,9 @@ def _finite(place: str, field: str, value: Any) -> float:
 
 
 def _read_tensors(place: str, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file of safetensors as float32; the library checks the header against the file's size."""
-    from safetensors import SafetensorError, safe_open
-
+    """The arrays of a file of safetensors, whose header is checked, as float32."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            num_tensors = len(file.keys())
-        if num_tensors > _MAX_TENSORS:
-            raise AdapterError(f"{place} has {num_tensors:,} tensors, {_MAX_TENSORS:,} are allowed")
         tensors: Any = mx.load(str(path))  # NumPy knows no bfloat16
-        return {name: _as_float32(place, name, tensor) for name, tensor in tensors.items()}
-    except AdapterError:
-        raise
-    except FileNotFoundError:
-        raise AdapterError(f"{place} is missing") from None
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as problem:
+        return {name: np.array(tensor.astype(mx.float32)) for name, tensor in tensors.items()}
+    except (OSError, ValueError, TypeError, RuntimeError) as problem:
         raise AdapterError(f"{place} cannot be read as safetensors ({problem})") from None
-
-
-def _as_float32(place: str, name: str, tensor: mx.array) -> np.ndarray:
-    if not mx.issubdtype(tensor.dtype, mx.floating):
-        raise AdapterError(f"{place}: {name} must hold floating-point numbers, its type is {tensor.dtype}")
-    return np.array(tensor.astype(mx.float32))

@@ -96,24 +96,29 @@ class Adapters:
             self._layers = _linear_layers(self._model)
             self._patch = ClassPatch(list(self._layers.values()), _adding)
             self._by_rows = _applied_by_rows(self._model, self._layers)
-        factors = read_adapter(name, folder)
-        for path, (a, b) in factors.items():
-            layer = self._layers.get(path)
-            if layer is None or path not in self._by_rows or path.startswith(self._mixers):
-                what = "is not applied row by row" if layer is not None else "is no linear layer of the model"
-                like = "".join(f"; there is {other!r}" for other in get_close_matches(path, self._layers, 1))
-                raise AdapterError(f"adapter {name!r} changes {path!r}, which {what}{like}")
-            if (a.shape[1], b.shape[1]) != (size := _size(layer)):
-                raise AdapterError(
-                    f"adapter {name!r} changes {path!r} from {a.shape[1]} to {b.shape[1]} features, the model's has "
-                    f"{size[0]} and {size[1]}: it was made for another model"
-                )
-            if len(a) > self._max_rank:
-                raise AdapterError(
-                    f"adapter {name!r} has rank {len(a)} in {path!r}, max_lora_rank={self._max_rank} allows "
-                    f"{self._max_rank}: raise max_lora_rank"
-                )
-        return factors
+
+        def check(path: str, rank: int, num_inputs: int, num_outputs: int) -> None:
+            self._check_layer(name, path, rank, (num_inputs, num_outputs))
+
+        return read_adapter(name, folder, check)
+
+    def _check_layer(self, name: str, path: str, rank: int, given: tuple[int, int]) -> None:
+        """Refuse what an adapter would change, from its header."""
+        layer = self._layers.get(path)
+        if layer is None or path not in self._by_rows or path.startswith(self._mixers):
+            what = "is not applied row by row" if layer is not None else "is no linear layer of the model"
+            like = "".join(f"; there is {other!r}" for other in get_close_matches(path, self._layers, 1))
+            raise AdapterError(f"adapter {name!r} changes {path!r}, which {what}{like}")
+        if given != (size := _size(layer)):
+            raise AdapterError(
+                f"adapter {name!r} changes {path!r} from {given[0]} to {given[1]} features, the model's has "
+                f"{size[0]} and {size[1]}: it was made for another model"
+            )
+        if rank > self._max_rank:
+            raise AdapterError(
+                f"adapter {name!r} has rank {rank} in {path!r}, max_lora_rank={self._max_rank} allows "
+                f"{self._max_rank}: raise max_lora_rank"
+            )
 
     def _put(self, name: str, factors: dict[str, Factors]) -> None:
         self._slots[name] = factors

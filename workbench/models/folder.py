@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
+
+from workbench.ground.outside_files import check_regular, json_value, read_bytes, read_json
+from workbench.models.weight_headers import check_config
 
 # Fields of configurations for the length of the model's context; transformers' names, the common one first.
 CONTEXT_FIELDS = (
@@ -18,6 +20,9 @@ CONTEXT_FIELDS = (
     "seq_length",
     "n_ctx",
 )
+_MAX_JSON = 2**26
+"""Bytes of the largest file of JSON in a folder (64 MiB); the index of a model of 1,000 billion parameters has 20."""
+
 _SHOWN = 400
 """Characters of a message of mlx-lm that are shown."""
 
@@ -43,7 +48,11 @@ def check_location(name: str) -> str:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder whose configuration cannot be read, or that lacks files with weights."""
-    model_type = read_config(str(folder)).get("model_type")
+    for path in folder.iterdir():  # mlx-lm and transformers open what they find, and a pipe would keep them
+        if path.exists() and not path.is_dir():
+            check_regular(path)
+    config = read_config(str(folder))
+    model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(
             f"{folder / 'config.json'}: model_type is {model_type!r}; it must be the name of an architecture of "
@@ -57,11 +66,13 @@ def _check_folder(folder: Path) -> None:
             f"{folder / missing[0]} is missing{f', like {len(missing) - 1} more' if len(missing) > 1 else ''}: "
             f"{index.name} names {len(names)} files with weights; download the folder again"
         )
-    if not any(folder.glob("model*.safetensors")):
+    weights = sorted(folder.glob("model*.safetensors"))
+    if not weights:
         raise ValueError(
             f"{folder} has no weights: there is no model*.safetensors; download the folder again, or convert the "
             "weights with mlx_lm.convert"
         )
+    check_config(config, weights, str(folder / "config.json"))
 
 
 def why_not_loaded(problem: BaseException, location: str) -> str:
@@ -104,10 +115,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: It holds something else.
     """
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as problem:
-        raise ValueError(f"{path} is not JSON: {problem}") from problem
+    content = json_value(read_bytes(path, _MAX_JSON), f"{path} is not JSON")
     if not isinstance(content, dict):
         raise ValueError(
             f"{path} holds a {type(content).__name__}; it must be an object of JSON, with names and values"
@@ -120,7 +128,7 @@ def own_code(location: str) -> str:
     found = []
     for file in ("config.json", "tokenizer_config.json"):
         try:
-            config = json.loads((Path(location) / file).read_text())
+            config = read_json(Path(location) / file)
         except (OSError, ValueError):  # also a repository, whose files are elsewhere
             continue
         if isinstance(config, dict):

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from workbench.attention.dtypes import DTYPES, dtype_name
 from workbench.ground.device import runs_on_gpu
+from workbench.ground.outside_files import open_bytes
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
 from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile
@@ -184,7 +185,7 @@ def _load(name_or_path: str | Path, wanted: _Wanted) -> LoadedModel:
         return _load_gguf(BUNDLED_NAME, fetch_bundled(), wanted)
     path = Path(name_or_path).expanduser()
     if path.is_file():
-        with path.open("rb") as stream:
+        with open_bytes(path) as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise ValueError(f"{path} is not a GGUF file; give a GGUF file, a folder or a repository")
         return _load_gguf(path.stem, path, wanted)

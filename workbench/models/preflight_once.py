@@ -61,6 +61,7 @@ def from_json(values: dict[str, Any]) -> PreflightResult:
     return PreflightResult(**{name: _decoded(value) for name, value in values.items()})
 
 
+_DTYPES = {str(value).removeprefix("mlx.core."): value for value in vars(mx).values() if isinstance(value, mx.Dtype)}
 _KINDS: dict[str, type[Any]] = {"LayerKV": LayerKV, "LayerState": LayerState}
 
 
@@ -76,5 +77,5 @@ def _encoded(value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     if isinstance(value, dict):
         ((kind, content),) = value.items()
-        return getattr(mx, content) if kind == "dtype" else _KINDS[kind](*_decoded(content))
+        return _DTYPES[content] if kind == "dtype" else _KINDS[kind](*_decoded(content))
     return tuple(_decoded(item) for item in value) if isinstance(value, list) else value

@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from workbench.ground.cache_folder import cached, make_folder
 from workbench.ground.installed import installed_version
+from workbench.ground.outside_files import open_bytes, read_json
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -83,7 +84,7 @@ class Remembered:
         if self._path is None:
             return {}
         try:
-            content = json.loads(self._path.read_text())
+            content = read_json(self._path)
             digest = content.pop("digest")
             return content["found"] if digest == _digest(content) and content["key"] == self._key else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -156,7 +157,7 @@ def sources_digest(package: Path) -> str:
 def _identity(path: Path) -> list[Any]:
     """Name, size, time of the last change, and a digest of samples of a file."""
     size, digest = path.stat().st_size, hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_bytes(path) as stream:
         for place in _sample_places(size):
             stream.seek(place)
             digest.update(stream.read(_SAMPLE_BYTES))

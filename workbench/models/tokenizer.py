@@ -134,6 +134,11 @@ class HuggingFaceTokenizer:
         """Text of token ids, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary writes it; None if there is no such token."""
+        found = self._tokenizer.convert_ids_to_tokens(token)
+        return found if isinstance(found, str) else None
+
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
         """See `Tokenizer.apply_chat_template`."""
         if not self.has_chat_template:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from workbench.models.token_bytes import token_bytes
 from workbench.models.tokenizer import Tokenizer
 from workbench.serve.stream import Delta, Stream
 from workbench.serve.tools import MessageParser
@@ -114,6 +115,7 @@ class Answer:
             "token_logprobs": [near and near.get(token) for token, near in zip(delta.token_ids, delta.logprobs)],
             "top_logprobs": [near and {self._text(t): p for t, p in near.items()} for near in delta.logprobs],
             "text_offset": offsets,
+            "bytes": list(map(self._bytes, delta.token_ids, tokens)),
         }
 
     def _chat_logprob(self, token: int, near: dict[int, float]) -> dict[str, Any]:
@@ -121,7 +123,11 @@ class Answer:
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+        return {"token": text, "logprob": logprob, "bytes": self._bytes(token, text)}
+
+    def _bytes(self, token: int, text: str) -> list[int]:
+        """The bytes of a token, which clients join: a character can be several tokens."""
+        return list(token_bytes(self.tokenizer, token, text) if self.tokenizer else text.encode())
 
     def _text(self, token: int) -> str:
         return self.tokenizer.decode([token]) if self.tokenizer else f"token_id:{token}"

@@ -6,7 +6,6 @@ consist of numbers that are equal exactly as far as prompts share a prefix; with
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -14,14 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 from workbench.config import EngineConfig, SamplingParams
-from workbench.ground.field_checks import integer, json_object, number, shown
+from workbench.ground.field_checks import MAX_INT32, integer, items, json_object, number, shown
+from workbench.ground.outside_files import json_value, open_bytes
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
+from workbench.trace.fields import MAX_SECONDS
 
 Lengths = Callable[[random.Random], int]
 """Draws a number of tokens."""
@@ -295,12 +295,24 @@ def read_mooncake(path: str | os.PathLike[str], *, speed: float = 1.0) -> Iterat
     Raises:
         ValueError: A line is malformed; the message names it.
     """
-    for index, (place, line) in enumerate(_json_lines(path)):
+    for index, (at, length, output, blocks) in enumerate(mooncake_rows(path)):
+        prompt = made_up_prompt(index, length, blocks, MOONCAKE_BLOCK)
+        yield timed_arrival(f"r{index}", prompt, output, at / speed)
+
+
+def mooncake_rows(path: str | os.PathLike[str]) -> Iterator[tuple[float, int, int, Sequence[int]]]:
+    """Arrival in seconds, lengths of prompt and output, and the blocks of each prompt of a Mooncake-style trace.
+
+    Raises:
+        ValueError: A line is malformed; the message names it.
+    """
+    for place, line in json_lines(path):
         length = integer(f"{place} input_length", line.get("input_length"), 1, MAX_PROMPT_TOKENS)
-        output = integer(f"{place} output_length", line.get("output_length"), 0)
-        at = number(f"{place} timestamp", line.get("timestamp", 0), 0.0) / 1000 / speed
-        blocks = [integer(f"{place} hash_ids", hash_id, 0) for hash_id in line.get("hash_ids") or ()]
-        yield timed_arrival(f"r{index}", made_up_prompt(index, length, blocks, MOONCAKE_BLOCK), max(1, output), at)
+        output = integer(f"{place} output_length", line.get("output_length"), 0, MAX_INT32)
+        at = number(f"{place} timestamp", line.get("timestamp", 0), 0.0, MAX_SECONDS * 1000) / 1000
+        hash_ids = items(f"{place} hash_ids", line.get("hash_ids"), "numbers")
+        blocks = [integer(f"{place} hash_ids", hash_id, 0) for hash_id in hash_ids]
+        yield at, length, max(1, output), blocks[: -(-length // MOONCAKE_BLOCK)]
 
 
 def made_up_prompt(index: int, length: int, blocks: Sequence[int] = (), block_size: int = 1) -> list[int]:
@@ -312,8 +324,8 @@ def made_up_prompt(index: int, length: int, blocks: Sequence[int] = (), block_si
         blocks: A number of 0 or more for the content of each block.
         block_size: Tokens in a block.
     """
-    prompt = [block for block in blocks for _ in range(block_size)]
-    return (prompt + [OWN_TOKENS + index] * max(0, length - len(prompt)))[:length]
+    prompt = [block for block in blocks[: -(-length // block_size)] for _ in range(block_size)]
+    return prompt[:length] + [OWN_TOKENS + index] * (length - len(prompt))
 
 
 def _quarter_of_characters(text: str) -> int:
@@ -338,7 +350,7 @@ def read_sharegpt(
         ValueError: A line is malformed; the message names it.
     """
     arrival_times = iter(times)
-    for index, (place, line) in enumerate(_json_lines(path)):
+    for index, (place, line) in enumerate(json_lines(path)):
         turns = line.get("conversations")
         if not isinstance(turns, list):
             raise ValueError(f"{place} conversations must be a list, got {shown(turns)}")
@@ -348,13 +360,13 @@ def read_sharegpt(
             yield timed_arrival(f"r{index}", [index] * lengths[0], lengths[1], next(arrival_times))
 
 
-def _json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each line of a JSONL file, with its place for messages."""
-    with Path(path).open(encoding="utf-8") as file:
+def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each line of a JSONL file, with its place for messages.
+
+    Raises:
+        ValueError: A line is not a JSON object.
+    """
+    with open_bytes(path) as file:
         for number_of_line, text in enumerate(file, start=1):
             place = f"{path}, line {number_of_line}:"
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError) as problem:
-                raise ValueError(f"{place} not JSON: {problem}") from None
-            yield place, json_object(place, line)
+            yield place, json_object(place, json_value(text, f"{place} not JSON"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MAX_PROMPT_TOKENS = 10_000_000
 """Maximum length of a prompt."""
 
@@ -16,3 +18,24 @@ MAX_REQUESTS = 1_000_000
 
 MAX_STEPS = 100_000
 """Default maximum number of steps of a simulation that keeps every step."""
+
+
+def count_prompt_tokens(lengths: Iterable[int], what: str) -> int:
+    """Add up the lengths of prompts that will be in memory together, before any of them is made.
+
+    Args:
+        lengths: The length of each prompt.
+        what: The place that they come from, such as a file.
+
+    Raises:
+        ValueError: They have more than MAX_WORKLOAD_TOKENS tokens.
+    """
+    total = 0
+    for length in lengths:
+        total += length
+    if total > MAX_WORKLOAD_TOKENS:
+        raise ValueError(
+            f"{what}: the prompts of all requests have {total} tokens, allowed are {MAX_WORKLOAD_TOKENS}: take fewer "
+            "requests, or describe them under generate of a workload, which makes them one by one"
+        )
+    return total

@@ -23,7 +23,6 @@ Instead of ``requests`` a workload can have ``generate`` (``workbench.simulation
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,8 +33,9 @@ from workbench.config import EngineConfig, SamplingParams
 from workbench.costs.cost_model import CostModel
 from workbench.ground.cache_salt import check_adapter, check_salt
 from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
+from workbench.ground.outside_files import read_json
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
-from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
+from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 
 _WORKLOAD_FIELDS = ("config", "requests", "generate", "cost_model")
@@ -58,7 +58,7 @@ _REQUEST_FIELDS = (
 
 def made_up_token(text: str) -> int:
     """A token id from 3 to 31999 that depends on ``text`` alone."""
-    return 3 + crc32(text.encode()) % 31997
+    return 3 + crc32(text.encode("utf-8", "surrogatepass")) % 31997
 
 
 def read_simulation(
@@ -109,12 +109,8 @@ def read_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[E
     requests = content.get("requests")
     if not isinstance(requests, list | tuple):
         raise ValueError(f"requests must be a list, got {shown(requests)}")
-    num_tokens = sum(_check_request(f"requests[{index}]", request) for index, request in enumerate(requests))
-    if num_tokens > MAX_WORKLOAD_TOKENS:
-        raise ValueError(
-            f"the prompts of all requests have {num_tokens} tokens, allowed are {MAX_WORKLOAD_TOKENS}: describe the "
-            "requests under generate, which makes them one by one"
-        )
+    lengths = (_check_request(f"requests[{index}]", request) for index, request in enumerate(requests))
+    count_prompt_tokens(lengths, "requests")
     arrivals = [_read_request(index, request) for index, request in enumerate(requests)]
     first_index: dict[str, int] = {}
     for index, arrival in enumerate(arrivals):
@@ -156,10 +152,7 @@ def read_json_workload(source: Mapping[str, Any] | str | os.PathLike[str]) -> Ma
             'requests is written {"requests": [...]}'
         )
     path = Path(source)
-    try:
-        workload = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{path} is not a JSON file: {problem}") from None
+    workload = read_json(path)
     if not isinstance(workload, dict):
         raise ValueError(f"{path} must hold an object with config and requests, got a {type(workload).__name__}")
     return workload

@@ -147,6 +147,9 @@ class TraceChecker:
         self._next_step = record.step + 1
         if record.end < record.time:
             raise TraceError(f"step {record.step} begins at {record.time} s and ends before that, at {record.end} s")
+        if record.phase_starts and not record.phase_starts.keys() <= record.timings.keys():
+            phase = next(name for name in record.phase_starts if name not in record.timings)
+            raise TraceError(f"phase_starts of step {record.step} names {shown(phase)}, which has no timings")
         self._check_names(record)
         self._check_block_ids("cached_block_ids", record.cached_block_ids)
         self._check_block_ids("withdrawn_block_ids", record.withdrawn_block_ids)

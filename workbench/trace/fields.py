@@ -20,6 +20,9 @@ MAX_TOKENS = 2**24
 MAX_BLOCKS = 2**22
 """Largest KV pool a trace may claim, in blocks."""
 
+MAX_SECONDS = 1e12
+"""Largest time that any file may claim, in seconds (30,000 years): sums and differences of such times stay finite."""
+
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_BLOCKS)]
@@ -27,7 +30,8 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 DraftId = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Window = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOKENS)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Offset = Annotated[float, msgspec.Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 
 
 class FrozenDict(dict[K, V]):

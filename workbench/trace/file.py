@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from workbench.ground.outside_files import open_bytes
 from workbench.trace.errors import TraceError
+from workbench.trace.file_lock import open_locked
 from workbench.trace.gunzip import Gunzip
 from workbench.trace.line_codec import LineDecoder, encode_line, is_json
 from workbench.trace.lines import TraceEnd, TraceEndReason, TraceLine, TraceMeta
@@ -36,10 +38,6 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # -- writing -----------------------------------------------------------------------------------------------------
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def is_gzip_path(path: str | os.PathLike[str]) -> bool:
     """Whether a trace written to this path is gzipped.
 
@@ -56,13 +54,13 @@ class TraceWriter:
     """Writes a trace while it happens. Each line reaches the operating system at once: a killed run stays readable.
 
     Args:
-        path: A .jsonl or .jsonl.gz file; replaced if it exists.
+        path: A .jsonl or .jsonl.gz file; replaced if it exists, unless it is being recorded.
         meta: The first line.
         compresslevel: Of a .jsonl.gz file, from 1 (fastest) to 9.
         private: Only the user may read the file.
 
     Raises:
-        TraceError: The file's name has another ending.
+        TraceError: The file's name has another ending, or the file is being recorded by another writer.
         OSError: The file cannot be written.
 
     Example:
@@ -80,7 +78,7 @@ class TraceWriter:
         self.path = Path(path)
         self.num_steps = 0
         self._lock = threading.RLock()  # between the threads that record and the one that ends the recording
-        self._raw = open(self.path, "wb", opener=_open_private if private else None)  # noqa: SIM115 - closed by close()
+        self._raw = open_locked(self.path, private=private)
         # With no file name and no time: the same trace gives the same bytes.
         self._file: IO[bytes] | gzip.GzipFile = (
             gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=compresslevel, mtime=0)
@@ -92,6 +90,15 @@ class TraceWriter:
         except BaseException:
             self.discard()
             raise
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Whether it writes the file of this path."""
+        if self.closed:
+            return False
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self._raw.fileno()))
+        except FileNotFoundError:
+            return False
 
     def write(self, line: TraceLine, *, flush: bool = True) -> None:
         """Append a line.
@@ -231,7 +238,7 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
 def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed."""
     total = 0
-    with open(os.fspath(path), "rb") as file:  # a number would be somebody else's open file
+    with open_bytes(path) as file:
         gzipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from workbench.ground.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file import MAX_LINE_BYTES, is_gzip_path
 from workbench.trace.gunzip import Gunzip
@@ -111,7 +112,7 @@ class TraceFollower:
     # -- lines ------------------------------------------------------------------------------------------------
 
     def _open(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("rb")
+        self._file: BinaryIO = open_bytes(path)
         self._stream = Gunzip(path) if is_gzip_path(path) else None
         self._pieces = self._read_pieces()
         self._complete: deque[bytes] = deque()

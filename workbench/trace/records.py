@@ -19,7 +19,19 @@ import msgspec
 
 from workbench.ground.old_names import moved_names
 from workbench.ground.on_demand import find, np, picture
-from workbench.trace.fields import EMPTY, BlockId, Count, DraftId, FrozenDict, Rows, Seconds, TokenId, Tokens, Window
+from workbench.trace.fields import (
+    EMPTY,
+    BlockId,
+    Count,
+    DraftId,
+    FrozenDict,
+    Offset,
+    Rows,
+    Seconds,
+    TokenId,
+    Tokens,
+    Window,
+)
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 
@@ -336,7 +348,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     timings: Mapping[str, Seconds] = EMPTY
     kernel: KernelLaunch | None = None
     end: Seconds = 0.0
-    phase_starts: Mapping[str, float] = EMPTY
+    phase_starts: Mapping[str, Offset] = EMPTY
 
     _mappings = (
         "passed_over",
@@ -449,7 +461,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     @property
     def end_of_phases(self) -> float:
         """The end of the last phase, to the nanosecond if it does not simply follow the others."""
-        if self.phase_starts:
+        if self.phase_starts and self.timings:
             return round(self.phases[-1].end, 9)
         return self.time + sum(self.timings.values())
 

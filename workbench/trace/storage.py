@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 from workbench.ground.progress import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
+from workbench.trace.file_lock import check_unlocked
 from workbench.trace.line_codec import encode_line
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
@@ -48,6 +49,7 @@ T = TypeVar("T", bound=Stored)
 def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None:
     """Write a trace under a temporary name and rename it; see ``Trace.save``."""
     is_gzip_path(path)
+    check_unlocked(Path(path))
     with replaced_when_complete(path) as unfinished:
         writer = TraceWriter(unfinished, trace.meta)
         try:

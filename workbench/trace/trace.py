@@ -168,17 +168,20 @@ class Trace(TraceMethods):
         line unless its writer was closed before. If the run continues in another trace, that one is recorded.
 
         Args:
-            path: A .jsonl or .jsonl.gz file; replaced if it exists.
+            path: A .jsonl or .jsonl.gz file; replaced if it exists, unless another run records to it.
 
         Returns:
             The writer; its ``close(reason)`` ends the recording.
 
         Raises:
-            TraceError: The file's name has another ending, or the trace is a slice.
+            TraceError: The file's name has another ending, another run records to it, or the trace is a slice.
             OSError: The file cannot be written.
         """
         self._check_whole()
         with self._run.lock:
+            if (before := self._run.writer) is not None and before.is_at(path):
+                before.abandon()  # all that it has is written again
+                self._run.writer = None
             writer = TraceWriter(path, self.meta)
             try:
                 for line in storage.lines_of(self._run.newest):
@@ -244,7 +247,7 @@ class Trace(TraceMethods):
             progress: Show a progress bar.
 
         Raises:
-            TraceError: The path has another ending.
+            TraceError: The path has another ending, or a run records to it.
             OSError: The file cannot be written; what was there before is untouched.
         """
         storage.save(self, path, progress=progress)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from workbench.trace.errors import TraceError
+from workbench.trace.fields import Seconds
 
 BlockHash = int | str
 """A block's hash: a number, or its bytes as hexadecimal digits."""
@@ -78,7 +79,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     seq: int
-    ts: float
+    ts: Seconds
     events: list[KVEvent]
     rank: int = 0
 

@@ -12,6 +12,7 @@ import msgspec
 
 from workbench.formats.kv_events.events import BlockHash, KVEventBatch
 from workbench.formats.kv_events.history import CacheHistory, replay
+from workbench.ground.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file import split_lines
 
@@ -94,7 +95,7 @@ def collect(name: str, batches: Iterable[KVEventBatch]) -> KVEvents:
 
 def is_kv_events(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a recording of KV cache events, by its first line."""
-    with Path(path).open("rb") as file:
+    with open_bytes(path) as file:
         return f'"kind":"{KIND}"'.encode() in file.read(200)
 
 

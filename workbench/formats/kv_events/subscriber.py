@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from workbench.formats.kv_events.events import BlockStored, KVEventBatch, decode_batch
 from workbench.formats.kv_events.recording import KVEventHeader, KVEvents, collect
+from workbench.trace.file_lock import open_locked
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The number with which vLLM ends its answer to a request for earlier batches."""
@@ -58,7 +59,7 @@ def record_kv_events(
 
     until = None if seconds is None else time.monotonic() + seconds
     batches: list[KVEventBatch] = []
-    with zmq.Context() as context, Path(path).open("wb") as file:
+    with zmq.Context() as context, open_locked(Path(path)) as file:
 
         def take(batch: KVEventBatch) -> None:
             kept = batch if with_tokens else _without_tokens(batch)

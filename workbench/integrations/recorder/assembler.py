@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from workbench.ground.cache_salt import digest_of
 from workbench.integrations.recorder.block_hashes import BlockHasher
 from workbench.integrations.recorder.host_watch import HostWatch
 from workbench.integrations.recorder.messages import (
@@ -197,7 +198,7 @@ class Assembler:
             arrival_step=self._next_step,
             arrival_time=max(0.0, message.time),
             priority=message.priority,
-            cache_salt=message.cache_salt,
+            cache_salt=digest_of(message.cache_salt, None if self._hasher is None else self._hasher.key),
             adapter=message.lora,
             block_hashes=self._hasher.begin(message) if self._hasher is not None else "",
         )

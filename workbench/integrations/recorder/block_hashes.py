@@ -42,11 +42,12 @@ class BlockHasher:
         num_lookahead_tokens: Tokens after a block that its hash covers too, as with EAGLE.
 
     Attributes:
+        key: The key.
         described: The hashes as the header of a trace describes them.
     """
 
     def __init__(self, key: bytes, meta: TraceMeta, num_lookahead_tokens: int = 0) -> None:
-        self._key = key
+        self.key = key
         self._size = gcd(*[group.block_size for group in groups_of(meta)])
         self._lookahead = num_lookahead_tokens
         self._chains: dict[str, _Chain] = {}
@@ -82,4 +83,4 @@ class BlockHasher:
         return "".join(hashes)
 
     def _hash(self, content: bytes) -> bytes:
-        return blake2b(content, key=self._key, digest_size=HASH_DIGITS // 2).digest()
+        return blake2b(content, key=self.key, digest_size=HASH_DIGITS // 2).digest()

@@ -66,7 +66,7 @@ class Setup(msgspec.Struct, array_like=True, tag="setup"):
 class Arrival(msgspec.Struct, array_like=True, gc=False, tag="arrival"):
     """A request was added. ``queue_time`` orders requests of equal priority and may be from another clock.
 
-    ``cache_salt`` is a digest of the request's. ``inputs`` are identifier, first position and length of each multimodal
+    The writer keeps a digest of ``cache_salt``. ``inputs`` are identifier, first position and length of each multimodal
     input. Tokens are sent for their hashes too, and stored only if token ids are recorded.
     """
 

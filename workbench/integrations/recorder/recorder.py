@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from workbench.ground.cache_salt import digest_of
 from workbench.integrations.recorder.messages import (
     Admission,
     Arrival,
@@ -168,7 +167,7 @@ class SchedulerRecorder:
                 request.arrival_time - self._created,
                 request.arrival_time,
                 request.prompt_token_ids or [] if self._token_ids or self._hashes else [],
-                digest_of(getattr(request, "cache_salt", None) or ""),
+                getattr(request, "cache_salt", None) or "",
                 *(_content_of(request) if self._hashes else ()),
             )
         )

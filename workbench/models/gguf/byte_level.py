@@ -71,3 +71,7 @@ class ByteLevelBPE:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary writes it."""
+        return self._tokenizer.id_to_token(token)

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.ground.field_checks import shown
+from workbench.ground.outside_files import open_bytes
 from workbench.models.gguf.fields import GGUFError, whole_number
 from workbench.models.gguf.types import ggml_type
+from workbench.models.weight_headers import check_filled
 
 __all__ = ["MAGIC", "GGUFError", "GGUFFile", "GGUFTensor"]
 
@@ -120,7 +122,8 @@ class GGUFFile:
     def _open(self, path: Path) -> None:
         self.path = path
         self._other_buffers: list[mmap.mmap] = []
-        with self.path.open("rb") as stream:
+        check_filled(self.path)
+        with open_bytes(self.path) as stream:
             if self.path.stat().st_size < 24 or stream.read(4) != MAGIC:
                 raise GGUFError(f"{self.path} is not a GGUF file: it does not start with the letters GGUF")
             self._buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

@@ -81,6 +81,10 @@ class SentencePieceBPE:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
         return self._decoder.decode([self._tokens[token] for token in ids if 0 <= token < len(self._tokens)])
 
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary writes it."""
+        return self._tokens[token]
+
 
 def _model(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> bytes:
     """The model that sentencepiece reads.

@@ -90,6 +90,10 @@ class GGUFTokenizer:
         """Text of token ids, special tokens included; bytes that are not a character become U+FFFD."""
         return self._tokenizer.decode(list(ids))
 
+    def piece(self, token: int) -> str | None:
+        """The token as the vocabulary writes it; None if there is no such token."""
+        return self._tokenizer.piece(token) if 0 <= token < self.vocab_size else None
+
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kw: Any) -> str:
         """See `Tokenizer.apply_chat_template`."""
         if self._template is None:
