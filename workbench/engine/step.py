@@ -195,6 +195,11 @@ class Step:
     ) -> Generator[tuple[str, Any], bool | None, Computed]:
         """The phases that run the model: "forward", "mask", "sample" and "draft", see `phases`."""
         self.computing = batch.step
+        has_grammars = any(chunk.request.grammar is not None for chunk in batch.chunks)
+        if has_grammars:
+            from workbench.engine.grammar import ask_masks, constrain
+
+            ask_masks(batch)  # they are computed beside the forward pass
         if stops_at_layers:
             logits, kernel = yield from self._run_stopping(packed, timed)
         else:
@@ -205,9 +210,7 @@ class Step:
             logits, prompt_logprobs = take_prompt_logprobs(logits, batch)
             timed.lap("prompt_logprobs")
         yield "forward", logits.values
-        if any(chunk.request.grammar is not None for chunk in batch.chunks):
-            from workbench.engine.grammar import constrain
-
+        if has_grammars:
             logits = constrain(logits, batch)
             timed.lap("mask")
             yield "mask", logits.masks
@@ -279,9 +282,14 @@ class Step:
 
     def _finish(self, iteration: ScheduledBatch) -> None:
         self.outputs.finish(iteration.finish_reasons)
-        if self.speculator is not None:
-            for request_id in (*iteration.finish_reasons, *iteration.aborted):
+        for request_id in (*iteration.finish_reasons, *iteration.aborted):
+            if self.speculator is not None:
                 self.speculator.forget(request_id)
+            state = self.outputs.states.get(request_id)
+            if state is not None and state.request.grammar is not None:
+                from workbench.engine.grammar import release_grammar
+
+                release_grammar(state.request)
 
     def supplements(self, batch: ScheduledBatch, computed: Computed) -> list[Supplement]:
         """Further facts about a step whose output has been taken in: the most likely tokens."""

@@ -1,0 +1,306 @@
+"""The process that compiles grammars and computes masks: run as a program by `workbench.engine.grammar_host`.
+
+A grammar comes from a client, and llguidance may need any time and memory for it. So each text gets a process that can
+be ended. This program makes the tokenizer's table once, which takes a second, and then forks a child for each text, which
+takes a millisecond. A child compiles its text, tries a few masks, and keeps a matcher for each request with that text.
+
+Messages come and go through connections: the first one has the descriptor that is this program's argument, and each
+child gets its own. Nothing that a child sends is more than bytes to the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from workbench.ground.resource_limits import limit_resources, memory_in_use
+
+COMPILE_SECONDS = 10.0
+"""Processor time that compiling a text may take, the first mask included."""
+
+MASK_SECONDS = 0.25
+"""Processor time that a mask may take."""
+
+MAX_MEMORY = 2**29
+"""Address space for a grammar besides what the process has when it begins (512 MiB)."""
+
+COMPILE_STACK = 256 << 20
+"""Stack of the compiling thread in bytes, of which a grammar uses what it needs: llguidance recurses into references,
+and ends the process if its stack is too small. Half of this is enough for the worst grammar of MAX_GRAMMAR_BYTES."""
+
+COMPILE_NICENESS = 10
+"""Niceness that the compiling thread gets besides that of the process: it may take long, and masks may not."""
+
+LIMITS = LLParserLimits(
+    max_items_in_row=10_000,
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=100_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""Limits of llguidance. They do not count all work: the time of a row is cubic in its items, and the automaton of
+``multipleOf: n`` has about n states. The rest is limited by COMPILE_SECONDS, MASK_SECONDS and MAX_MEMORY."""
+
+WORN_BYTES = 2**25
+"""Growth of a child's memory from which new requests get a new child: all matchers of a text share their lexer."""
+
+NUM_TRIED, MAX_TRIED_SECONDS = 8, 0.05
+"""Tokens after which a new text's masks are tried, and the time from which no more are."""
+
+OK, WORN, FAILED = b"\0", b"\1", b"\2"
+"""First byte of an answer."""
+
+
+class KnownTexts:
+    """A vocabulary as LLTokenizer takes it, for a tokenizer that is known by its texts alone.
+
+    A token that is no whole character counts as special, which no grammar allows.
+
+    Args:
+        texts: The bytes of each token; none for those that a grammar never allows.
+        end: A token that ends an output.
+    """
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, texts: Sequence[bytes], end: int) -> None:
+        self.tokens = list(texts)
+        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
+        self.eos_token_id = end
+        self._ids = {text: token for token, text in reversed(list(enumerate(self.tokens))) if text}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens of a text that a grammar prescribes, the longest first; up to a byte that no token has."""
+        rest, found = text.encode() if isinstance(text, str) else bytes(text), []
+        while rest:
+            lengths = range(min(len(rest), self._longest), 0, -1)
+            length = next((length for length in lengths if rest[:length] in self._ids), 0)
+            if not length:
+                break
+            found.append(self._ids[rest[:length]])
+            rest = rest[length:]
+        return found
+
+
+def make_tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
+    """llguidance's table of a model's tokens."""
+    size, ends, serialized = vocabulary["size"], vocabulary["ends"], vocabulary["serialized"]
+    if serialized is None:
+        texts = KnownTexts([text.encode("latin-1") for text in vocabulary["texts"]], ends[0])
+        return LLTokenizer(texts, n_vocab=size, eos_token=ends)  # type: ignore[arg-type]
+    return LLTokenizer(serialized, n_vocab=size, eos_token=ends)
+
+
+class Child:
+    """Compiles one text, and then answers for its requests.
+
+    Args:
+        connection: To the engine.
+        tokenizer: The tokens.
+        ends: Tokens that end an output.
+    """
+
+    def __init__(self, connection: Connection, tokenizer: LLTokenizer, ends: Sequence[int]) -> None:
+        self._connection, self._tokenizer, self._ends = connection, tokenizer, frozenset(ends)
+        self._matcher: LLMatcher | None = None
+        self._matchers: dict[int, LLMatcher] = {}
+        self._memory = 0
+        self._num_answers = 0
+        self._is_worn = False
+
+    def work(self) -> None:
+        """Compile, and answer until the other side ends."""
+        text = self._connection.recv_bytes().decode("utf-8", "surrogatepass")
+        begin = threading.Event()
+        threading.stack_size(COMPILE_STACK)
+        compiling = threading.Thread(target=self._compile, args=(text, begin), daemon=True)
+        compiling.start()
+        memory = memory_in_use()
+        limit_resources(MAX_MEMORY)
+        _allow(COMPILE_SECONDS)
+        begin.set()
+        compiling.join()
+        if self._matcher is None:
+            return
+        self._connection.send_bytes(OK + str(max(0, memory_in_use() - memory)).encode())
+        self._memory = memory_in_use()
+        while True:
+            self._answer(*json.loads(self._connection.recv_bytes()))
+
+    def _compile(self, text: str, begin: threading.Event) -> None:
+        """Make the matcher. Its first mask takes the longest, and finds out whether there is any output at all."""
+        begin.wait()
+        if sys.platform == "linux":  # only there each thread has its own
+            thread = threading.get_native_id()
+            now = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, now + COMPILE_NICENESS))
+        problem = LLMatcher.validate_grammar(text, limits=LIMITS)
+        self._connection.send_bytes((FAILED if problem else OK) + problem.encode())
+        if problem:
+            return
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        problem = matcher.get_error() if matcher.is_error() else _slow_mask(matcher, self._ends)
+        if problem:
+            self._connection.send_bytes(FAILED + problem.encode())
+        else:
+            self._matcher = matcher
+
+    def _answer(self, question: str, request: int, tokens: list[int], drafts: list[int]) -> None:
+        """Answer a question about one request, after its new tokens.
+
+        Args:
+            question: "masks", "valid" or "forget".
+            request: Its number.
+            tokens: Tokens of its output that are new.
+            drafts: Its drafts.
+        """
+        assert self._matcher is not None
+        if question == "forget":
+            self._matchers.pop(request, None)
+            return
+        _allow(MASK_SECONDS)
+        if request not in self._matchers:
+            self._matchers[request] = self._matcher.deep_copy()
+        matcher = self._matchers[request]
+        if tokens and not matcher.consume_tokens(tokens):
+            return self._connection.send_bytes(FAILED + matcher.get_error().encode())
+        if question == "valid":
+            return self._connection.send_bytes(self._fine() + str(matcher.validate_tokens(drafts)).encode())
+        masks = [matcher.compute_bitmask()]
+        num_ahead = 0
+        for draft in drafts:
+            if not _allows(masks[-1], draft) or draft in self._ends or matcher.is_error():
+                break
+            matcher.consume_token(draft)
+            num_ahead += 1
+            masks.append(matcher.compute_bitmask())
+        if matcher.is_error():
+            return self._connection.send_bytes(FAILED + matcher.get_error().encode())
+        matcher.rollback(num_ahead)
+        self._connection.send_bytes(self._fine() + b"".join(masks))
+
+    def _fine(self) -> bytes:
+        self._num_answers += 1
+        if self._num_answers % 64 == 0:
+            self._is_worn = memory_in_use() - self._memory > WORN_BYTES
+        return WORN if self._is_worn else OK
+
+
+def _slow_mask(matcher: LLMatcher, ends: frozenset[int]) -> str:
+    """Try masks after a few random tokens: the sentence about one that takes too long, "" if there is none."""
+    trial, draw, start = matcher.deep_copy(), random.Random(0), time.thread_time()
+    for _ in range(NUM_TRIED):
+        before = time.thread_time()
+        mask = trial.compute_bitmask()
+        allowed = [token for token in _draw_allowed(mask, draw) if token not in ends]
+        if not allowed or not trial.consume_token(allowed[0]):
+            return ""
+        trial.compute_bitmask()
+        now = time.thread_time()
+        if now - before > MASK_SECONDS:
+            return f"the tokens that it allows take {now - before:.2f} s to find: {MASK_SECONDS:g} s are allowed"
+        if now - start > MAX_TRIED_SECONDS:
+            return ""
+    return ""
+
+
+def _draw_allowed(mask: bytes, draw: random.Random) -> list[int]:
+    """A random token that a mask allows, if there is one."""
+    start = draw.randrange(len(mask))
+    place = next((i % len(mask) for i in range(start, start + len(mask)) if mask[i % len(mask)]), None)
+    return [] if place is None else [8 * place + bit for bit in range(8) if mask[place] >> bit & 1][:2]
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return 0 <= token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def _allow(seconds: float) -> None:
+    """Let the system end this process after more processor time: the engine has ended it before, if it still lives."""
+    limit = math.ceil(time.process_time() + seconds) + 2
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def serve(engine: Connection, vocabulary: dict[str, Any]) -> None:
+    """Fork and end children as the engine says, until it ends."""
+    tokenizer = make_tokenizer(vocabulary)
+    engine.send_bytes(OK)
+    gc.freeze()
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            ready, _, _ = select.select([engine, woken], [], [])
+            if woken in ready:
+                os.read(woken, 4096)
+                children -= set(_ended(children))
+            if engine not in ready:
+                continue
+            command = engine.recv_bytes()
+            if command == b"fork":
+                descriptor = reduction.recv_handle(engine)
+                if (child := os.fork()) == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for other in (engine.fileno(), woken, wakes):
+                        os.close(other)
+                    _be_child(Connection(descriptor), tokenizer, vocabulary["ends"])
+                os.close(descriptor)
+                children.add(child)
+                engine.send_bytes(str(child).encode())
+            elif (child := int(command)) in children:  # not ended, or not collected: the number is still its own
+                os.kill(child, signal.SIGKILL)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+
+
+def _ended(children: set[int]) -> list[int]:
+    """The children that have ended; nothing is left of them then."""
+    return [child for child in children if os.waitpid(child, os.WNOHANG)[0]]
+
+
+def _be_child(connection: Connection, tokenizer: LLTokenizer, ends: Sequence[int]) -> None:
+    """The life of a child; it does not return."""
+    status = 1
+    try:
+        with contextlib.suppress(EOFError, ConnectionError):
+            Child(connection, tokenizer, ends).work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    """Read the vocabulary, and serve."""
+    engine = Connection(int(sys.argv[1]))
+    serve(engine, json.loads(engine.recv_bytes()))
+
+
+if __name__ == "__main__":
+    main()
