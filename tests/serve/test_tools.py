@@ -170,7 +170,8 @@ def test_answers_are_separated_wherever_they_are_cut(name):
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_grammar_takes_what_the_template_writes_and_nothing_else(name, choice):
     model, form, rng = make_letter_llama(TEMPLATES[name]), FORMS[name], random.Random(f"grammars {name}")
-    tokenizer, functions = make_tokenizer(vocabulary_of(model)), msgspec.convert([tool["function"] for tool in TOOLS], list[Function])
+    functions = msgspec.convert([tool["function"] for tool in TOOLS], list[Function])
+    tokenizer = make_tokenizer(vocabulary_of(model))
 
     def accepts(text, parallel=True):
         matcher = LLMatcher(tokenizer, form.grammar(functions, choice, model.tokenizer, parallel=parallel), log_level=0)

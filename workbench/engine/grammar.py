@@ -6,8 +6,8 @@ after the output so far, and after each of its drafts. Drafts are taken back at 
 asynchronous steps a batch is masked when the output of the batch before it is known.
 
 Grammars come from clients, and both compiling and masks may take any time. So llguidance runs in a process for each
-text, which can be ended (`workbench.engine.grammar_texts`): a step asks for its masks before the forward pass, and waits
-for them after it, but not longer than `grammar_host.Patience` allows.
+text, which can be ended (`workbench.engine.grammar_texts`). A step asks for its masks before the forward pass, and then
+waits for them no longer than `grammar_host.Patience` allows.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Grammar:
         asked, self._asked = self._asked, None
         assert asked is not None
         found = np.frombuffer(self._answer(asked, wait or self.text.patience.wait()), np.uint8)
-        rows = np.unpackbits(found.reshape(-1, -(-self._vocab_size // 32) * 4), axis=1, bitorder="little")
+        rows = np.unpackbits(found.reshape(-1, -(-self._vocab_size // 8)), axis=1, bitorder="little")
         return [row[: self._vocab_size].view(bool) for row in rows]
 
     def num_valid(self, token_ids: Sequence[int], drafts: Sequence[int]) -> int:
@@ -247,11 +247,10 @@ def _texts_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> lis
     anchor = next((token for token in range(tokenizer.vocab_size) if tokenizer.decode([token])), 0)
     length = len(tokenizer.decode([anchor]))  # behind another token, a word keeps the space before it
     texts = [tokenizer.decode([anchor, token])[length:] for token in range(tokenizer.vocab_size)]
-    found = [
-        "" if token in ends or "\N{REPLACEMENT CHARACTER}" in text else text.encode("utf-8", "replace").decode("latin-1")
-        for token, text in enumerate(texts)
-    ]
-    return found + [""] * (vocab_size - len(found))
+    for token, text in enumerate(texts):
+        is_left_out = token in ends or "\N{REPLACEMENT CHARACTER}" in text
+        texts[token] = "" if is_left_out else text.encode("utf-8", "replace").decode("latin-1")
+    return texts + [""] * (vocab_size - len(texts))
 
 
 def grammar_text(wanted: Mapping[str, Any]) -> str:
@@ -333,14 +332,7 @@ def constrain(logits: Logits, batch: ScheduledBatch) -> Logits:
     return Logits(logits.values, best, masks, errors)
 
 
-def release_grammar(request: Request) -> None:
-    """Let others have what the grammar of an ended request holds."""
-    if isinstance(request.grammar, Grammar):
-        request.grammar.release()
-
-
 def allowed_drafts(request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
     """The drafts of a request up to the first that its grammar does not allow."""
     grammar = request.grammar
     return drafts[: grammar.num_valid(request.token_ids, drafts)] if isinstance(grammar, Grammar) else drafts
-

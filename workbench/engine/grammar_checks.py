@@ -1,4 +1,4 @@
-"""What is asked of a grammar before it is compiled: what would take long, or end after the first token, is named here."""
+"""Checks of a grammar before it is compiled, which name what would take too long, or end after the first token."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _check_multiples(field: str, schema: Any) -> None:
         number = int("".join(map(str, digits)).rstrip("0") or 0)
         if number > MAX_MULTIPLE:
             raise ValueError(
-                f"{field} has multipleOf {str(value)[:40]} at {place[:200]}: allowed are up to {MAX_MULTIPLE:,}, and such "
-                "numbers times a power of ten; use minimum and maximum alone, and check the multiple afterwards"
+                f"{field} has multipleOf {str(value)[:40]} at {place[:200]}: allowed are up to {MAX_MULTIPLE:,}, and "
+                "such numbers times a power of ten; leave it out, and check the answer"
             )
 
 

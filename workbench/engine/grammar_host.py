@@ -149,8 +149,8 @@ class MaskWait:
 class Patience:
     """How long a step may wait for masks, while requests without the same grammar wait too.
 
-    A mask may take MASK_SECONDS. But if grammar after grammar did, the others would have nothing left: all waits together
-    may take a tenth of the time, and one more second.
+    A mask may take MASK_SECONDS. If grammar after grammar did, the others would have nothing left: so all waits
+    together may take a tenth of the time, and one more second.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The process that compiles grammars and computes masks: run as a program by `workbench.engine.grammar_host`.
 
 A grammar comes from a client, and llguidance may need any time and memory for it. So each text gets a process that can
-be ended. This program makes the tokenizer's table once, which takes a second, and then forks a child for each text, which
-takes a millisecond. A child compiles its text, tries a few masks, and keeps a matcher for each request with that text.
+be ended. This program makes the table of the tokenizer once, which takes up to a second, and then forks a child for
+each text, in milliseconds. A child compiles its text, tries a few masks, and keeps a matcher for each request with it.
 
 Messages come and go through connections: the first one has the descriptor that is this program's argument, and each
 child gets its own. Nothing that a child sends is more than bytes to the other side.
@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import chain
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,8 +38,8 @@ COMPILE_SECONDS = 10.0
 MASK_SECONDS = 0.25
 """Processor time that a mask may take."""
 
-MAX_MEMORY = 2**29
-"""Address space for a grammar besides what the process has when it begins (512 MiB)."""
+MAX_MEMORY = 2**30
+"""Address space for a grammar besides what the process has when it begins (1 GiB)."""
 
 COMPILE_STACK = 256 << 20
 """Stack of the compiling thread in bytes, of which a grammar uses what it needs: llguidance recurses into references,
@@ -62,8 +63,8 @@ LIMITS = LLParserLimits(
 WORN_BYTES = 2**25
 """Growth of a child's memory from which new requests get a new child: all matchers of a text share their lexer."""
 
-NUM_TRIED, MAX_TRIED_SECONDS = 8, 0.05
-"""Tokens after which a new text's masks are tried, and the time from which no more are."""
+NUM_TRIED, TRIED_SECONDS = 8, 0.05
+"""Number of tokens after which the masks of a new text are tried, and the time from which no more are."""
 
 OK, WORN, FAILED = b"\0", b"\1", b"\2"
 """First byte of an answer."""
@@ -102,7 +103,7 @@ class KnownTexts:
 
 
 def make_tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
-    """llguidance's table of a model's tokens."""
+    """The table of a model's tokens."""
     size, ends, serialized = vocabulary["size"], vocabulary["ends"], vocabulary["serialized"]
     if serialized is None:
         texts = KnownTexts([text.encode("latin-1") for text in vocabulary["texts"]], ends[0])
@@ -116,11 +117,12 @@ class Child:
     Args:
         connection: To the engine.
         tokenizer: The tokens.
-        ends: Tokens that end an output.
+        vocabulary: What `make_tokenizer` has been given.
     """
 
-    def __init__(self, connection: Connection, tokenizer: LLTokenizer, ends: Sequence[int]) -> None:
-        self._connection, self._tokenizer, self._ends = connection, tokenizer, frozenset(ends)
+    def __init__(self, connection: Connection, tokenizer: LLTokenizer, vocabulary: dict[str, Any]) -> None:
+        self._connection, self._tokenizer, self._ends = connection, tokenizer, frozenset(vocabulary["ends"])
+        self._mask_bytes = -(-vocabulary["size"] // 8)
         self._matcher: LLMatcher | None = None
         self._matchers: dict[int, LLMatcher] = {}
         self._memory = 0
@@ -160,11 +162,11 @@ class Child:
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
-        problem = matcher.get_error() if matcher.is_error() else _slow_mask(matcher, self._ends)
-        if problem:
-            self._connection.send_bytes(FAILED + problem.encode())
-        else:
-            self._matcher = matcher
+        if matcher.is_error():
+            return self._connection.send_bytes(FAILED + matcher.get_error().encode())
+        self._connection.send_bytes(OK)
+        _try_masks(matcher, self._ends)
+        self._matcher = matcher
 
     def _answer(self, question: str, request: int, tokens: list[int], drafts: list[int]) -> None:
         """Answer a question about one request, after its new tokens.
@@ -198,7 +200,7 @@ class Child:
         if matcher.is_error():
             return self._connection.send_bytes(FAILED + matcher.get_error().encode())
         matcher.rollback(num_ahead)
-        self._connection.send_bytes(self._fine() + b"".join(masks))
+        self._connection.send_bytes(self._fine() + b"".join(mask[: self._mask_bytes] for mask in masks))
 
     def _fine(self) -> bytes:
         self._num_answers += 1
@@ -207,29 +209,23 @@ class Child:
         return WORN if self._is_worn else OK
 
 
-def _slow_mask(matcher: LLMatcher, ends: frozenset[int]) -> str:
-    """Try masks after a few random tokens: the sentence about one that takes too long, "" if there is none."""
-    trial, draw, start = matcher.deep_copy(), random.Random(0), time.thread_time()
+def _try_masks(matcher: LLMatcher, ends: frozenset[int]) -> None:
+    """Compute the masks after a few random tokens: a text whose masks take long is ended here, and in no step."""
+    trial, draw, end = matcher.deep_copy(), random.Random(0), time.process_time() + TRIED_SECONDS
     for _ in range(NUM_TRIED):
-        before = time.thread_time()
-        mask = trial.compute_bitmask()
-        allowed = [token for token in _draw_allowed(mask, draw) if token not in ends]
-        if not allowed or not trial.consume_token(allowed[0]):
-            return ""
-        trial.compute_bitmask()
-        now = time.thread_time()
-        if now - before > MASK_SECONDS:
-            return f"the tokens that it allows take {now - before:.2f} s to find: {MASK_SECONDS:g} s are allowed"
-        if now - start > MAX_TRIED_SECONDS:
-            return ""
-    return ""
+        token = _random_allowed(trial.compute_bitmask(), draw, ends)
+        if token is None or not trial.consume_token(token) or time.process_time() > end:
+            return
 
 
-def _draw_allowed(mask: bytes, draw: random.Random) -> list[int]:
-    """A random token that a mask allows, if there is one."""
+def _random_allowed(mask: bytes, draw: random.Random, ends: frozenset[int]) -> int | None:
+    """A token that a mask allows, the first one behind a random place; None if there is none."""
     start = draw.randrange(len(mask))
-    place = next((i % len(mask) for i in range(start, start + len(mask)) if mask[i % len(mask)]), None)
-    return [] if place is None else [8 * place + bit for bit in range(8) if mask[place] >> bit & 1][:2]
+    for place in chain(range(start, len(mask)), range(start)):
+        for token in range(8 * place, 8 * place + 8) if mask[place] else ():
+            if _allows(mask, token) and token not in ends:
+                return token
+    return None
 
 
 def _allows(mask: bytes, token: int) -> bool:
@@ -248,7 +244,7 @@ def serve(engine: Connection, vocabulary: dict[str, Any]) -> None:
     tokenizer = make_tokenizer(vocabulary)
     engine.send_bytes(OK)
     gc.freeze()
-    woken, wakes = os.pipe()
+    woken, wakes = os.pipe()  # the end of a child wakes select()
     os.set_blocking(wakes, False)
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
@@ -256,11 +252,11 @@ def serve(engine: Connection, vocabulary: dict[str, Any]) -> None:
     children: set[int] = set()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            ready, _, _ = select.select([engine, woken], [], [])
+            ready, _, _ = select.select([engine.fileno(), woken], [], [])
             if woken in ready:
                 os.read(woken, 4096)
                 children -= set(_ended(children))
-            if engine not in ready:
+            if engine.fileno() not in ready:
                 continue
             command = engine.recv_bytes()
             if command == b"fork":
@@ -270,7 +266,7 @@ def serve(engine: Connection, vocabulary: dict[str, Any]) -> None:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for other in (engine.fileno(), woken, wakes):
                         os.close(other)
-                    _be_child(Connection(descriptor), tokenizer, vocabulary["ends"])
+                    _be_child(Connection(descriptor), tokenizer, vocabulary)
                 os.close(descriptor)
                 children.add(child)
                 engine.send_bytes(str(child).encode())
@@ -285,12 +281,12 @@ def _ended(children: set[int]) -> list[int]:
     return [child for child in children if os.waitpid(child, os.WNOHANG)[0]]
 
 
-def _be_child(connection: Connection, tokenizer: LLTokenizer, ends: Sequence[int]) -> None:
+def _be_child(connection: Connection, tokenizer: LLTokenizer, vocabulary: dict[str, Any]) -> None:
     """The life of a child; it does not return."""
     status = 1
     try:
         with contextlib.suppress(EOFError, ConnectionError):
-            Child(connection, tokenizer, ends).work()
+            Child(connection, tokenizer, vocabulary).work()
         status = 0
     finally:
         os._exit(status)

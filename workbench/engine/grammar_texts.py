@@ -1,8 +1,8 @@
 """The texts of grammars: each is compiled once, in a process that can be ended, whoever asks for it.
 
-Short work never waits for long work. A text begins in one of a few places for short work. If it needs more than a moment
-of the processor, it moves to a place for long work, or begins again there when one is free. In both queues clients take
-turns. A text that nobody waits for any more is ended.
+Short work never waits for long work. A text begins in one of a few places for short work. If it needs more than a
+moment of the processor, it moves to a place for long work, or begins again there when one is free. In both queues
+clients take turns. A text that nobody waits for any more is ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from workbench.engine.grammar_host import GrammarHost, GrammarProcess, Patience
-from workbench.engine.grammar_process import COMPILE_SECONDS, FAILED
+from workbench.engine.grammar_process import COMPILE_SECONDS, FAILED, MASK_SECONDS, TRIED_SECONDS
 
 log = logging.getLogger("workbench")
 
@@ -26,14 +26,15 @@ T = TypeVar("T")
 WAIT_SECONDS = 60.0
 """Maximum time that compiling a text may take on a busy system, by the clock."""
 
-SHORT_SECONDS = 0.3
-"""Processor time from which a text is long work."""
+SHORT_SECONDS, LONG_SECONDS = 0.3, 2.0
+"""Processor time from which a text is long work, and time from which the log says so."""
 
 MAX_SHORT, MAX_LONG = 4, 2
 """Maximum number of texts that are compiled together."""
 
-MAX_KEPT, MAX_KEPT_BYTES = 32, 2**28
-"""Maximum number of compiled texts that no request uses, and of bytes that their processes have added to memory."""
+MAX_KEPT, MAX_KEPT_BYTES, KEPT_SECONDS = 32, 2**28, 10.0
+"""Maximum number of compiled texts that no request uses, of bytes that their processes have added to memory, and of
+seconds since their last request."""
 
 MAX_KNOWN = 1024
 """Maximum number of texts that are remembered, those that cannot be used among them."""
@@ -72,6 +73,10 @@ class GrammarText:
         size: Its number of characters.
         num_bytes: Memory that its process has added.
         is_long: It has needed more than a moment.
+        is_reported: The log says that it takes long.
+        begun: When its process began.
+        spent_before: Processor seconds that compiling has taken, while its masks are tried.
+        unused_since: When its last user left.
     """
 
     def __init__(self, kind: str, text: str, client: str, patience: Patience) -> None:
@@ -82,9 +87,11 @@ class GrammarText:
         self.process: GrammarProcess | None = None
         self.failure = ""
         self.num_users = 0
-        self.is_long = False
+        self.is_long = self.is_reported = False
         self.since = time.monotonic()
         self.begun: float | None = None
+        self.spent_before: float | None = None
+        self.unused_since = 0.0
 
     @property
     def is_ready(self) -> bool:
@@ -142,7 +149,7 @@ class GrammarTexts:
         self._known: OrderedDict[tuple[str, bytes], GrammarText] = OrderedDict()
         self._waiting: dict[bool, Turns[GrammarText]] = {False: Turns(), True: Turns()}
         self._at_work: dict[bool, set[GrammarText]] = {False: set(), True: set()}
-        self._is_closed = False
+        self._is_closed = self._looks_again = False
 
     def join(self, kind: str, text: str, client: str) -> GrammarText:
         """A text, for one more user, who has to ``leave`` it; it is compiled if it is not known."""
@@ -163,6 +170,7 @@ class GrammarTexts:
         with self._lock:
             text.num_users -= 1
             if not text.num_users:
+                text.unused_since = time.monotonic()
                 self._forget_some()
                 if text.compiled.done() and text not in self._known.values():  # another has taken its place
                     self._end_process(text)
@@ -181,7 +189,8 @@ class GrammarTexts:
         kept = [text for text in unused if text.process is not None and text.compiled.done()]
         num_bytes = sum(text.num_bytes for text in kept)
         given_up = [text for text in unused if not text.compiled.done()]
-        while kept and (len(kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES):
+        oldest = time.monotonic() - KEPT_SECONDS
+        while kept and (len(kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES or kept[0].unused_since < oldest):
             num_bytes -= kept[0].num_bytes
             given_up.append(kept.pop(0))
         failed = [text for text in unused if text.failure]
@@ -189,6 +198,16 @@ class GrammarTexts:
             self._forget(text)
             if text.compiled.done():  # else the thread that compiles it ends the process
                 self._end_process(text)
+        if kept and not self._looks_again:
+            self._looks_again = True
+            timer = threading.Timer(max(0.1, kept[0].unused_since - oldest), self._look_again)
+            timer.daemon = True
+            timer.start()
+
+    def _look_again(self) -> None:
+        with self._lock:
+            self._looks_again = False
+            self._forget_some()
 
     def _forget(self, text: GrammarText) -> None:
         self._known = OrderedDict((key, each) for key, each in self._known.items() if each is not text)
@@ -236,7 +255,7 @@ class GrammarTexts:
             self._at_work[text.is_long].discard(text)
             if is_later or problem is not None:
                 self._end_process(text)
-                text.begun = None
+                text.begun = text.spent_before = None
             if is_later:
                 self._waiting[True].add(text.client, text)
             elif problem is not None:
@@ -251,9 +270,11 @@ class GrammarTexts:
             text.validated.set_result(None)
 
     def _compile(self, text: GrammarText) -> None:
-        state, answer = self._receive(text)
+        state, problem = self._receive(text)
         if state == FAILED:
-            raise _Refused(f"structured_outputs: the grammar cannot be used: {first_line(answer)}")
+            raise _Refused(f"structured_outputs: the grammar cannot be used: {first_line(problem)}")
+        text.spent_before = self._spent(text)
+        _, answer = self._receive(text)
         with self._lock:
             self._check_users(text)
             text.num_bytes = int(answer)
@@ -266,6 +287,12 @@ class GrammarTexts:
         received = text.process.receive(math.inf, lambda: self._may_continue(text))
         return received[:1], received[1:].decode("utf-8", "replace")
 
+    def _spent(self, text: GrammarText) -> float:
+        """Processor seconds that the text has taken; by the clock where the system does not count them."""
+        assert text.process is not None and text.begun is not None
+        spent = text.process.processor_seconds()
+        return time.monotonic() - text.begun if spent is None else spent
+
     def _check_users(self, text: GrammarText) -> None:
         if not text.num_users or self._is_closed:
             raise _Refused("structured_outputs: nobody waits for it any more", remember=False)
@@ -273,11 +300,16 @@ class GrammarTexts:
     def _may_continue(self, text: GrammarText) -> bool:
         """Check a text that is being compiled, a few times a second."""
         self._check_users(text)
-        assert text.process is not None and text.begun is not None
+        assert text.begun is not None
         clock = time.monotonic() - text.begun
-        spent = text.process.processor_seconds()
-        if spent is None:
-            spent = clock
+        spent = self._spent(text)
+        if text.spent_before is not None:
+            if spent - text.spent_before > TRIED_SECONDS + MASK_SECONDS:
+                raise _Refused(
+                    "structured_outputs: the grammar cannot be used: the tokens that it allows take more than "
+                    f"{MASK_SECONDS:g} s to find; make it smaller, or less ambiguous"
+                )
+            return True
         if spent > COMPILE_SECONDS or clock > WAIT_SECONDS:
             by_clock = spent <= COMPILE_SECONDS
             limit = f"{WAIT_SECONDS:g} s on this busy system" if by_clock else f"{COMPILE_SECONDS:g} s"
@@ -292,6 +324,9 @@ class GrammarTexts:
                 self._at_work[True].add(text)
                 text.is_long = True
                 self._begin_more()
+        if clock > LONG_SECONDS and not text.is_reported:
+            text.is_reported = True
+            log.warning("%s has been compiling for %.1f s, %.1f s of them on a processor", text, clock, spent)
         return True
 
     def at_work(self) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 A template comes with a model's file and is a program of a stranger. Jinja's sandbox keeps it from reaching anything;
 the limits here keep it from using up the machine. Compiling counts too, because Jinja computes constants at that time.
-The process imports Jinja and the standard library, and nothing that loads a model. Requests and answers are JSON, and come and go through
-the connection whose descriptor is its argument.
+The process imports little more than Jinja and the standard library. Requests and answers are JSON, and come and go
+through the connection whose descriptor is its argument.
 """
 
 from __future__ import annotations
