@@ -15,6 +15,7 @@ from tiers import examples
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine import grammar
+from workbench.engine.grammar_form import grammar_of, text_of
 from workbench.engine.grammar_process import make_tokenizer
 from workbench.engine.grammar_texts import GrammarTexts
 from workbench.readings.top_tokens import read_top_tokens
@@ -53,7 +54,7 @@ def obeys(model, constraint, output):
     if output.finish_reason == "stop":
         return is_valid(constraint, output.text)
     tokenizer = make_tokenizer(grammar.vocabulary_of(model))
-    matcher = LLMatcher(tokenizer, grammar.grammar_text(constraint), log_level=0)
+    matcher = LLMatcher(tokenizer, grammar_of(*text_of(constraint)), log_level=0)
     tokens = list(output.token_ids)
     allowed = matcher.try_consume_tokens(tokens) == len(tokens)
     return output.finish_reason == "length" and allowed and is_beginning(constraint, output.text)

@@ -13,19 +13,17 @@ waits for them no longer than `grammar_host.Patience` allows.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, grammar_from
 
 from workbench.config import SamplingParams
-from workbench.engine.grammar_checks import MAX_GRAMMAR_BYTES, check_grammar, check_schema
+from workbench.engine.grammar_form import first_line, text_of
 from workbench.engine.grammar_host import GrammarHost, MaskWait, Patience
 from workbench.engine.grammar_process import FAILED, WORN
-from workbench.engine.grammar_texts import GrammarText, GrammarTexts, first_line
+from workbench.engine.grammar_texts import GrammarText, GrammarTexts
 from workbench.engine.sampler import Logits
 from workbench.models.load import LoadedModel
 from workbench.models.tokenizer import Tokenizer
@@ -186,7 +184,7 @@ class GrammarCompiler:
         """
         if self._model.tokenizer is None or not self._model.eos_token_ids:
             raise ValueError("structured_outputs needs a model with a tokenizer and an end-of-sequence token")
-        return self.texts.join(next(iter(wanted)), grammar_text(wanted), client)
+        return self.texts.join(*text_of(wanted), client)
 
     def compile(self, sampling: SamplingParams, num_prompt_tokens: int) -> Grammar | None:
         """The grammar of a request, checked here and compiled meanwhile; None if its output is free.
@@ -251,50 +249,6 @@ def _texts_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> lis
         is_left_out = token in ends or "\N{REPLACEMENT CHARACTER}" in text
         texts[token] = "" if is_left_out else text.encode("utf-8", "replace").decode("latin-1")
     return texts + [""] * (vocab_size - len(texts))
-
-
-def grammar_text(wanted: Mapping[str, Any]) -> str:
-    """The grammar that llguidance compiles for ``SamplingParams.structured_outputs``.
-
-    Raises:
-        ValueError: It is too large, or cannot be read.
-    """
-    ((kind, value),) = wanted.items()
-    try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as problem:
-        raise ValueError(f"structured_outputs[{kind!r}] is not JSON: {problem}") from None
-    if size > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"structured_outputs[{kind!r}] holds {size:,} bytes: allowed are up to {MAX_GRAMMAR_BYTES:,}")
-    field = f"structured_outputs[{kind!r}]"
-    try:
-        match kind:
-            case "json":
-                check_schema(field, text)
-                return LLMatcher.grammar_from_json_schema(text)
-            case "json_object":
-                return LLMatcher.grammar_from_json_schema('{"type": "object"}')
-            case "regex":
-                return LLMatcher.grammar_from_regex(text)
-            case "choice":
-                return LLMatcher.grammar_from_lark(choice_grammar(value))
-        check_grammar(field, text)
-        return grammar_from("grammar", text)
-    except (TypeError, ValueError, RecursionError) as problem:
-        if str(problem).startswith(field):
-            raise
-        raise ValueError(f"{field} is not valid: {first_line(str(problem))}") from None
-
-
-def choice_grammar(words: Sequence[str]) -> str:
-    """A Lark grammar of some texts.
-
-    They are one terminal: a row of the parser holds an item for each alternative of a rule, and has a limit.
-    """
-    texts = " | ".join(json.dumps(word, ensure_ascii=False) for word in dict.fromkeys(words) if word)
-    start = "start: WORD?" if "" in words else "start: WORD"
-    return f"{start}\nWORD: {texts}" if texts else 'start: ""'
 
 
 def ask_masks(batch: ScheduledBatch) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from workbench.engine.grammar_form import first_line, grammar_of
 from workbench.ground.resource_limits import limit_resources, memory_in_use
 
 COMPILE_SECONDS = 10.0
@@ -131,10 +132,10 @@ class Child:
 
     def work(self) -> None:
         """Compile, and answer until the other side ends."""
-        text = self._connection.recv_bytes().decode("utf-8", "surrogatepass")
+        kind, text = json.loads(self._connection.recv_bytes())
         begin = threading.Event()
         threading.stack_size(COMPILE_STACK)
-        compiling = threading.Thread(target=self._compile, args=(text, begin), daemon=True)
+        compiling = threading.Thread(target=self._compile, args=(kind, text, begin), daemon=True)
         compiling.start()
         memory = memory_in_use()
         limit_resources(MAX_MEMORY)
@@ -148,18 +149,22 @@ class Child:
         while True:
             self._answer(*json.loads(self._connection.recv_bytes()))
 
-    def _compile(self, text: str, begin: threading.Event) -> None:
+    def _compile(self, kind: str, text: str, begin: threading.Event) -> None:
         """Make the matcher. Its first mask takes the longest, and finds out whether there is any output at all."""
         begin.wait()
         if sys.platform == "linux":  # only there each thread has its own
             thread = threading.get_native_id()
             now = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, min(19, now + COMPILE_NICENESS))
-        problem = LLMatcher.validate_grammar(text, limits=LIMITS)
-        self._connection.send_bytes((FAILED if problem else OK) + problem.encode())
+        try:
+            grammar = grammar_of(kind, text)
+            problem = LLMatcher.validate_grammar(grammar, limits=LIMITS)
+        except (TypeError, ValueError, RecursionError) as refused:
+            problem = str(refused) or "it is nested too deeply"
         if problem:
-            return
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+            return self._connection.send_bytes(FAILED + first_line(problem).encode("utf-8", "replace"))
+        self._connection.send_bytes(OK)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():

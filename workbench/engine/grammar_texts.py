@@ -8,6 +8,7 @@ clients take turns. A text that nobody waits for any more is ended.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import threading
@@ -16,6 +17,7 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from workbench.engine.grammar_form import first_line
 from workbench.engine.grammar_host import GrammarHost, GrammarProcess, Patience
 from workbench.engine.grammar_process import COMPILE_SECONDS, FAILED, MASK_SECONDS, TRIED_SECONDS
 
@@ -62,7 +64,7 @@ class GrammarText:
 
     Args:
         kind: Word of ``SamplingParams(structured_outputs=...)``.
-        text: As llguidance compiles it.
+        text: Its value, see `text_of`.
         client: Whose turn it takes.
 
     Attributes:
@@ -235,7 +237,7 @@ class GrammarTexts:
         try:
             text.begun = time.monotonic()
             text.process = self._host.fork()
-            text.process.send(text.text.encode("utf-8", "surrogatepass"))
+            text.process.send(json.dumps((text.kind, text.text)).encode())
             self._validate(text)
             self._compile(text)
         except _Later:
@@ -265,7 +267,7 @@ class GrammarTexts:
     def _validate(self, text: GrammarText) -> None:
         state, problem = self._receive(text)
         if state == FAILED:
-            raise _Refused(f"{_name(text)} is not valid: {first_line(problem)}")
+            raise _Refused(f"{_name(text)} is not valid: {problem}")
         if not text.validated.done():
             text.validated.set_result(None)
 
@@ -356,8 +358,3 @@ class GrammarTexts:
 
 def _name(text: GrammarText) -> str:
     return f"structured_outputs[{text.kind!r}]"
-
-
-def first_line(message: str) -> str:
-    """The first line of an error message, shortened."""
-    return message.strip().partition("\n")[0][:300]
