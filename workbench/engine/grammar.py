@@ -30,6 +30,8 @@ from workbench.models.tokenizer import Tokenizer
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import Request
 
+ENDED = "it took too much memory, or its process was ended"
+
 
 class Grammar:
     """The grammar of one request.
@@ -135,7 +137,7 @@ class Grammar:
         try:
             return process.ask(question, self._number, tokens, drafts)
         except OSError:
-            raise self._fail("its process was ended", remember=False) from None
+            raise self._fail(ENDED, remember=False) from None
 
     def _answer(self, asked: int, wait: MaskWait) -> bytes:
         process = self.text.process
@@ -147,7 +149,7 @@ class Grammar:
             allowed = f"allowed are {wait.limit:.2g} s"
             raise self._fail(f"the tokens that it allows take too long to find ({allowed})", remember=True) from None
         except (EOFError, OSError):
-            raise self._fail("it took too much memory, or its process was ended", remember=False) from None
+            raise self._fail(ENDED, remember=False) from None
         if answer[:1] == FAILED:
             raise ValueError(f"structured_outputs: the grammar cannot continue: {first_line(answer[1:].decode())}")
         process.is_worn = process.is_worn or answer[:1] == WORN

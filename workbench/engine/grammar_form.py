@@ -29,7 +29,7 @@ _DATA = ("const", "default", "enum", "examples")
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])+/?|#[^\n]*')
 """A text, a regular expression or a comment; one without an end ends with its line, so that each is read once."""
 
-_RULE = re.compile(r"^[?!]?([a-z_][a-z0-9_-]*)(?:\.\d+)?[ \t]*:", re.MULTILINE)
+_RULE = re.compile(r"^[?!]?([A-Za-z_][A-Za-z0-9_-]*)(?:\.\d+)?[ \t]*:", re.MULTILINE)
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 
 
@@ -110,7 +110,8 @@ def _check_grammar(text: str) -> None:
     if len(rules) > MAX_RULES:
         raise ValueError(f"it has {len(rules):,} rules: allowed are up to {MAX_RULES:,}; use fewer, longer rules")
     for rule, end in zip(rules, [*(each.start() for each in rules[1:]), len(bare)]):
-        if (number := 1 + bare.count("|", rule.end(), end)) > MAX_ALTERNATIVES:
+        is_terminal = rule[1].isupper()
+        if not is_terminal and (number := 1 + bare.count("|", rule.end(), end)) > MAX_ALTERNATIVES:
             raise ValueError(
                 f"its rule {rule[1][:50]!r} has {number:,} alternatives: allowed are up to {MAX_ALTERNATIVES:,}; make "
                 "them a terminal, whose name is in capitals"
