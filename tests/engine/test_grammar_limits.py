@@ -292,6 +292,7 @@ def test_a_process_that_was_ended_while_it_compiles_is_replaced(compiler, is_zyg
     if not is_zygote:
         with pytest.raises(ValueError, match="too much memory to compile, or its process was ended"):
             wait_for(text.compiled)
+    wait_until(lambda: not is_running(text.process.number) if text.process is not None else True)
     compiler.leave(text)
     honest = compiler.join({"regex": "ab"})
     wait_for(honest.compiled)

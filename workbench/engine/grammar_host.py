@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.engine.grammar_process import MASK_SECONDS
+from workbench.engine.grammar_process import FAILED, MASK_SECONDS
 from workbench.ground.connected import receive_within, start_connected
 
 if TYPE_CHECKING:
@@ -194,17 +195,23 @@ class GrammarHost:
         with self._lock:
             if not self._end.alive:
                 raise OSError("the engine is closed")
-            if self._running and self._running[0][0].poll() is not None:
-                _end_all(self._running)
-            if not self._running:
-                self._start()
-            process, connection = self._running[0]
-            ours, its_end = Pipe()
-            with its_end:
-                connection.send_bytes(b"fork")
-                reduction.send_handle(connection, its_end.fileno(), process.pid)
-                number = int(receive_within(connection, START_SECONDS, 64))
-        return GrammarProcess(number, ours)
+            if self._running:
+                with contextlib.suppress(EOFError, ConnectionError):
+                    return self._fork()
+                _end_all(self._running)  # it was ended
+            self._start()
+            return self._fork()
+
+    def _fork(self) -> GrammarProcess:
+        process, connection = self._running[0]
+        ours, its_end = Pipe()
+        with its_end:
+            connection.send_bytes(b"fork")
+            reduction.send_handle(connection, its_end.fileno(), process.pid)
+            answer = receive_within(connection, START_SECONDS, MAX_ANSWER_BYTES)
+        if not answer.isdigit():
+            raise OSError(answer.decode())
+        return GrammarProcess(int(answer), ours)
 
     def _start(self) -> None:
         # One arena: address space that the allocator sets aside for threads would count as the grammar's.
@@ -215,7 +222,10 @@ class GrammarHost:
         self._running.append(start_connected(program, env=environment, start_new_session=True))
         _, connection = self._running[0]
         connection.send_bytes(json.dumps(self._vocabulary()).encode())
-        receive_within(connection, START_SECONDS, 64)
+        answer = receive_within(connection, START_SECONDS, MAX_ANSWER_BYTES)
+        if answer[:1] == FAILED:
+            _end_all(self._running)
+            raise OSError(f"its tokenizer cannot be read: {answer[1:].decode()}")
 
     def end(self, child: GrammarProcess) -> None:
         """End a child at once."""

@@ -11,6 +11,7 @@ child gets its own. Nothing that a child sends is more than bytes to the other s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import math
@@ -244,63 +245,78 @@ def _allow(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
-def serve(engine: Connection, vocabulary: dict[str, Any]) -> None:
-    """Fork and end children as the engine says, until it ends."""
-    tokenizer = make_tokenizer(vocabulary)
-    engine.send_bytes(OK)
-    gc.freeze()
-    woken, wakes = os.pipe()  # the end of a child wakes select()
-    os.set_blocking(wakes, False)
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    children: set[int] = set()
-    with contextlib.suppress(EOFError, ConnectionError):
-        while True:
-            ready, _, _ = select.select([engine.fileno(), woken], [], [])
-            if woken in ready:
-                os.read(woken, 4096)
-                children -= set(_ended(children))
-            if engine.fileno() not in ready:
-                continue
-            command = engine.recv_bytes()
-            if command == b"fork":
-                descriptor = reduction.recv_handle(engine)
-                if (child := os.fork()) == 0:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for other in (engine.fileno(), woken, wakes):
-                        os.close(other)
-                    _be_child(Connection(descriptor), tokenizer, vocabulary)
-                os.close(descriptor)
-                children.add(child)
-                engine.send_bytes(str(child).encode())
-            elif (child := int(command)) in children:  # not ended, or not collected: the number is still its own
-                os.kill(child, signal.SIGKILL)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
+class Program:
+    """Forks and ends children as the engine says.
 
+    Args:
+        engine: The connection to it.
+        vocabulary: What `make_tokenizer` takes.
+    """
 
-def _ended(children: set[int]) -> list[int]:
-    """The children that have ended; nothing is left of them then."""
-    return [child for child in children if os.waitpid(child, os.WNOHANG)[0]]
+    def __init__(self, engine: Connection, vocabulary: dict[str, Any]) -> None:
+        self._engine, self._vocabulary = engine, vocabulary
+        self._tokenizer = make_tokenizer(vocabulary)
+        self._children: set[int] = set()
+        self._woken, self._wakes = os.pipe()
+        for end in (self._woken, self._wakes):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the end of a child wakes select()
+        gc.freeze()
 
-
-def _be_child(connection: Connection, tokenizer: LLTokenizer, vocabulary: dict[str, Any]) -> None:
-    """The life of a child; it does not return."""
-    status = 1
-    try:
+    def serve(self) -> None:
+        """Do what the engine says, until it ends."""
         with contextlib.suppress(EOFError, ConnectionError):
-            Child(connection, tokenizer, vocabulary).work()
-        status = 0
-    finally:
-        os._exit(status)
+            while True:
+                ready, _, _ = select.select([self._engine.fileno(), self._woken], [], [])
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._children -= {child for child in self._children if os.waitpid(child, os.WNOHANG)[0]}
+                if self._engine.fileno() in ready:
+                    self._obey(self._engine.recv_bytes())
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+
+    def _obey(self, command: bytes) -> None:
+        if command == b"fork":
+            descriptor = reduction.recv_handle(self._engine)
+            try:
+                answer = str(self._fork(descriptor))
+            except OSError as problem:
+                answer = f"the system starts no process for it: {problem.strerror}"
+            os.close(descriptor)
+            self._engine.send_bytes(answer.encode())
+        elif (child := int(command)) in self._children:  # it has not been waited for: the number is still its own
+            os.kill(child, signal.SIGKILL)
+
+    def _fork(self, descriptor: int) -> int:
+        """A new child with a descriptor; returns in this process alone."""
+        if (child := os.fork()) != 0:
+            self._children.add(child)
+            return child
+        try:
+            if sys.platform == "linux":  # elsewhere the limit of processor time ends it
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when its parent is ended
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (self._engine.fileno(), self._woken, self._wakes):
+                os.close(other)
+            with contextlib.suppress(EOFError, ConnectionError):
+                Child(Connection(descriptor), self._tokenizer, self._vocabulary).work()
+        finally:
+            os._exit(0)
 
 
 def main() -> None:
     """Read the vocabulary, and serve."""
     engine = Connection(int(sys.argv[1]))
-    serve(engine, json.loads(engine.recv_bytes()))
+    try:
+        program = Program(engine, json.loads(engine.recv_bytes()))
+    except Exception as problem:  # of a tokenizer that llguidance cannot read
+        engine.send_bytes(FAILED + first_line(str(problem)).encode())
+        return
+    engine.send_bytes(OK)
+    program.serve()
 
 
 if __name__ == "__main__":
