@@ -9,9 +9,9 @@ def ambiguous(size, remark=""):
     return f"// {remark}\nstart: e\ne: {' | '.join(f'x{i}' for i in range(size))}\n{rules}"
 
 
-def hidden(size, prefix="xyzxyzxyzxyzxyz"):
-    """The same behind a text, so that nothing is slow before the output has come so far."""
-    return ambiguous(size).replace("start: e\n", f'start: "{prefix}" e\n')
+def hidden(letters=15):
+    """The same behind some letters, so that nothing is slow before the output has come so far."""
+    return ambiguous(390).replace("start: e\n", f"start: /[xyz]{{{letters}}}/ e\n")
 
 
 def wide(number=2000, title=""):

@@ -20,8 +20,9 @@ MAX_GRAMMAR_BYTES = 1 << 16
 MAX_MULTIPLE = 2**22
 """Maximum of ``multipleOf``, without the decimal point and zeros at its end: the automaton has about as many states."""
 
-MAX_RULES, MAX_ALTERNATIVES = 10_000, 10_000
-"""Maximum number of rules of a Lark or GBNF grammar, and of alternatives of one of its rules."""
+MAX_RULES, MAX_ALTERNATIVES = 10_000, 1_000
+"""Maximum number of rules of a grammar in Lark, and of alternatives of one of its rules, which are in one row of the
+parser together: see `grammar_process.LIMITS`."""
 
 _DATA = ("const", "default", "enum", "examples")
 """Words of a schema whose values are not schemas."""
@@ -67,8 +68,9 @@ def grammar_of(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_regex(text)
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(json.loads(text)))
-    _check_grammar(text)
-    return grammar_from("grammar", text)
+    grammar = grammar_from("grammar", text)
+    _check_grammar(grammar)
+    return grammar
 
 
 def first_line(message: str) -> str:
@@ -96,7 +98,7 @@ def _check_schema(text: str) -> None:
 
 
 def _check_grammar(text: str) -> None:
-    """Check a Lark or GBNF grammar, with the schemas in it."""
+    """Check a grammar in Lark, with the schemas in it."""
     decoder, end = json.JSONDecoder(parse_float=Decimal), 0
     for found in _SCHEMA.finditer(text):
         if found.start() >= end:

@@ -51,7 +51,7 @@ COMPILE_NICENESS = 10
 """Niceness that the compiling thread gets besides that of the process: it may take long, and masks may not."""
 
 LIMITS = LLParserLimits(
-    max_items_in_row=10_000,
+    max_items_in_row=2_000,
     initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
     step_max_items=20_000,
@@ -171,7 +171,8 @@ class Child:
         if matcher.is_error():
             return self._connection.send_bytes(FAILED + matcher.get_error().encode())
         self._connection.send_bytes(OK)
-        _try_masks(matcher, self._ends)
+        if problem := _try_masks(matcher, self._ends):
+            return self._connection.send_bytes(FAILED + problem.encode())
         self._matcher = matcher
 
     def _answer(self, question: str, request: int, tokens: list[int], drafts: list[int]) -> None:
@@ -215,13 +216,20 @@ class Child:
         return WORN if self._is_worn else OK
 
 
-def _try_masks(matcher: LLMatcher, ends: frozenset[int]) -> None:
-    """Compute the masks after a few random tokens: a text whose masks take long is ended here, and in no step."""
+def _try_masks(matcher: LLMatcher, ends: frozenset[int]) -> str:
+    """Compute the masks after a few random tokens: a text whose masks take long is ended here, and in no step.
+
+    Returns:
+        Why there is nothing after the first token; "" if that is not so.
+    """
     trial, draw, end = matcher.deep_copy(), random.Random(0), time.process_time() + TRIED_SECONDS
-    for _ in range(NUM_TRIED):
+    for number in range(NUM_TRIED):
         token = _random_allowed(trial.compute_bitmask(), draw, ends)
-        if token is None or not trial.consume_token(token) or time.process_time() > end:
-            return
+        if token is None or time.process_time() > end:
+            break
+        if not trial.consume_token(token):
+            return trial.get_error() if number == 0 else ""
+    return ""
 
 
 def _random_allowed(mask: bytes, draw: random.Random, ends: frozenset[int]) -> int | None:

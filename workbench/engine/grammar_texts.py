@@ -272,17 +272,21 @@ class GrammarTexts:
             text.validated.set_result(None)
 
     def _compile(self, text: GrammarText) -> None:
-        state, problem = self._receive(text)
-        if state == FAILED:
-            raise _Refused(f"structured_outputs: the grammar cannot be used: {first_line(problem)}")
+        self._receive_use(text)
         text.spent_before = self._spent(text)
-        _, answer = self._receive(text)
+        answer = self._receive_use(text)
         with self._lock:
             self._check_users(text)
             text.num_bytes = int(answer)
             text.text = ""  # its process has it
             text.compiled.set_result(None)
             self._forget_some()
+
+    def _receive_use(self, text: GrammarText) -> str:
+        state, answer = self._receive(text)
+        if state == FAILED:
+            raise _Refused(f"structured_outputs: the grammar cannot be used: {first_line(answer)}")
+        return answer
 
     def _receive(self, text: GrammarText) -> tuple[bytes, str]:
         assert text.process is not None
