@@ -127,7 +127,7 @@ def besiege(name, attackers, servers, seconds):
 
     before = family(attacked.pid)
     times = {"attacked": [], "control": [], "structured": [], "structured control": []}
-    probe = start_part("--probe", port)
+    probes = [start_part("--probe", each) for each in (port, control)]
     threads = [threading.Thread(target=repeat, args=(index,)) for index in range(len(attackers))]
     for thread in threads:
         thread.start()
@@ -142,7 +142,7 @@ def besiege(name, attackers, servers, seconds):
     over.set()
     for thread in threads:
         thread.join()
-    health = end_part(probe)
+    health, control_health = map(end_part, probes)
     time.sleep(15)
     after = family(attacked.pid)
     known = {member for member, *_ in before}
@@ -156,6 +156,7 @@ def besiege(name, attackers, servers, seconds):
         "ratio of structured": round(medians["structured"] / medians["structured control"], 2),
         "worst": {name: round(max(values), 2) for name, values in times.items()},
         "health": quantiles_ms(health),
+        "health of the control": quantiles_ms(control_health),
         "MiB": {
             "before": sum(size for *_, size in before),
             "second quarter": round(statistics.mean(memory[quarter : 2 * quarter])),

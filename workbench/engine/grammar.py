@@ -41,7 +41,7 @@ class Grammar:
         number: Tells the requests of a text apart.
         num_prompt_tokens: Tokens of the request that it does not apply to.
         vocab_size: Number of logits in a row.
-        texts: Where the text belongs.
+        texts: The texts that it is one of.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ def wait_for(future: Future[None]) -> None:
 
 
 def vocabulary_of(model: LoadedModel) -> dict[str, Any]:
-    """What `grammar_process.make_tokenizer` has to know of a model."""
+    """The facts about a model that `grammar_process.make_tokenizer` needs."""
     tokenizer, size, ends = model.tokenizer, model.vocab_size, sorted(model.eos_token_ids)
     assert tokenizer is not None
     serialized = getattr(tokenizer, "serialized", None)

@@ -1,7 +1,7 @@
 """From ``SamplingParams.structured_outputs`` to the grammar that llguidance compiles.
 
-The engine takes a value's text and its size, and all else happens in the process of the text. What would take too long
-there, or end after the first token, is refused by name.
+The engine takes a value's text and its size, and all else happens in the process of the text. A part that would take
+too long there, or end an output after its first token, is refused by name.
 """
 
 from __future__ import annotations

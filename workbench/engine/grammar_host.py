@@ -30,7 +30,7 @@ LEAST_SECONDS = 0.02
 
 SHORT_WAIT = 0.01
 WAITING_SHARE, SAVED_SECONDS = 0.1, 1.0
-"""Share of the time that waits of more than SHORT_WAIT may take, and the seconds of it that are saved up at most."""
+"""Share of the time that waits of more than SHORT_WAIT may take, and the maximum of seconds that are saved up."""
 
 STARVED_SECONDS = 5.0
 """Maximum time to wait for masks of a child that the system gives no processor."""
@@ -148,7 +148,7 @@ class MaskWait:
 
 
 class Patience:
-    """How long a step may wait for masks, while requests without the same grammar wait too.
+    """The time that a step may wait for masks, while requests without the same grammar wait too.
 
     A mask may take MASK_SECONDS. If grammar after grammar did, the others would have nothing left: so all waits
     together may take a tenth of the time, and one more second.
@@ -177,12 +177,12 @@ class GrammarHost:
     """The program that forks a child for each grammar. It starts with the first one.
 
     Args:
-        vocabulary: Makes what the program has to know of the model, see `grammar_process.make_tokenizer`.
+        vocabulary: Makes the facts about the model that the program needs, see `grammar_process.make_tokenizer`.
     """
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
         self._vocabulary = vocabulary
-        self._lock = threading.Lock()
+        self._forking, self._sending = threading.Lock(), threading.Lock()
         self._running: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._end = weakref.finalize(self, _end_all, self._running)
 
@@ -192,13 +192,11 @@ class GrammarHost:
         Raises:
             OSError: It could not be started.
         """
-        with self._lock:
-            if not self._end.alive:
-                raise OSError("the engine is closed")
+        with self._forking:
             if self._running:
-                with contextlib.suppress(EOFError, ConnectionError):
+                with contextlib.suppress(EOFError, ConnectionError, IndexError):
                     return self._fork()
-                _end_all(self._running)  # it was ended
+                self._end_program()  # it was ended
             self._start()
             return self._fork()
 
@@ -206,8 +204,9 @@ class GrammarHost:
         process, connection = self._running[0]
         ours, its_end = Pipe()
         with its_end:
-            connection.send_bytes(b"fork")
-            reduction.send_handle(connection, its_end.fileno(), process.pid)
+            with self._sending:
+                connection.send_bytes(b"fork")
+                reduction.send_handle(connection, its_end.fileno(), process.pid)
             answer = receive_within(connection, START_SECONDS, MAX_ANSWER_BYTES)
         if not answer.isdigit():
             raise OSError(answer.decode())
@@ -219,27 +218,34 @@ class GrammarHost:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": path}
         program = str(Path(__file__).with_name("grammar_process.py"))
-        self._running.append(start_connected(program, env=environment, start_new_session=True))
-        _, connection = self._running[0]
-        connection.send_bytes(json.dumps(self._vocabulary()).encode())
-        answer = receive_within(connection, START_SECONDS, MAX_ANSWER_BYTES)
-        if answer[:1] == FAILED:
-            _end_all(self._running)
-            raise OSError(f"its tokenizer cannot be read: {answer[1:].decode()}")
+        started = [start_connected(program, env=environment, start_new_session=True)]
+        _, connection = started[0]
+        try:
+            connection.send_bytes(json.dumps(self._vocabulary()).encode())
+            answer = receive_within(connection, START_SECONDS, MAX_ANSWER_BYTES)
+            if answer[:1] == FAILED:
+                raise OSError(f"its tokenizer cannot be read: {answer[1:].decode()}")
+            if not self._end.alive:
+                raise OSError("the engine is closed")
+        except BaseException:
+            _end_all(started)
+            raise
+        self._running += started
 
     def end(self, child: GrammarProcess) -> None:
         """End a child at once."""
         child.close()
-        with self._lock:
+        with self._sending, contextlib.suppress(OSError):  # the program has ended, and its children with it
             if self._running:
-                try:
-                    self._running[0][1].send_bytes(str(child.number).encode())
-                except OSError:  # it has ended, and its children with it
-                    _end_all(self._running)
+                self._running[0][1].send_bytes(str(child.number).encode())
+
+    def _end_program(self) -> None:
+        with self._sending:
+            _end_all(self._running)
 
     def close(self) -> None:
         """End the program and all children."""
-        with self._lock:
+        with self._sending:
             self._end()
 
 

@@ -119,7 +119,7 @@ class Child:
     Args:
         connection: To the engine.
         tokenizer: The tokens.
-        vocabulary: What `make_tokenizer` has been given.
+        vocabulary: See `make_tokenizer`.
     """
 
     def __init__(self, connection: Connection, tokenizer: LLTokenizer, vocabulary: dict[str, Any]) -> None:
@@ -258,7 +258,7 @@ class Program:
 
     Args:
         engine: The connection to it.
-        vocabulary: What `make_tokenizer` takes.
+        vocabulary: See `make_tokenizer`.
     """
 
     def __init__(self, engine: Connection, vocabulary: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The texts of grammars: each is compiled once, in a process that can be ended, whoever asks for it.
+"""The texts of grammars: each is compiled once, for all requests, in a process that can be ended.
 
 Short work never waits for long work. A text begins in one of a few places for short work. If it needs more than a
 moment of the processor, it moves to a place for long work, or begins again there when one is free. In both queues
@@ -65,7 +65,7 @@ class GrammarText:
     Args:
         kind: Word of ``SamplingParams(structured_outputs=...)``.
         text: Its value, see `text_of`.
-        client: Whose turn it takes.
+        client: The client that takes a turn for it.
 
     Attributes:
         validated: Done when the text has been read; it raises the ValueError of a text that is not valid.
@@ -175,7 +175,7 @@ class GrammarTexts:
                 text.unused_since = time.monotonic()
                 self._forget_some()
                 if text.compiled.done() and text not in self._known.values():  # another has taken its place
-                    self._end_process(text)
+                    self._let_go(text)
 
     def fail(self, text: GrammarText, problem: str, *, remember: bool) -> None:
         """Refuse a compiled text from now on, or until it is compiled again for the next request."""
@@ -183,11 +183,13 @@ class GrammarTexts:
             text.refuse(problem)
             if not remember:
                 self._forget(text)
-            self._end_process(text)
+        self._end_process(text)
 
     def _forget_some(self) -> None:
         """Give up what nobody waits for, and keep what nobody uses within limits, the newest first."""
-        unused = [text for text in self._known.values() if not text.num_users]
+        unused = sorted(
+            (text for text in self._known.values() if not text.num_users), key=lambda text: text.unused_since
+        )
         kept = [text for text in unused if text.process is not None and text.compiled.done()]
         num_bytes = sum(text.num_bytes for text in kept)
         given_up = [text for text in unused if not text.compiled.done()]
@@ -199,7 +201,7 @@ class GrammarTexts:
         for text in given_up + failed[: max(0, len(self._known) - MAX_KNOWN)]:
             self._forget(text)
             if text.compiled.done():  # else the thread that compiles it ends the process
-                self._end_process(text)
+                self._let_go(text)
         if kept and not self._looks_again:
             self._looks_again = True
             timer = threading.Timer(max(0.1, kept[0].unused_since - oldest), self._look_again)
@@ -214,7 +216,14 @@ class GrammarTexts:
     def _forget(self, text: GrammarText) -> None:
         self._known = OrderedDict((key, each) for key, each in self._known.items() if each is not text)
 
+    def _let_go(self, text: GrammarText) -> None:
+        """End the process of a text, which has nothing to do and ends when it is let go."""
+        process, text.process = text.process, None
+        if process is not None:
+            process.close()
+
     def _end_process(self, text: GrammarText) -> None:
+        """End the process of a text, whatever it does."""
         process, text.process = text.process, None
         if process is not None:
             self._host.end(process)
@@ -253,12 +262,12 @@ class GrammarTexts:
         except Exception as other:
             log.exception("%s cannot be compiled", text)
             problem = _Refused(f"{_name(text)} cannot be compiled: {other}", remember=False)
+        if is_later or problem is not None:
+            self._end_process(text)
         with self._lock:
             self._at_work[text.is_long].discard(text)
-            if is_later or problem is not None:
-                self._end_process(text)
-                text.begun = text.spent_before = None
             if is_later:
+                text.begun = text.spent_before = None
                 self._waiting[True].add(text.client, text)
             elif problem is not None:
                 self.fail(text, str(problem), remember=problem.remember)
