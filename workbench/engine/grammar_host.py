@@ -218,7 +218,7 @@ class GrammarHost:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": path}
         program = str(Path(__file__).with_name("grammar_process.py"))
-        started = [start_connected(program, env=environment, start_new_session=True)]
+        started = [start_connected(program, env=environment, process_group=0)]
         _, connection = started[0]
         try:
             connection.send_bytes(json.dumps(self._vocabulary()).encode())
