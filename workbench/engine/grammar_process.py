@@ -47,8 +47,11 @@ COMPILE_STACK = 256 << 20
 """Stack of the compiling thread in bytes, of which a grammar uses what it needs: llguidance recurses into references,
 and ends the process if its stack is too small. Half of this is enough for the worst grammar of MAX_GRAMMAR_BYTES."""
 
-COMPILE_NICENESS = 10
-"""Niceness that the compiling thread gets besides that of the process: it may take long, and masks may not."""
+SHORT_SECONDS = 0.3
+"""Processor time from which compiling a text is long work."""
+
+SHORT_NICENESS, LONG_NICENESS = 5, 14
+"""Niceness that the compiling thread gets besides that of the process: compiling may take long, and masks may not."""
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -138,11 +141,16 @@ class Child:
         threading.stack_size(COMPILE_STACK)
         compiling = threading.Thread(target=self._compile, args=(kind, text, begin), daemon=True)
         compiling.start()
+        _be_nice(compiling, SHORT_NICENESS)
         memory = memory_in_use()
         limit_resources(MAX_MEMORY)
         _allow(COMPILE_SECONDS)
         begin.set()
-        compiling.join()
+        while compiling.is_alive():
+            compiling.join(0.05)
+            if time.process_time() > SHORT_SECONDS:
+                _be_nice(compiling, LONG_NICENESS)
+                compiling.join()
         if self._matcher is None:
             return
         self._connection.send_bytes(OK + str(max(0, memory_in_use() - memory)).encode())
@@ -153,10 +161,6 @@ class Child:
     def _compile(self, kind: str, text: str, begin: threading.Event) -> None:
         """Make the matcher. Its first mask takes the longest, and finds out whether there is any output at all."""
         begin.wait()
-        if sys.platform == "linux":  # only there each thread has its own
-            thread = threading.get_native_id()
-            now = os.getpriority(os.PRIO_PROCESS, thread)
-            os.setpriority(os.PRIO_PROCESS, thread, min(19, now + COMPILE_NICENESS))
         try:
             grammar = grammar_of(kind, text)
             problem = LLMatcher.validate_grammar(grammar, limits=LIMITS)
@@ -214,6 +218,13 @@ class Child:
         if self._num_answers % 64 == 0:
             self._is_worn = memory_in_use() - self._memory > WORN_BYTES
         return WORN if self._is_worn else OK
+
+
+def _be_nice(thread: threading.Thread, niceness: int) -> None:
+    """Let a thread give way to others; only Linux has a niceness for each."""
+    if sys.platform == "linux" and thread.native_id is not None:
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, min(19, os.getpriority(os.PRIO_PROCESS, 0) + niceness))
 
 
 def _try_masks(matcher: LLMatcher, ends: frozenset[int]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from workbench.engine.grammar_form import first_line
 from workbench.engine.grammar_host import GrammarHost, GrammarProcess, Patience
-from workbench.engine.grammar_process import COMPILE_SECONDS, FAILED, MASK_SECONDS, TRIED_SECONDS
+from workbench.engine.grammar_process import COMPILE_SECONDS, FAILED, MASK_SECONDS, SHORT_SECONDS, TRIED_SECONDS
 
 log = logging.getLogger("workbench")
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 WAIT_SECONDS = 60.0
 """Maximum time that compiling a text may take on a busy system, by the clock."""
 
-SHORT_SECONDS, LONG_SECONDS = 0.3, 2.0
-"""Processor time from which a text is long work, and time from which the log says so."""
+LONG_SECONDS = 2.0
+"""Time from which the log says that a text takes long."""
 
-MAX_SHORT, MAX_LONG = 4, 2
+MAX_SHORT, MAX_LONG = 8, 2
 """Maximum number of texts that are compiled together."""
 
 MAX_KEPT, MAX_KEPT_BYTES, KEPT_SECONDS = 32, 2**28, 10.0

@@ -201,7 +201,7 @@ class Version(TypedDict):
 
 
 class GrammarAtWork(TypedDict):
-    """A grammar that is being compiled, or waits for it: its word in structured_outputs, its size and its time so far."""
+    """A grammar that is being compiled, or waits for it: its word in structured_outputs, its size and its time."""
 
     kind: str
     characters: int
