@@ -15,6 +15,9 @@ from tiers import examples
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.engine import grammar
+from workbench.engine.grammar_form import grammar_of, text_of
+from workbench.engine.grammar_process import make_tokenizer
+from workbench.engine.grammar_texts import GrammarTexts
 from workbench.readings.top_tokens import read_top_tokens
 from workbench.scheduler.scheduler import Scheduler
 from workbench.viz.phases import describe_phase
@@ -50,8 +53,8 @@ def obeys(model, constraint, output):
     """Whether an output is what was asked for, or may become it."""
     if output.finish_reason == "stop":
         return is_valid(constraint, output.text)
-    compiler = grammar.GrammarCompiler(model)
-    matcher = LLMatcher(compiler._tokenizer, grammar.grammar_text(constraint), log_level=0)
+    tokenizer = make_tokenizer(grammar.vocabulary_of(model))
+    matcher = LLMatcher(tokenizer, grammar_of(*text_of(constraint)), log_level=0)
     tokens = list(output.token_ids)
     allowed = matcher.try_consume_tokens(tokens) == len(tokens)
     return output.finish_reason == "length" and allowed and is_beginning(constraint, output.text)
@@ -121,14 +124,14 @@ def test_drafts_are_taken_back(model):
     for pattern, drafts in (("(xy|xz)*w", "xyxzxy"), ("xyz", "xyz"), ("x{3}", "xxy")):
         sampling = SamplingParams(structured_outputs={"regex": pattern})
         found = compiler.compile(sampling, 2)
-        found._compiling.result()
+        found.wait()
         before = found.masks([3, 4], [])[0]
         assert found.num_valid([3, 4], encode(drafts)) == (2 if drafts == "xxy" else len(drafts))
         masks = found.masks([3, 4], [*encode(drafts), -1])
         assert len(masks) == (3 if drafts == "xxy" else 1 + len(drafts))
         for place, mask in enumerate(masks):  # the same as those of a grammar that has really consumed the drafts
             fresh = compiler.compile(sampling, 2)
-            fresh._compiling.result()
+            fresh.wait()
             assert np.array_equal(fresh.masks([3, 4, *encode(drafts)[:place]], [])[0], mask)
         assert np.array_equal(found.masks([3, 4], [])[0], before)
     compiler.close()
@@ -181,7 +184,7 @@ def test_a_step_in_phases_stops_at_the_mask(model):
 
 
 def test_a_request_waits_for_its_grammar(model, monkeypatch):
-    compiled = grammar.GrammarCompiler._matcher
+    compiled = GrammarTexts._compile
 
     schedule, has_decided = Scheduler.schedule, threading.Event()
 
@@ -197,7 +200,7 @@ def test_a_request_waits_for_its_grammar(model, monkeypatch):
         return compiled(self, text)
 
     monkeypatch.setattr(Scheduler, "schedule", scheduled)
-    monkeypatch.setattr(grammar.GrammarCompiler, "_matcher", slow)
+    monkeypatch.setattr(GrammarTexts, "_compile", slow)
     outputs, trace = run(model, [({"regex": "ab+"}, {"max_tokens": 4}), ({}, {"max_tokens": 4})])
     assert trace[0].not_scheduled["r0"].kind == "grammar" and trace[0].admitted == ("r1",)
     assert is_beginning({"regex": "ab+"}, outputs[0].text)

@@ -7,12 +7,14 @@ import jsonschema
 import msgspec
 import pytest
 from letter_llama import make_letter_llama
+from llguidance import LLMatcher
 from serve_helpers import ServerProcess, serving
 from tiers import examples
 from tool_templates import ENDS, HERMES, TEMPLATES
 
 from workbench import Engine, EngineConfig
-from workbench.engine.grammar import GrammarCompiler
+from workbench.engine.grammar import vocabulary_of
+from workbench.engine.grammar_process import make_tokenizer
 from workbench.serve.call_forms import CallForm, Function
 from workbench.serve.tools import MessageParser
 
@@ -168,10 +170,11 @@ def test_answers_are_separated_wherever_they_are_cut(name):
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_grammar_takes_what_the_template_writes_and_nothing_else(name, choice):
     model, form, rng = make_letter_llama(TEMPLATES[name]), FORMS[name], random.Random(f"grammars {name}")
-    compiler, functions = GrammarCompiler(model), msgspec.convert([tool["function"] for tool in TOOLS], list[Function])
+    functions = msgspec.convert([tool["function"] for tool in TOOLS], list[Function])
+    tokenizer = make_tokenizer(vocabulary_of(model))
 
     def accepts(text, parallel=True):
-        matcher = compiler._matcher(form.grammar(functions, choice, model.tokenizer, parallel=parallel))
+        matcher = LLMatcher(tokenizer, form.grammar(functions, choice, model.tokenizer, parallel=parallel), log_level=0)
         tokens = [*model.tokenizer.encode(text), 1]
         return matcher.validate_tokens(tokens) == len(tokens)
 
@@ -181,7 +184,6 @@ def test_the_grammar_takes_what_the_template_writes_and_nothing_else(name, choic
         assert accepts(text) and accepts(text, parallel=False) is (count == 1)
         assert not accepts(text.replace("go", "fly").replace("stop", "fly"))
     assert accepts("a < b") is (choice == "auto")
-    compiler.close()
 
 
 @pytest.mark.repeats(step=3)

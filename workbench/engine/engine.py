@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -124,6 +125,7 @@ class Engine(Shortcuts):
         self._thread = EngineThread("workbench-engine")
         self._given_clock, self._started = clock, 0.0
         self._compiler: GrammarCompiler | None = None
+        self._making_compiler = threading.Lock()
         self._started = self._clock()
         self.breakpoints = Breakpoints()
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
@@ -266,16 +268,21 @@ class Engine(Shortcuts):
         if adapter:
             self.runner.adapters.check(adapter)
         grammar = self._compile(sampling, len(token_ids)) if sampling.structured_outputs else None
-        state = self._outputs.add_request(
-            text,
-            token_ids,
-            sampling,
-            request_id=request_id,
-            priority=priority,
-            arrival_time=self._clock(),
-            cache_salt=cache_salt,
-            adapter=adapter,
-        )
+        try:
+            state = self._outputs.add_request(
+                text,
+                token_ids,
+                sampling,
+                request_id=request_id,
+                priority=priority,
+                arrival_time=self._clock(),
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
+        except BaseException:
+            if grammar is not None:
+                grammar.release()
+            raise
         state.request.grammar = grammar
         self._step.inbox.append(lambda: self._enqueue(state))
         return state.request.request_id
@@ -308,12 +315,22 @@ class Engine(Shortcuts):
         """Names of the adapters that requests can have."""
         return self.runner.adapters.names
 
-    def _compile(self, sampling: SamplingParams, num_prompt_tokens: int) -> Grammar | None:
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles the grammars of requests (``structured_outputs``); made when one is needed."""
         if self._compiler is None:
             from workbench.engine.grammar import GrammarCompiler
 
-            self._compiler = GrammarCompiler(self.model)
-        return self._compiler.compile(sampling, num_prompt_tokens)
+            with self._making_compiler:
+                self._compiler = self._compiler or GrammarCompiler(self.model)
+        return self._compiler
+
+    def grammars_at_work(self) -> list[dict[str, Any]]:
+        """The grammars that are being compiled, or wait for it: kind, characters, seconds so far, and state."""
+        return self._compiler.texts.at_work() if self._compiler is not None else []
+
+    def _compile(self, sampling: SamplingParams, num_prompt_tokens: int) -> Grammar | None:
+        return self.grammars.compile(sampling, num_prompt_tokens)
 
     def _enqueue(self, state: RequestState) -> None:
         state.request.arrival_step = self.scheduler.step

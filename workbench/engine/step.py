@@ -19,7 +19,7 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
 from workbench.engine.prompt_logprobs import PromptLogprobs, take_prompt_logprobs
-from workbench.engine.sampler import SampledToken, Sampler
+from workbench.engine.sampler import Logits, SampledToken, Sampler
 from workbench.engine.shadow import ShadowLauncher
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
@@ -195,20 +195,18 @@ class Step:
     ) -> Generator[tuple[str, Any], bool | None, Computed]:
         """The phases that run the model: "forward", "mask", "sample" and "draft", see `phases`."""
         self.computing = batch.step
-        if stops_at_layers:
-            logits, kernel = yield from self._run_stopping(packed, timed)
-        else:
-            logits, kernel = self.runner.forward(packed)
+        if has_grammars := any(chunk.request.grammar is not None for chunk in batch.chunks):
+            self._ask_masks(batch)
+        stopping = self._run_stopping(packed, timed) if stops_at_layers else None
+        logits, kernel = self.runner.forward(packed) if stopping is None else (yield from stopping)
         timed.lap("forward")
         prompt_logprobs: Mapping[str, PromptLogprobs] = {}
         if any(chunk.num_prompt_rows for chunk in batch.chunks):
             logits, prompt_logprobs = take_prompt_logprobs(logits, batch)
             timed.lap("prompt_logprobs")
         yield "forward", logits.values
-        if any(chunk.request.grammar is not None for chunk in batch.chunks):
-            from workbench.engine.grammar import constrain
-
-            logits = constrain(logits, batch)
+        if has_grammars:
+            logits = self._constrain(logits, batch)
             timed.lap("mask")
             yield "mask", logits.masks
         sampled: Sequence[Sequence[SampledToken]]
@@ -236,6 +234,18 @@ class Step:
                 timed.lap("forward")
                 stops_at_layers = yield f"layer {layer.layer}", layer
             return path.run(packed)
+
+    def _ask_masks(self, batch: ScheduledBatch) -> None:
+        """Begin to compute the masks of a batch, beside the forward pass."""
+        from workbench.engine.grammar import ask_masks
+
+        ask_masks(batch)
+
+    def _constrain(self, logits: Logits, batch: ScheduledBatch) -> Logits:
+        """The logits with the masks of a batch, when they are there."""
+        from workbench.engine.grammar import constrain
+
+        return constrain(logits, batch)
 
     def _allowed(self, request_id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """The drafts of a request up to the first that its grammar does not allow."""

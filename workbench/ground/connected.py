@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,3 +31,31 @@ def start_connected(*program: str, **options: Any) -> tuple[subprocess.Popen[byt
         command = [sys.executable, *program, str(descriptor)]
         process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[descriptor], **options)
     return process, connection
+
+
+def receive_within(
+    connection: Connection, seconds: float, max_bytes: int, still: Callable[[], bool] = lambda: False
+) -> bytes:
+    """The next message of another process.
+
+    Args:
+        connection: To the process.
+        seconds: Maximum time to wait.
+        max_bytes: Maximum length of the message.
+        still: Called ten times a second while nothing has come, and more often when the time is over: if it returns
+            True then, the time is extended.
+
+    Raises:
+        TimeoutError: There was none in time.
+        EOFError: The process has ended.
+        OSError: The message is longer.
+    """
+    deadline = time.monotonic() + seconds
+    # In short pieces: another thread may have asked this one to stop.
+    while not connection.poll(min(0.1, max(0.005, deadline - time.monotonic()))):
+        if not still() and time.monotonic() >= deadline:
+            raise TimeoutError
+    try:
+        return connection.recv_bytes(max_bytes)
+    except ConnectionError:
+        raise EOFError from None

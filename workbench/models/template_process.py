@@ -2,8 +2,8 @@
 
 A template comes with a model's file and is a program of a stranger. Jinja's sandbox keeps it from reaching anything;
 the limits here keep it from using up the machine. Compiling counts too, because Jinja computes constants at that time.
-The process imports nothing but Jinja and the standard library. Requests and answers are JSON, and come and go through
-the connection whose descriptor is its argument.
+The process imports little more than Jinja and the standard library. Requests and answers are JSON, and come and go
+through the connection whose descriptor is its argument.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import re
-import resource
 import signal
 import sys
 from collections.abc import Callable, Sized
@@ -25,6 +24,8 @@ from jinja2 import Template, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+
+from workbench.ground.resource_limits import limit_resources
 
 MAX_CHARACTERS = 2**24
 """Maximum length of the text that a template makes, and of the texts and lists that operators and methods make."""
@@ -154,21 +155,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def limit_resources() -> None:
-    """Give up everything that rendering does not need. A system without a limit, such as macOS, leaves it out."""
-    limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0, "RLIMIT_NOFILE": 16}
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
-        limits["RLIMIT_AS"] = int(file.read().split()[0]) * resource.getpagesize() + MAX_MEMORY
-    for name, value in limits.items():
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(getattr(resource, name), (value, value))
-
-
 def main() -> None:
     """Answer requests until the other side ends."""
     compiled("{% for m in messages %}{{ m.content | trim }}{% endfor %}")  # imports what Jinja imports when it is used
     other_side = Connection(int(sys.argv[1]))
-    limit_resources()
+    limit_resources(MAX_MEMORY)
     other_side.send_bytes(b"")  # ready
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

@@ -10,12 +10,11 @@ import atexit
 import json
 import os
 import threading
-import time
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from workbench.ground.connected import start_connected
+from workbench.ground.connected import receive_within, start_connected
 
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 2**28
@@ -59,15 +58,12 @@ class TemplateProcess:
         return json.loads(self._receive(seconds))
 
     def _receive(self, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
-        # In short pieces: another thread may have asked this one to stop.
-        while not self._connection.poll(min(0.1, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                raise TimeoutError
         try:
-            return self._connection.recv_bytes(MAX_ANSWER_BYTES)
-        except (EOFError, ConnectionError):
+            return receive_within(self._connection, seconds, MAX_ANSWER_BYTES)
+        except EOFError:
             raise OSError("the process that renders chat templates has ended") from None
+        except TimeoutError:
+            raise
         except OSError:
             raise OSError("the process that renders chat templates gave an answer that is too long") from None
 

@@ -32,6 +32,10 @@ class Grammar(Protocol):
         """Why it cannot be compiled."""
         ...
 
+    def release(self) -> None:
+        """Give back what it holds: its request has ended."""
+        ...
+
 
 class Request:
     """One prompt on its way to its output.

@@ -208,9 +208,11 @@ class Scheduler:
         return True
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request and free its blocks."""
+        """End a request and free its blocks, and what its grammar holds."""
         self.queues.finish(request, reason)
         self.kv_cache.free(request, keep_cached=reason != "error")
+        if request.grammar is not None:
+            request.grammar.release()
 
     # -- schedule --------------------------------------------------------------------------------------------
 

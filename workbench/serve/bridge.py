@@ -8,9 +8,11 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +28,7 @@ from workbench.trace.line_codec import encode_line
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
+    from workbench.engine.grammar_texts import GrammarText
     from workbench.engine.input_processor import TokensPrompt
     from workbench.engine.output_processor import RequestOutput
 
@@ -111,6 +114,7 @@ class EngineBridge:
         cache_salt: str = "",
         adapter: str = "",
         gone: asyncio.Event | None = None,
+        client: str = "",
         echo: Echo = "output",
     ) -> list[Stream]:
         """Queue requests, all of them or none.
@@ -123,6 +127,7 @@ class EngineBridge:
                 client that knew another's salt could find out which prompts are cached.
             adapter: Adapter of all.
             gone: Set when the client has disconnected.
+            client: The client, by key or address. Clients take turns when their grammars wait.
             echo: The contents of the answers.
 
         Raises:
@@ -131,7 +136,10 @@ class EngineBridge:
         self.check_room(len(requests))
         self._preparing += len(requests)
         streams: list[Stream] = []
+        texts: list[GrammarText] = []
         try:
+            if requests and (wanted := requests[0][2].structured_outputs):  # the same for all choices
+                await self._read_grammar(wanted, length, gone or asyncio.Event(), client, texts)
             for request_id, prompt, sampling in requests:
                 stream = Stream(request_id, sampling, echo)
                 fields = {"priority": priority, "cache_salt": digest_of(cache_salt), "adapter": adapter}
@@ -144,8 +152,42 @@ class EngineBridge:
             raise
         finally:
             self._preparing -= len(requests)
+            for text in texts:
+                self.engine.grammars.leave(text)
         self.engine.start()
         return streams
+
+    async def _read_grammar(
+        self, wanted: Mapping[str, Any], length: int, gone: asyncio.Event, client: str, texts: list[GrammarText]
+    ) -> None:
+        """Wait until a grammar has been read, or is refused: that may take long, and no other request waits for it.
+
+        Args:
+            wanted: The form of the answer.
+            length: Number of bytes of the body.
+            gone: Set when the client has disconnected, which ends the wait.
+            client: The client.
+            texts: Gets the text, which has to be left.
+        """
+        grammars = self.engine.grammars
+        await self.preparation.run(lambda: texts.append(grammars.join(wanted, client)), length, gone)
+        over = asyncio.Event()
+
+        def end(_: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(over.set)
+
+        texts[0].validated.add_done_callback(end)
+        waits = [asyncio.ensure_future(over.wait()), asyncio.ensure_future(gone.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if gone.is_set():
+            raise ApiError(400, "the client has disconnected")
+        if texts[0].failure:
+            raise ApiError(400, texts[0].failure)
 
     def _add(self, prompt: TokensPrompt, stream: Stream, **fields: Any) -> None:
         """Add a request to the engine, on the preparing thread; its stream is registered before its first step."""

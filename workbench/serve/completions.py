@@ -64,6 +64,7 @@ class CompletionsHandler(ApiHandler):
             cache_salt=body.cache_salt or "",
             adapter=body.model if body.model in self.bridge.engine.adapters else "",
             gone=self.gone,
+            client=stream_of(self.request).user or self.request.remote_ip or "",
             echo=body.contains,
         )
         engine = self.bridge.engine

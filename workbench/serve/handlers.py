@@ -22,6 +22,9 @@ from workbench.serve.protocol import DetokenizeRequest, TokenizeRequest, decode_
 
 log = logging.getLogger("workbench")
 
+MAX_GRAMMARS_SHOWN = 20
+"""Maximum number of grammars in the answer of /health."""
+
 
 class ApiHandler(RequestHandler):
     """Base of all endpoints: JSON, errors in OpenAI's shape, and clients that disconnect."""
@@ -215,9 +218,12 @@ class Health(ApiHandler):
     """/health: 200 while the server accepts requests."""
 
     def get(self) -> None:
-        """The status."""
+        """The status, and the grammars that are being compiled."""
         self.set_status(503 if self.bridge.draining else 200)
-        self.answer({"status": "draining" if self.bridge.draining else "ok"})
+        answer: dict[str, Any] = {"status": "draining" if self.bridge.draining else "ok"}
+        if grammars := self.bridge.engine.grammars_at_work():
+            answer["grammars"] = grammars[:MAX_GRAMMARS_SHOWN]
+        self.answer(answer)
 
 
 class OpenApi(ApiHandler):

@@ -200,10 +200,20 @@ class Version(TypedDict):
     version: str
 
 
+class GrammarAtWork(TypedDict):
+    """A grammar that is being compiled, or waits for it: its word in structured_outputs, its size and its time."""
+
+    kind: str
+    characters: int
+    seconds: float
+    state: Literal["waiting", "compiling"]
+
+
 class Health(TypedDict):
     """Answer of /health."""
 
     status: Literal["ok", "draining"]
+    grammars: NotRequired[list[GrammarAtWork]]
 
 
 class ErrorDetails(TypedDict):

@@ -271,6 +271,9 @@ class ArrivingGrammar:
         failed = self._arrival.fails and self._scheduler.step >= self._arrival.ready_step
         return "the workload says that it fails" if failed else ""
 
+    def release(self) -> None:
+        """It holds nothing."""
+
 
 class _Acceptance:
     """The number of drafts that a request accepts in its next verification, and that its grammar allows.
