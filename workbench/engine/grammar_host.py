@@ -29,7 +29,7 @@ LEAST_SECONDS = 0.02
 """Processor time that a mask may take in any case."""
 
 SHORT_WAIT = 0.01
-WAITING_SHARE, SAVED_SECONDS = 0.1, 1.0
+WAITING_SHARE, SAVED_SECONDS = 0.05, 0.5
 """Share of the time that waits of more than SHORT_WAIT may take, and the maximum of seconds that are saved up."""
 
 STARVED_SECONDS = 5.0
@@ -151,7 +151,7 @@ class Patience:
     """The time that a step may wait for masks, while requests without the same grammar wait too.
 
     A mask may take MASK_SECONDS. If grammar after grammar did, the others would have nothing left: so all waits
-    together may take a tenth of the time, and one more second.
+    together may take a twentieth of the time, and half a second more.
     """
 
     def __init__(self) -> None:
