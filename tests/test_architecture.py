@@ -102,7 +102,7 @@ def test_the_linter_ignores_types_of_attached_methods_alone():
 def test_strings_name_rooms_below():
     for path in ROOT.rglob("*.py"):
         room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if room not in ("__init__", "_moved"):  # the table of attached functions, and that of moved modules
+        if room != "__init__":  # the table of attached functions
             assert list(strings_upwards(room, path.read_text())) == [], path.relative_to(ROOT)
 
 

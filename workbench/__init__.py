@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.old_names import MovedModules
 from workbench.ground.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
@@ -49,13 +48,10 @@ ATTACHED.update(
         "Trace.incident": "workbench.analysis.incident:incident",
         "Trace.keyframe_before": "workbench.readings.pool_state:keyframe_before",
         "Trace.metrics": "workbench.readings.metrics_collector:metrics",
-        "Trace.plot": "workbench.viz.figures:trace_figure",
         "Trace.pool_state": "workbench.readings.pool_state:pool_state",
         "Trace.replay": "workbench.engine.replay:replay",
-        "Trace.show": "workbench.viz.widget:watch",
         "Trace.slowest": "workbench.analysis.explain:slowest",
         "Trace.stalls": "workbench.costs.stalls:stalls",
-        "Trace.summary": "workbench.readings.metrics_collector:metrics",
         "Trace.to_chrome_trace": "workbench.formats.export:to_chrome_trace",
         "Trace.to_html": "workbench.viz.export_html:to_html",
         "Trace.to_pandas": "workbench.formats.export:to_pandas",
@@ -92,7 +88,6 @@ __all__ = [
 ]
 
 before_import("mlx.core", "workbench.ground.blas", "preload")
-MovedModules("workbench._moved").install()
 
 
 def __getattr__(name: str) -> Any:

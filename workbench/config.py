@@ -390,19 +390,6 @@ class EngineConfig(_Frozen):
         """KV blocks that can hold tokens: all but the null block 0."""
         return self.num_pool_blocks - 1
 
-    def max_blocks_of(self, num_tokens: int) -> int:
-        """Maximum number of blocks that a request of this many tokens holds at a time, over all KV cache groups."""
-        in_flight = self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
-        total = 0
-        for group in self.cache_groups:
-            num_blocks = -(-num_tokens // group.block_size)
-            if group.kind == "sliding_window":
-                num_blocks = min(num_blocks, -(-(group.sliding_window - 1 + in_flight) // group.block_size) + 1)
-            elif group.kind == "mamba":  # the state that is read, and the one that is written
-                num_blocks = min(num_blocks, 2)
-            total += num_blocks
-        return total
-
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed, checked like a new one.
 

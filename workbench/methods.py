@@ -33,13 +33,10 @@ if TYPE_CHECKING:
         incident = looking.incident
         keyframe_before = pool.keyframe_before
         metrics = metrics_collector.metrics
-        plot = figures.trace_figure
         pool_state = pool.pool_state
         replay = replaying.replay
-        show = widget.watch
         slowest = explaining.slowest
         stalls = stalling.stalls
-        summary = metrics_collector.metrics
         to_chrome_trace = export.to_chrome_trace
         to_html = export_html.to_html
         to_pandas = export.to_pandas

@@ -273,13 +273,6 @@ trace.to_html(sys.argv[1])
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
 
 
-def test_names_that_moved_are_still_found():
-    with pytest.warns(DeprecationWarning, match=r"workbench\.trace\.lines\.RequestInfo"):
-        assert records.RequestInfo is RequestInfo
-    with pytest.raises(AttributeError, match="no attribute 'RequestInfoo'"):
-        _ = records.RequestInfoo
-
-
 def test_the_views_draw_what_is_shown():
     trace = one_trace()
     for shown in (trace, trace[3], trace.metrics(), trace.pool_state(3)):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from workbench.attention.stored import to_stored
-from workbench.ground.old_names import moved_names
 from workbench.trace.records import KernelLaunch, WorkItem
 
 if TYPE_CHECKING:
@@ -152,6 +151,3 @@ class AttentionBackend(ABC):
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut."""
         return WHOLE, WHOLE
-
-
-__getattr__ = moved_names(__name__, f"{__package__}.selection", "BACKEND_NAMES", "get_backend", "resolve_backend_name")

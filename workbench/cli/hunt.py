@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workbench.cli.options import Commands, add_command
 from workbench.ground.field_checks import integer
+from workbench.trace.window import read_time
 
 if TYPE_CHECKING:
     from workbench.hunt.search import Found, Search
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--out DIR is missing: give a folder for the findings")
     if options.workloads is not None:
         integer("--workloads", options.workloads, 1)
-    seconds = _seconds(options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
+    seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
     jobs = integer("--jobs", options.jobs, 1)
     progress = _Progress()
     findings = hunt(
@@ -105,13 +105,6 @@ def _replay(options: argparse.Namespace) -> int:
         print(f"{scheduler}: {finding['law']} {said}")
         num_faults += fault is not None
     return int(num_faults > 0)
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
-    if not match or not float(match[1]):
-        raise ValueError(f"--for must be a time such as 60s, 10m or 2h, got {text!r}")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 class _Progress:

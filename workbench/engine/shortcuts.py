@@ -1,4 +1,4 @@
-"""Short ways to use an engine: an answer to a question, texts for prompts, a picture, a summary."""
+"""Short ways to use an engine: an answer to a question, texts for prompts, a view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:
     from workbench.engine.output_processor import RequestOutput
-    from workbench.readings.metrics import TraceMetrics
     from workbench.trace import Trace
 
 CHAT_MAX_TOKENS = 256
@@ -166,24 +165,11 @@ class Shortcuts:
 
         return watch(self, **options)
 
-    def show(self, **options: Any) -> Any:
-        """The same as ``watch()``."""
-        return self.watch(**options)
-
     def view(self, name: str, **options: Any) -> Any:
         """One panel of the live view as a widget, such as ``engine.view("pool")``; see `workbench.viz.widget.view`."""
         from workbench.viz.widget import view
 
         return view(self, name, **options)
-
-    def plot(self: Any) -> Any:
-        """The run so far as a Bokeh figure: latencies of tokens, and tokens per step."""
-        return self.trace.figure()
-
-    def summary(self: Any) -> TraceMetrics:
-        """Latencies, throughput and memory of the run so far, as a table; the same as ``trace.metrics()``."""
-        trace: Trace = self.trace
-        return trace.metrics()
 
 
 def _as_list(prompts: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from workbench.ground.field_checks import number
 from workbench.hunt.finding import Finding, finding_of, write_folder
 from workbench.hunt.progress import smallest_change
 from workbench.hunt.search import Found, Search
@@ -45,13 +46,15 @@ def hunt(
         The distinct findings, each with its smallest case.
 
     Raises:
-        ValueError: There is no such scheduler, law or exception.
+        ValueError: There is no such scheduler, law or exception, or no time.
 
     Example:
         >>> from workbench.hunt import hunt
         >>> hunt(seconds=None, workloads=20)
         []
     """
+    if seconds is not None:
+        number("seconds", seconds, 0, low_open=True)
     target = find_target(scheduler, policy, allow)
     database = Path(out) / ".hypothesis" if out else None
     search = Search(target, seconds, workloads, seed, laws, database, tell)

@@ -22,7 +22,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.attention.backend import AttentionBackend
-from workbench.ground.old_names import moved_names
 from workbench.models.layer_cache import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
@@ -160,9 +159,6 @@ def compiled_operations(backend: AttentionBackend | None) -> Iterator[None]:
         yield
     finally:
         _COMPILED.reset(token)
-
-
-__getattr__ = moved_names(__name__, Swap="Patch", swap_for="patch_model", swap_name="patch_name")
 
 
 def defining_modules(model: nn.Module) -> list[ModuleType]:
