@@ -74,7 +74,7 @@ def run(clock=time.perf_counter, **config):
 
 
 def recorded(kind):
-    """A recording of vLLM, from a file of version 1, which has no ends."""
+    """A recording of vLLM."""
     return Trace.load(ROOT / f"tests/data/vllm-recorded/{kind}/b_mixed.jsonl.gz")
 
 

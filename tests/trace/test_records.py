@@ -41,7 +41,6 @@ from workbench.trace import (
     records,
 )
 from workbench.trace.reasons import Reason
-from workbench.trace.step_span import with_span
 
 
 def test_a_record_by_hand():
@@ -285,11 +284,3 @@ def test_a_step_that_ends_before_it_begins_is_refused():
     trace.append(StepRecord(0, time=2.0, end=2.5))
     with pytest.raises(TraceError, match=r"step 1 begins at 3.0 s and ends before that, at 2.75 s"):
         trace.append(StepRecord(1, time=3.0, end=2.75))
-
-
-def test_a_step_of_an_old_file_begins_when_the_one_before_has_ended():
-    """Asynchronous steps overlap: the phase in which the one before ends is cut."""
-    record = StepRecord(1, time=1.0, timings={"schedule": 0.5, "forward": 1.0})
-    later = with_span(record, previous_end=1.25)
-    assert (later.time, later.end, later.timings) == (1.25, 2.5, {"schedule": 0.25, "forward": 1.0})
-    assert with_span(record, previous_end=1.0) is record

@@ -197,9 +197,9 @@ def decoded_lines(
                 raise TraceError(f"{path} is not a trace: it has no complete first line")
             yield number, f"{path} is cut off in line {number}"
             return
-        for line in decoder.decode(raw):
-            ended = isinstance(line, TraceEnd)
-            yield number, line
+        line = decoder.decode(raw)
+        ended = isinstance(line, TraceEnd)
+        yield number, line
     if decoder.number == 0:
         raise TraceError(f"{path} is not a trace: it is empty")
     if not ended:

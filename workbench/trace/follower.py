@@ -140,7 +140,7 @@ class TraceFollower:
         """The complete lines that were not read yet; what a caller does not take is kept for the next one."""
         while True:
             while self._complete:
-                yield from self._decoder.decode(self._complete.popleft())
+                yield self._decoder.decode(self._complete.popleft())
             piece = next(self._pieces, None)
             if piece is None:
                 self._pieces = self._read_pieces()

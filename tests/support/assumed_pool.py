@@ -1,4 +1,4 @@
-"""Changes to the pool in a trace of an earlier version of the format, whose records do not say it.
+"""What the pool of KV blocks must have done, by the tables of a trace alone: an oracle for what records say of it.
 
 The rules are those of vLLM's V1 block pool (0.33), but for the last one, which vLLM does not have:
 
