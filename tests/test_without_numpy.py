@@ -34,7 +34,8 @@ from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork
 from workbench.simulation.simulate import simulate_requests
 from workbench.analysis.sweep import sweep
-from workbench.trace import compare, narrate
+from workbench.readings.compare import compare
+from workbench.readings.narrate import narrate
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other

@@ -20,11 +20,10 @@ from workbench.ground.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig, SamplingParams
-    from workbench.engine.engine import Engine
     from workbench.fleet.simulate import simulate_fleet
     from workbench.ground.blas import backend_info
-    from workbench.simulation.simulate import simulate
-    from workbench.trace import StepRecord, Trace
+    from workbench.methods import Engine, Trace, simulate
+    from workbench.trace import StepRecord
 
 __version__ = "0.2.0.dev0"
 
@@ -63,10 +62,7 @@ ATTACHED.update(
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.readings.narrate:narrate",
-        "trace.Comparison": "workbench.readings.compare:Comparison",
-        "trace.Fleet": "workbench.readings.fleet:Fleet",
-        "trace.compare": "workbench.readings.compare:compare",
-        "trace.narrate": "workbench.readings.narrate:narrate",
+        "Engine._repr_html_": "workbench.viz.reprs:engine_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
         "Trace._repr_html_": "workbench.viz.reprs:trace_html",

@@ -11,7 +11,8 @@ from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.tune import mark_front, read_slo, score
 from workbench.cli import main
 from workbench.costs.cost_model import CostModel, step_features
-from workbench.trace import TraceError, compare
+from workbench.readings.compare import compare
+from workbench.trace import TraceError
 
 
 class Machine:

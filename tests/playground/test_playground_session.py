@@ -13,7 +13,8 @@ from workbench import simulate
 from workbench.playground.presets import POLICIES, PRESETS
 from workbench.playground.session import Session, python_cell, read_policy
 from workbench.playground.site import package_archive
-from workbench.trace import Trace, compare
+from workbench.readings.compare import compare
+from workbench.trace import Trace
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import pytest
 
 from workbench import Trace, simulate
 from workbench.costs.cost_model import CostModel
+from workbench.readings.compare import compare
 from workbench.readings.spread import PARTS, Change, typical_change
-from workbench.trace import compare
 
 RECORDED = Path(__file__).parents[1] / "data" / "vllm-versions"
 UNCHANGED = "no change beyond the spread of the runs"

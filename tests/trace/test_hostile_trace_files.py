@@ -36,7 +36,7 @@ META = b'{"kind":"meta","schema_version":4,"config":{"block_size":4,"num_blocks"
 
 
 def test_another_version_is_refused_by_name(tmp_path):
-    for version in (0, SCHEMA_VERSION + 1, 99):
+    for version in (0, 1, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1, 99):
         message = refused(tmp_path, f'{{"kind":"meta","schema_version":{version},"new":[1]}}\n{{"kind":"odd"}}\n')
         assert f"schema version {version}" in message
         assert f"reads version {SCHEMA_VERSION}" in message

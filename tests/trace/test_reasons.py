@@ -17,9 +17,11 @@ from tiers import examples
 
 from workbench import EngineConfig, Trace, simulate
 from workbench.costs.cost_model import CostModel
+from workbench.readings.compare import compare
+from workbench.readings.narrate import narrate
 from workbench.scheduler import partial_prefills
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.trace import Chunk, StepRecord, compare, narrate
+from workbench.trace import Chunk, StepRecord
 from workbench.trace.line_codec import encode_line
 from workbench.trace.reasons import Kind, Reason, Rule
 from workbench.viz.layout.columns import columns_of

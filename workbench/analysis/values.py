@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 from workbench.readings.metrics import TraceMetrics, percentile
+from workbench.readings.metrics_collector import metrics as measured
 from workbench.trace import Trace, TraceError
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
@@ -41,7 +42,7 @@ def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[
     Raises:
         TraceError: The trace has no clock.
     """
-    return latency_values(trace.metrics(), request_ids)
+    return latency_values(measured(trace), request_ids)
 
 
 def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:

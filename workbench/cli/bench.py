@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
 def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine: MakeEngine) -> int:
     """Serve the requests with a loaded model and print the metrics."""
     from workbench.bench.measure import config_for, measure
+    from workbench.readings.metrics_collector import metrics
     from workbench.readings.serving_report import ServingReport
 
     requests = _requests(options, model)
@@ -99,7 +100,7 @@ def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine:
     num_steps = len(result.trace)
     print(result.engine)
     print(f"{_sizes(requests)}, {result.cpu_seconds:.2f} s of CPU")
-    print(result.trace.metrics())
+    print(metrics(result.trace))
     print()
     print(ServingReport.of(result.trace, percentiles=options.metric_percentiles, request_rate=options.request_rate))
     if result.num_saved is not None:

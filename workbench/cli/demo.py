@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
     from workbench.demo import CONFIG, Arrivals
+    from workbench.readings.metrics_collector import metrics
 
     with make_engine(CONFIG) as engine:
         print(engine, flush=True)
@@ -67,7 +68,7 @@ def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
         for output in outputs:
             print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
             print("  " + output.text.strip().replace("\n", "\n  "))
-        print("\n" + str(engine.trace.metrics()))
+        print("\n" + str(metrics(engine.trace)))
     return 1 if any(output.finish_reason == "error" for output in outputs) else 0
 
 

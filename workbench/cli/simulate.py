@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
         OSError: A file cannot be read or written.
     """
     from workbench.costs.cost_model import CostModel
+    from workbench.readings.metrics_collector import metrics
     from workbench.simulation.simulate import simulate
     from workbench.simulation.workload import read_json_workload
 
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_at_scale(workload, options)
     trace = simulate(workload)
     _save(trace, options.trace)
-    print(trace.metrics())
+    print(metrics(trace))
     return 0
 
 

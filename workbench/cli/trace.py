@@ -109,10 +109,13 @@ def _info(options: argparse.Namespace) -> int:
     if other is not None:
         print(other)
         return 0
+    from workbench.costs.stalls import stalls
+    from workbench.readings.metrics_collector import metrics
+
     trace = load_trace(options.trace, options)
     print(trace)
-    print(trace.metrics())
-    for stall in trace.stalls():
+    print(metrics(trace))
+    for stall in stalls(trace):
         print(f"stall: {stall}")
     return 0
 
@@ -139,15 +142,19 @@ def _narrate(options: argparse.Namespace) -> int:
 
 
 def _html(options: argparse.Namespace) -> int:
+    from workbench.viz.export_html import to_html
+
     out = options.out or _beside(options.trace, ".html")
-    load_trace(options.trace, options).to_html(out)
+    to_html(load_trace(options.trace, options), out)
     print(f"wrote {out}")
     return 0
 
 
 def _perfetto(options: argparse.Namespace) -> int:
+    from workbench.formats.export import to_chrome_trace
+
     out = options.out or _beside(options.trace, ".perfetto.json")
-    load_trace(options.trace, options).to_chrome_trace(out)
+    to_chrome_trace(load_trace(options.trace, options), out)
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
     return 0
 

@@ -13,6 +13,7 @@ from workbench.analysis.fork import fork
 from workbench.analysis.predict import whatif
 from workbench.course.verdict import Verdict, try_cases
 from workbench.ground.on_demand import np
+from workbench.readings.metrics_collector import metrics
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.simulate import simulate
@@ -177,7 +178,7 @@ def check_knobs(workload: Mapping[str, Any], knobs: Mapping[str, Any], *, short_
         trace: Trace = simulate(workload, config=knobs)
     except (TypeError, ValueError) as problem:
         return Verdict(False, str(problem))
-    for name, request in trace.metrics().requests.items():
+    for name, request in metrics(trace).requests.items():
         bound = short_ttft if name.startswith("short") else long_ttft
         if request.ttft is None or request.ttft.steps > bound:
             took = "never does" if request.ttft is None else f"needs {request.ttft.steps}"
@@ -277,7 +278,7 @@ def check_fewest_seats(answer: int, recording: Trace, *, ttft_p99: float) -> Ver
         return Verdict(False, f"{answer!r} is not a number of seats.")
 
     def predicted(seats: int) -> float:
-        seconds = whatif(recording, max_num_seqs=seats).metrics().summary.ttft.p99
+        seconds = metrics(whatif(recording, max_num_seqs=seats)).summary.ttft.p99
         assert seconds is not None  # the recording has finished requests
         return seconds
 

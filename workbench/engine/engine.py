@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -28,6 +28,7 @@ from workbench.engine.thread import EngineThread, RunLoop
 from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
 from workbench.ground.field_checks import integer
 from workbench.ground.installed import installed_version
+from workbench.ground.on_demand import find, picture
 from workbench.ground.progress import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
@@ -560,9 +561,8 @@ class Engine(Shortcuts):
         Returns:
             The trace of the simulated run, from step 0.
         """
-        from workbench.analysis.fork import fork
-
-        return fork(self.trace, at_step, **config_changes)
+        trace: Trace = find("Trace.fork")(self.trace, at_step, **config_changes)
+        return trace
 
     def close(self) -> None:
         """Stop after the current step and end the engine's thread. The trace stays readable."""
@@ -583,7 +583,7 @@ class Engine(Shortcuts):
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -599,10 +599,8 @@ class Engine(Shortcuts):
             f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
         )
 
-    def _repr_html_(self) -> str:
-        from workbench.viz.reprs import engine_html
-
-        return engine_html(self.facts(), self.trace)
+    def _repr_html_(self) -> str | None:
+        return picture("Engine", self)
 
     def describe(self) -> dict[str, Any]:
         """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.

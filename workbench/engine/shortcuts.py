@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from workbench.ground.on_demand import find
 from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Answer:
     steps: Trace
 
     def __repr__(self) -> str:
-        return repr(self.trace.explain(self.request_id))
+        return repr(find("Trace.explain")(self.trace, self.request_id))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>{self.steps._repr_html_() or ''}"
@@ -161,15 +162,11 @@ class Shortcuts:
         Args:
             **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
         """
-        from workbench.viz import watch
-
-        return watch(self, **options)
+        return find("Trace.watch")(self, **options)
 
     def view(self, name: str, **options: Any) -> Any:
         """One panel of the live view as a widget, such as ``engine.view("pool")``; see `workbench.viz.widget.view`."""
-        from workbench.viz.widget import view
-
-        return view(self, name, **options)
+        return find("Trace.view")(self, name, **options)
 
 
 def _as_list(prompts: Any) -> list[Any]:

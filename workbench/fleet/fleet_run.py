@@ -14,7 +14,7 @@ from workbench.fleet.router import Router
 from workbench.fleet.split import HandOver
 from workbench.ground.field_checks import shown
 from workbench.readings.metrics import TraceMetrics, amount, number, percent
-from workbench.readings.metrics_collector import merge_metrics
+from workbench.readings.metrics_collector import merge_metrics, metrics
 from workbench.trace import Trace
 
 
@@ -96,7 +96,7 @@ class FleetRun:
         """
         decoding = {move.replica for move in self.hand_overs.values()}
         counted = [index for index in range(len(self.traces)) if not decoding or index in decoding]
-        return merge_metrics({f"replica {index}": (self.traces[index].metrics(), 0.0) for index in counted})
+        return merge_metrics({f"replica {index}": (metrics(self.traces[index]), 0.0) for index in counted})
 
     def to_svg(self, request_id: str = "") -> str:
         """The replicas as rows of one time axis; ``request_id`` names a request whose way is framed.
@@ -144,8 +144,8 @@ class FleetRun:
             "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
         ]
         names = [*map(str, range(len(self.traces))), "all"]
-        for name, metrics in zip(names, [*(trace.metrics() for trace in self.traces), self.metrics()]):
-            found = metrics.summary
+        for name, measured in zip(names, [*(metrics(trace) for trace in self.traces), self.metrics()]):
+            found = measured.summary
             tokens = found.num_cached_tokens + found.num_scheduled_tokens
             row = (
                 f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",

@@ -22,6 +22,7 @@ from workbench.ground.field_checks import integer
 from workbench.readings.contents import Contents, Numbers
 from workbench.readings.metrics import TraceMetrics
 from workbench.readings.metrics_collector import merge_metrics
+from workbench.readings.metrics_collector import metrics as metrics_of
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.workload import made_up_token
@@ -89,7 +90,7 @@ class RanksPredictor(Predictor):
     def recorded(self) -> dict[str, float]:
         """The values of all ranks together."""
         start = min(trace.meta.created for trace in self.traces.values())
-        together = {name: (its.metrics(), its.meta.created - start) for name, its in self.traces.items()}
+        together = {name: (metrics_of(its), its.meta.created - start) for name, its in self.traces.items()}
         return latency_values(merge_metrics(together), self._counted)
 
     def simulate_ranks(self, changes: Mapping[str, Any], draw: int | None = None) -> FleetRun:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from workbench.readings.metrics_collector import metrics
 from workbench.readings.narrate import shown
 from workbench.trace.errors import TraceError
 from workbench.trace.storage import replaced_when_complete
@@ -77,8 +78,8 @@ def to_otlp(trace: Trace, path: str | os.PathLike[str]) -> int:
 
 
 def _spans(trace: Trace) -> Iterator[dict[str, Any]]:
-    metrics = trace.metrics()
-    if metrics.summary.unit != "s":
+    measured = metrics(trace)
+    if measured.summary.unit != "s":
         raise TraceError("the trace has no clock: a span needs times, and this trace holds only steps")
     start = trace.meta.created
     events: defaultdict[str, list[tuple[float, str, dict[str, Any]]]] = defaultdict(list)
@@ -92,7 +93,7 @@ def _spans(trace: Trace) -> Iterator[dict[str, Any]]:
                 facts |= {"reason": shown(reason), "reason.kind": reason.kind}
             events[request_id].append((record.time, "preempted", facts))
     for request_id, info in trace.requests.items():
-        request = metrics.requests[request_id]
+        request = measured.requests[request_id]
         if request.e2e is None or request.e2e.seconds is None:
             continue
         if request.token_times and request.ttft is not None:

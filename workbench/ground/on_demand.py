@@ -4,7 +4,7 @@ The base of Workbench needs msgspec alone: it reads, simulates, explains, predic
 web page. Everything else belongs to an extra of ``pyproject.toml``. A missing module is named with the command that
 installs it.
 
-Methods, functions and pictures that a room gives to the objects of a room below it, which does not know it, are in one
+Methods and pictures that a room gives to the objects of a room below it, which does not know it, are in one
 table, filled by ``workbench/__init__.py``. ``workbench/methods.py`` has their types.
 """
 
@@ -133,7 +133,7 @@ else:
 
 
 ATTACHED: dict[str, str] = {}
-"""Home of each attached function, "module:function", by "Class.method" or "package.function"."""
+"""Home of each attached function, "module:function", by "Class.method"."""
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -173,22 +173,6 @@ def with_attached_methods(owner: C) -> C:
         if kind == owner.__name__ and not method.startswith("_"):
             setattr(owner, method, AttachedMethod(name))
     return owner
-
-
-def attached_functions(package: str) -> Callable[[str], Any]:
-    """A ``__getattr__`` for a package that finds the functions that the table attaches to it.
-
-    Args:
-        package: Its full name, such as that of the record's room.
-    """
-
-    def find_function(name: str) -> Any:
-        key = f"{package.partition('.')[2]}.{name}"
-        if key not in ATTACHED:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return find(key)
-
-    return find_function
 
 
 def picture(kind: str, shown: object) -> str | None:

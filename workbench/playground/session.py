@@ -23,6 +23,7 @@ from workbench.analysis.fork import fork, recorded_config
 from workbench.config import EngineConfig
 from workbench.costs.cost_model import CostModel
 from workbench.ground.field_checks import choice, json_object
+from workbench.readings.metrics_collector import metrics
 from workbench.scheduler import policies
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.arrivals import Arrival
@@ -218,7 +219,7 @@ class _Notes(logging.Handler):
 
 def _summary(trace: Trace) -> dict[str, Any]:
     """The numbers of a run that the page shows."""
-    return asdict(trace.metrics().summary)
+    return asdict(metrics(trace).summary)
 
 
 def read_workload_text(text: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from workbench.readings.divergence import (
 )
 from workbench.readings.matching import Matching, match_requests
 from workbench.readings.metrics import RequestMetrics, number
+from workbench.readings.metrics_collector import metrics
 from workbench.readings.spread import typical_change
 from workbench.trace.errors import TraceError
 
@@ -231,7 +232,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
     """
     matching = match_requests(a, b)
     _check_same_workload(a, b, matching.pairs)
-    metrics_a, metrics_b = a.metrics(), b.metrics()
+    metrics_a, metrics_b = metrics(a), metrics(b)
     unit = "s" if metrics_a.summary.unit == metrics_b.summary.unit == "s" else "steps"
     before = common_steps(a, b)
     chunks_a, chunks_b = chunks_by_request(a, before), chunks_by_request(b, before)
@@ -239,7 +240,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
     requests = []
     for request_id, id_in_b in matching.pairs:
         of_a, of_b = metrics_a.requests[request_id], metrics_b.requests[id_in_b]
-        ended = all(metrics.finish_reason not in ("", "abort") for metrics in (of_a, of_b))
+        ended = all(measured.finish_reason not in ("", "abort") for measured in (of_a, of_b))
         requests.append(
             RequestComparison(
                 request_id,

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from workbench.readings.metrics import TraceMetrics, amount, number, percent
-from workbench.readings.metrics_collector import merge_metrics
+from workbench.readings.metrics_collector import merge_metrics, metrics
 from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
 from workbench.trace.trace import Trace
@@ -172,11 +172,11 @@ class Fleet:
         """
         start = min(trace.meta.created for trace in self.traces.values())
         return merge_metrics(
-            {name: (trace.metrics(), trace.meta.created - start) for name, trace in self.traces.items()}
+            {name: (metrics(trace), trace.meta.created - start) for name, trace in self.traces.items()}
         )
 
     def __repr__(self) -> str:
-        rows = {name: trace.metrics().summary for name, trace in self.traces.items()}
+        rows = {name: metrics(trace).summary for name, trace in self.traces.items()}
         width = max(len("together"), *map(len, rows)) + 2
         lines = [
             f"{len(self.traces)} {'recording' if len(self.traces) == 1 else 'recordings'} in {self.folder}",

@@ -23,10 +23,7 @@ from workbench.readings.latency import Latency
 from workbench.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
-    from workbench.methods import TraceMetricsMethods
     from workbench.trace.trace import Trace
-else:
-    TraceMetricsMethods = object
 
 
 @dataclass(frozen=True)
@@ -229,7 +226,7 @@ class Summary:
 
 @with_attached_methods
 @dataclass(frozen=True, eq=False)
-class TraceMetrics(TraceMetricsMethods):
+class TraceMetrics:
     """All metrics of a trace.
 
     Attributes:

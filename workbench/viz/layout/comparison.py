@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
-    """The result of ``workbench.trace.compare`` as plain data.
+    """The result of `workbench.readings.compare.compare` as plain data.
 
     Returns:
         ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and
