@@ -142,7 +142,7 @@ def _one_line(problem: Exception) -> str:
 def _serve(pipe: Connection) -> None:
     """Answer names of architectures with their rows, or with the text of a problem, until there are no more."""
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT)]
-    from workbench.ground.device import DEVICE_VARIABLE, choose_device  # isort: skip  # before mlx: workbench chooses the BLAS
+    from workbench.base.device import DEVICE_VARIABLE, choose_device  # isort: skip  # before mlx: workbench chooses the BLAS
 
     import mlx.core as mx
 

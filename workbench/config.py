@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, wraps
 from typing import Any, Literal, TypeVar
 
-from workbench.ground.compatibility import check_compatible
-from workbench.ground.field_checks import (
+from workbench.base.compatibility import check_compatible
+from workbench.base.field_checks import (
     MAX_INT32,
     FieldError,
     UnknownFieldError,

@@ -1,7 +1,7 @@
 """The public classes as type checkers and editors see them: with the methods that rooms above give to them.
 
 At run time these classes do not exist, and ``workbench.Trace`` is that of the trace's room:
-`workbench.ground.on_demand` puts the functions into place, by the table in ``workbench/__init__.py``. A test compares
+`workbench.base.on_demand` puts the functions into place, by the table in ``workbench/__init__.py``. A test compares
 the two. Nothing in the package calls these methods; it imports the functions.
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from workbench.analysis import misses, predict
     from workbench.analysis import tune as tuning
     from workbench.analysis import why as asking
-    from workbench.costs import stalls as stalling
     from workbench.engine import engine
     from workbench.engine import replay as replaying
-    from workbench.formats import export
-    from workbench.laws import replay
-    from workbench.readings import metrics as measuring
-    from workbench.readings import metrics_collector
-    from workbench.readings import pool_state as pool
     from workbench.simulation import simulate as simulating
+    from workbench.simulation.costs import stalls as stalling
     from workbench.trace import trace
+    from workbench.trace.formats import export
+    from workbench.trace.laws import replay
+    from workbench.trace.readings import metrics as measuring
+    from workbench.trace.readings import metrics_collector
+    from workbench.trace.readings import pool_state as pool
     from workbench.viz import export_html, figures, widget
 
     P = ParamSpec("P")

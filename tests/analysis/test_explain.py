@@ -21,10 +21,10 @@ from workbench.analysis.causes import (
     tabulate,
 )
 from workbench.analysis.explain import Explainer, explainer_of, slowest
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
 from workbench.scheduler.policies import DecodeFirst
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]

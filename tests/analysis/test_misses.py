@@ -16,7 +16,7 @@ from workbench.analysis.computed_tokens import ComputedTokens
 from workbench.analysis.miss import REASONS, lost_by_reason
 from workbench.analysis.misses import history_of, table
 from workbench.analysis.prefix_history import PrefixHistory
-from workbench.cli import main
+from workbench.apps.cli import main
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.simulation.arrivals import arrival_order

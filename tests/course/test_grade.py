@@ -11,9 +11,9 @@ import pytest
 from course_answers import ANSWERS
 from tiers import examples
 
-from workbench.cli import main
-from workbench.cli.notebooks import COURSE, copy_course
-from workbench.course.grade import exercises, find_copies, grade
+from workbench.apps.cli import main
+from workbench.apps.cli.notebooks import COURSE, copy_course
+from workbench.apps.course.grade import exercises, find_copies, grade
 
 EXERCISES = {exercise.name: exercise for exercise in exercises(COURSE)}
 QUICK = ("slots", "victim", "cached_tokens", "tokens_kept")
@@ -80,7 +80,7 @@ def small_course(tmp_path):
 
 def test_thirty_copies_are_graded_with_one_command(tmp_path, small_course, capsys, monkeypatch):
     """Every copy gets the points of its answers, whatever else is in it, and the same ones again."""
-    monkeypatch.setattr("workbench.cli.course.COURSE", small_course)
+    monkeypatch.setattr("workbench.apps.cli.course.COURSE", small_course)
     rng, expected = random.Random(36), {}
     for number in range(examples(30)):
         copy = tmp_path / "class" / f"student{number:02d}"

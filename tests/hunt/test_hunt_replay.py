@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.cli import main
-from workbench.hunt import hunt, releases, replay
+from workbench.analysis.hunt import hunt, releases, replay
+from workbench.apps.cli import main
 
 
 def test_a_finding_is_replayed_against_a_folder(tmp_path, monkeypatch, capfd):

@@ -20,15 +20,15 @@ from vllm_recordings import (
     warnings_of,
 )
 
-from workbench.integrations import vllm as integration
-from workbench.integrations.recorder import recorder, writer_process
-from workbench.integrations.recorder.messages import (
-    Schedule,
-)
-from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.simulation.simulate import simulate
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.recorders import recorder, writer_process
+from workbench.trace.recorders import vllm as integration
+from workbench.trace.recorders.messages import (
+    Schedule,
+)
+from workbench.trace.recorders.settings import RecordingSettings
 
 
 def test_a_full_disk_ends_the_recording_with_one_warning(traces, monkeypatch, caplog):

@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models import llama
 from tiny_models import tiny_model
 
-from workbench.attention.selection import get_backend
+from workbench.kernels.attention.selection import get_backend
 from workbench.models import patch
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import PagedKVCache

@@ -12,9 +12,9 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from tiny_configurations import NUM_LAYERS, WINDOW
 from tiny_models import SERVED_AS, tiny_model
 
-from workbench.attention import get_backend
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
+from workbench.kernels.attention import get_backend
 from workbench.models import preflight as preflight_module
 from workbench.models import preflight_once as once_module
 from workbench.models import trial_steps

@@ -7,9 +7,9 @@ from feature_workloads import KINDS
 from vllm_features import count_waits, differences, read_runs
 
 from workbench import EngineConfig, simulate
-from workbench.readings.narrate import narrate
 from workbench.scheduler import kv_cache_manager
 from workbench.scheduler.scheduler import Scheduler
+from workbench.trace.readings.narrate import narrate
 
 RUNS = read_runs("vllm-adapters")
 ADAPTER_KINDS = [kind for kind in KINDS if kind.endswith("adapter")]

@@ -19,7 +19,7 @@ from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
-from workbench.serve.keys import ApiKey
+from workbench.apps.serve.keys import ApiKey
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "reverse-proxy"
 KEY = "key-of-alice-1"

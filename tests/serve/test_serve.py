@@ -237,7 +237,7 @@ def test_an_api_key_guards_everything_and_sigterm_drains():
 
 
 def test_an_open_address_needs_a_key_or_insecure():
-    from workbench.serve.settings import ServeSettings
+    from workbench.apps.serve.settings import ServeSettings
 
     with pytest.raises(ValueError, match="--api-key"):
         ServeSettings(host="0.0.0.0")

@@ -1,4 +1,4 @@
-"""What a user's type checker says, checked by ``make lint`` with the package; nothing runs this file."""
+"""The types that a user's checker finds, checked by ``make lint`` with the package; nothing runs this file."""
 
 from typing import assert_type
 

@@ -1,4 +1,4 @@
-"""What the pool of KV blocks must have done, by the tables of a trace alone: an oracle for what records say of it.
+"""The changes of the pool of KV blocks that follow from the tables of a trace: an oracle for what records say of it.
 
 The rules are those of vLLM's V1 block pool (0.33), but for the last one, which vLLM does not have:
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from workbench import EngineConfig, Trace, simulate
-from workbench.costs.cost_model import CostModel
-from workbench.readings.compare import compare
-from workbench.readings.narrate import narrate
 from workbench.scheduler import partial_prefills
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Chunk, StepRecord
 from workbench.trace.line_codec import encode_line
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.narrate import narrate
 from workbench.trace.reasons import Kind, Reason, Rule
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet
@@ -203,7 +203,7 @@ def answers(trace, changed, back):
 def one_name():
     """Sentences in which every request has the same name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["workbench.readings.narrate"], "_name", lambda request_id: "N")
+        patch.setattr(sys.modules["workbench.trace.readings.narrate"], "_name", lambda request_id: "N")
         yield
 
 

@@ -13,8 +13,8 @@ from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random
 
 from workbench import simulate
 from workbench.analysis.miss import Misses
-from workbench.readings.narrate import shown
 from workbench.trace import Supplement
+from workbench.trace.readings.narrate import shown
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (
     ARMS,

@@ -16,9 +16,9 @@ from vllm_features import as_vllm
 from vllm_oracle import run_vllm
 
 from workbench.analysis.fork import recorded_config
-from workbench.integrations.vllm import RecordingScheduler
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.recorders.vllm import RecordingScheduler
 
 NUM_WORKLOADS = int(os.environ.get("WORKBENCH_RECORDED_WORKLOADS", "20"))
 """Random workloads of each kind."""

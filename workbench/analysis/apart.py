@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workbench.readings.metrics import RequestMetrics, percentile
-from workbench.readings.metrics_collector import metrics
 from workbench.trace import Trace
+from workbench.trace.readings.metrics import RequestMetrics, percentile
+from workbench.trace.readings.metrics_collector import metrics
 
 SLOWEST = 0.01
 """Share of the requests that are the slowest."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from workbench.costs.fit import FitReport
-from workbench.readings.metrics import amount, percent
+from workbench.simulation.costs.fit import FitReport
+from workbench.trace.readings.metrics import amount, percent
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""

@@ -20,14 +20,14 @@ from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Sp
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.costs.cost_model import CostModel, StepCost
-from workbench.costs.fit import FitReport
-from workbench.costs.stalls import stalls
-from workbench.readings.latency import RequestTimes
-from workbench.readings.metrics import RequestMetrics
-from workbench.readings.metrics_collector import metrics
+from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.find_request import find_request
+from workbench.trace.readings.latency import RequestTimes
+from workbench.trace.readings.metrics import RequestMetrics
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import UNKNOWN, Reason
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")

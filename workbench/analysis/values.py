@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
-from workbench.readings.metrics import TraceMetrics, percentile
-from workbench.readings.metrics_collector import metrics as measured
 from workbench.trace import Trace, TraceError
+from workbench.trace.readings.metrics import TraceMetrics, percentile
+from workbench.trace.readings.metrics_collector import metrics as measured
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
+from workbench.base.field_checks import integer
+from workbench.base.installed import installed_version
+from workbench.base.on_demand import find, picture
+from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.async_step import AsyncStepper
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
@@ -25,23 +30,18 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
-from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
-from workbench.ground.field_checks import integer
-from workbench.ground.installed import installed_version
-from workbench.ground.on_demand import find, picture
-from workbench.ground.progress import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
-from workbench.readings.breakpoints import Breakpoint, Breakpoints, Condition
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
     from workbench.engine.grammar import Grammar, GrammarCompiler
-    from workbench.laws import Broken
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
+    from workbench.trace.laws import Broken
 
 log = logging.getLogger("workbench")
 
@@ -64,8 +64,8 @@ class Engine(Shortcuts):
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
-        check_laws: Check the laws (`workbench.laws`) after every step; ``broken_laws`` and the log have what is broken.
-        **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
+        check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
+        broken. **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
@@ -617,7 +617,7 @@ class Engine(Shortcuts):
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""
-        from workbench.ground.blas import backend_info
+        from workbench.base.blas import backend_info
 
         scheduler = self.scheduler
         return {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from workbench.ground.device import runs_on_gpu
+from workbench.base.device import runs_on_gpu
 from workbench.scheduler.admission import most_blocks
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.on_demand import find
+from workbench.base.on_demand import find
 from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from workbench.ground.field_checks import shown
+from workbench.base.field_checks import shown
 
 Factors = tuple[np.ndarray, np.ndarray]
 """The matrices of a layer, float32 [rank, inputs] and [rank, outputs]; the second one holds the scale."""

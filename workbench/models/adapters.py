@@ -22,7 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.ground.cache_salt import check_adapter
+from workbench.base.cache_salt import check_adapter
 from workbench.models.adapter_files import AdapterError, Factors, read_adapter
 from workbench.models.class_patch import ClassPatch, subclass_that_calls
 from workbench.models.packed.layers import PackedLinear
@@ -170,8 +170,8 @@ class Adapters:
             places: The layers that compiled code knows.
 
         Returns:
-            Fields of `workbench.cpu.layer_loop.Batch`; None if an adapter changes a layer that compiled code does not
-            know.
+            Fields of `workbench.kernels.cpu.layer_loop.Batch`; None if an adapter changes a layer that compiled code
+            does not know.
         """
         from workbench.models.packed.description import table_of_adapter
 

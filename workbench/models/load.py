@@ -14,8 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from workbench.attention.dtypes import DTYPES, dtype_name
-from workbench.ground.device import runs_on_gpu
+from workbench.base.device import runs_on_gpu
+from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
 from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.layer_cache import (
     GatheredLayerCache,
     LayerCache,

@@ -19,9 +19,9 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.stored import STORED_DTYPES
-from workbench.ground.short_traceback import ShortTraceback
+from workbench.base.short_traceback import ShortTraceback
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.stored import STORED_DTYPES
 from workbench.models.final_norm import FinalNorm, norm_candidates
 from workbench.models.layer_cache import LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers

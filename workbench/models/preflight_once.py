@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from workbench.attention.backend import AttentionBackend
+from workbench.kernels.attention.backend import AttentionBackend
 from workbench.models.layer_cache import LayerKV
 from workbench.models.load import LoadedModel
 from workbench.models.preflight import PreflightResult, preflight

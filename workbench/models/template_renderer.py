@@ -15,7 +15,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from workbench.ground.connected import start_connected
+from workbench.base.connected import start_connected
 
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 2**28

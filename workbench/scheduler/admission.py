@@ -10,8 +10,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from workbench.base.field_checks import FieldError
 from workbench.config import EngineConfig
-from workbench.ground.field_checks import FieldError
 from workbench.trace.kv_groups import KVCacheGroup
 
 

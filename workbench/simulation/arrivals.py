@@ -17,8 +17,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from workbench.base.field_checks import integer, json_object, number, shown
 from workbench.config import EngineConfig, SamplingParams
-from workbench.ground.field_checks import integer, json_object, number, shown
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from workbench.base.cache_salt import check_adapter, check_salt
+from workbench.base.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
 from workbench.config import EngineConfig, SamplingParams
-from workbench.costs.cost_model import CostModel
-from workbench.ground.cache_salt import check_adapter, check_salt
-from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, MAX_WORKLOAD_TOKENS
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 

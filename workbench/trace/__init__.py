@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.on_demand import imported
+from workbench.base.on_demand import imported
 
 if TYPE_CHECKING:
     from workbench.trace.errors import TraceError

@@ -66,7 +66,7 @@ class TraceWriter:
         OSError: The file cannot be written.
 
     Example:
-        >>> from workbench.trace import StepRecord, TraceMeta
+        >>> from workbench import StepRecord, TraceMeta
         >>> with TraceWriter("run.jsonl", TraceMeta(source="simulation")) as writer:
         ...     writer.write(StepRecord(0, arrived=("r0",), waiting=("r0",)))
         >>> writer.num_steps

@@ -131,9 +131,9 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     A step has no more than one supplement of each name. The names so far:
 
     - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
-    - "top_tokens": the most likely tokens beside each output token (`workbench.readings.top_tokens`).
+    - "top_tokens": the most likely tokens beside each output token (`workbench.trace.readings.top_tokens`).
     - "block_hashes": for each request that ended the hashes of the blocks after those of its prompt (`PrefixHashes`).
-    - "host": what the machine did during a long step of vLLM (`workbench.costs.stalls.causes_of`).
+    - "host": what the machine did during a long step of vLLM (`workbench.simulation.costs.stalls.causes_of`).
 
     Attributes:
         step: Index of the step (``StepRecord.step``).

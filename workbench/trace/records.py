@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from workbench.ground.on_demand import find, np, picture
+from workbench.base.on_demand import find, np, picture
 from workbench.trace.fields import EMPTY, BlockId, Count, DraftId, FrozenDict, Rows, Seconds, TokenId, Tokens, Window
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason

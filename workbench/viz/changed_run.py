@@ -22,7 +22,7 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
         ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
     from workbench.analysis.predict import whatif
-    from workbench.readings.metrics_collector import metrics
+    from workbench.trace.readings.metrics_collector import metrics
 
     timed = len(trace) > 0 and trace[-1].end > 0
     reason = "a run that is changed in its middle has no times"

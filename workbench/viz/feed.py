@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from workbench.readings.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run

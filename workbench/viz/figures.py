@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.readings.metrics_collector import metrics as metrics_of
+from workbench.trace.readings.metrics_collector import metrics as metrics_of
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.palette import FOCUS_HUES, LIGHT
 
 if TYPE_CHECKING:
-    from workbench.readings.metrics import TraceMetrics
+    from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import panel as pn
 
-from workbench.readings.fleet import Fleet
-from workbench.readings.metrics import Summary, amount, number, percent
-from workbench.readings.metrics_collector import metrics
+from workbench.trace.readings.fleet import Fleet
+from workbench.trace.readings.metrics import Summary, amount, number, percent
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
 from workbench.viz.cursor import Cursor

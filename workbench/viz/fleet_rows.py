@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.readings.metrics_collector import metrics
 from workbench.trace import Trace
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.pareto import GRID, INK, scale, text
 
 WIDTH, ROW, LEFT, BINS = 900, 56, 110, 360

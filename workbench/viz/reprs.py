@@ -10,16 +10,16 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.costs.stalls import stalls
-from workbench.ground.field_checks import counted
-from workbench.readings.narrate import shown
-from workbench.readings.pool_state import PoolState
+from workbench.base.field_checks import counted
+from workbench.simulation.costs.stalls import stalls
+from workbench.trace.readings.narrate import shown
+from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
 from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, Theme, ink_on, mix
 
 if TYPE_CHECKING:
-    from workbench.readings.metrics import TraceMetrics
+    from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TEXT_LIMIT = 600

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.ground.field_checks import shown
+from workbench.base.field_checks import shown
 from workbench.models.gguf.fields import GGUFError, whole_number
 from workbench.models.gguf.types import ggml_type
 

@@ -15,9 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.dtypes import dtype_name
-from workbench.cpu.layer_loop import Model, ProductField
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.cpu.layer_loop import Model, ProductField
 from workbench.models import trial_steps
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep
